@@ -1,0 +1,1 @@
+"""Algorithms as values made of pure functions: one file each."""

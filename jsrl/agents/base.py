@@ -1,0 +1,112 @@
+"""The agent contract: a NamedTuple of pure functions over pytrees. Knows no process, socket or file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.types import Array, Trajectory, Tree
+
+
+class ActParams(NamedTuple):
+    """All that acting needs, and the only thing that is published.
+
+    Attributes:
+      weights: network variables. moments: observation moments (a jsrl.agents.normalization.Moments tree, or ()).
+    """
+
+    weights: Tree
+    moments: Tree = ()
+
+
+class AgentState(NamedTuple):
+    """Everything an agent is: a pytree of arrays, nothing else.
+
+    Attributes:
+      params: ActParams, published. learner_params: critics, targets; never published.
+      opt_state: the optimizer's. extra: whatever else must survive (value moments, temperatures, ...).
+      updates: int32 scalar: updates so far.
+    """
+
+    params: ActParams
+    learner_params: Tree
+    opt_state: Tree
+    extra: Tree
+    updates: Array
+
+
+class ActOutput(NamedTuple):
+    """What `act` chose. action [B, ...] (unclipped), log_prob [B] of the stored action, extras: tree of [B, ...]."""
+
+    action: Array
+    log_prob: Array
+    extras: Tree = ()
+
+
+class UpdateOutput(NamedTuple):
+    """Metrics: flat dict of scalars, already reduced over devices. priorities: new priorities [B, ...], or None."""
+
+    metrics: dict[str, Array]
+    priorities: Any = None
+
+
+class Act(Protocol):
+    """The signature of `Agent.act`."""
+
+    def __call__(
+        self, params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
+    ) -> tuple[ActOutput, Tree]:
+        """Choose actions for observations [B, ...]; rows with is_first start from a fresh core. `key` is consumed."""
+        ...
+
+
+class Update(Protocol):
+    """The signature of `Agent.update`."""
+
+    def __call__(
+        self, state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        """Learn from one batch [T+1, B, ...]; under pmap, B is this device's share and `axis_name` the device axis."""
+        ...
+
+
+class Agent(NamedTuple):
+    """An algorithm as a value.
+
+    init: (key) -> AgentState, the same in every process. initial_core: (batch_size) -> core [B, ...], () without one.
+    Optional: split (actor update, critic update, what each publishes to the other); analyse (re-analysis of rows).
+    """
+
+    init: Callable[[Array], AgentState]
+    initial_core: Callable[[int], Tree]
+    act: Act
+    update: Update
+    split: Any = None
+    analyse: Any = None
+
+
+def psum(value: Tree, axis_name: str | None) -> Tree:
+    """Sum over devices; the value itself on one device."""
+    return value if axis_name is None else jax.lax.psum(value, axis_name)
+
+
+def pmean(value: Tree, axis_name: str | None) -> Tree:
+    """Average over devices; the value itself on one device."""
+    return value if axis_name is None else jax.lax.pmean(value, axis_name)
+
+
+def masked_mean(value: Array, mask: Array, axis_name: str | None = None) -> Array:
+    """Return global sum over global count of the rows with mask 1 (not a mean of per-device means)."""
+    total = psum(jnp.sum(value * mask), axis_name)
+    count = psum(jnp.sum(mask), axis_name)
+    return total / jnp.maximum(count, 1.0)
+
+
+def row_mask(trajectory: Trajectory) -> Array:
+    """Return mask_t = acts_t (1 - is_first_{t+1}) for rows 0..T-1: float32 [T, B] ([T, B, N] where agents exist)."""
+    going_on = 1.0 - trajectory.is_first[1:].astype(jnp.float32)
+    acts = trajectory.acts[:-1].astype(jnp.float32)
+    return acts * going_on.reshape(going_on.shape + (1,) * (acts.ndim - going_on.ndim))

@@ -1,0 +1,63 @@
+"""The tree of errors; every message says what happened, what was expected, and what to do next.
+
+JsrlError
+├── ConfigError            an experiment, option or reference that cannot work
+│   └── MissingExtra       an optional dependency that is not installed
+├── SpecMismatch           arrays that differ from the declared schema; names the leaf
+├── EnvironmentFault       an environment raised, hung, or returned something it must not
+├── StreamError
+│   ├── StreamTimeout      nothing arrived (or no room was made) before the deadline
+│   ├── StreamClosed       the other end, or this one, is closed
+│   └── CodecError         bytes that are not a message of ours
+├── SnapshotError          a snapshot that is missing, broken, or another experiment's
+├── NonFiniteUpdate        a loss or gradient that is not finite, found before it was published
+└── WorkerDied             a worker process ended, hung, or never became ready
+"""
+
+
+class JsrlError(Exception):
+    """Base of every error that jsrl raises on purpose."""
+
+
+class ConfigError(JsrlError):
+    """An experiment, option or reference that cannot work."""
+
+
+class MissingExtra(ConfigError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class SpecMismatch(JsrlError):
+    """Arrays differ from the declared schema; the message names the leaf."""
+
+
+class EnvironmentFault(JsrlError):
+    """An environment raised, hung, or returned something it must not (NaN, shape, dtype)."""
+
+
+class StreamError(JsrlError):
+    """Base of what can go wrong on a stream."""
+
+
+class StreamTimeout(StreamError):
+    """Nothing arrived, or no room was made, before the deadline."""
+
+
+class StreamClosed(StreamError):
+    """This end or the other one is closed."""
+
+
+class CodecError(StreamError):
+    """Bytes that are not a message of ours, or are of another version."""
+
+
+class SnapshotError(JsrlError):
+    """A snapshot is missing, broken, or belongs to another experiment."""
+
+
+class NonFiniteUpdate(JsrlError):
+    """A loss or gradient is not finite; the update was not published."""
+
+
+class WorkerDied(JsrlError):
+    """A worker process ended, hung, or never became ready; the message carries its traceback."""

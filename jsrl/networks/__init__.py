@@ -1,0 +1,1 @@
+"""Flax linen modules, wrapped as pure init / apply pairs."""

@@ -1,0 +1,1 @@
+"""Long-lived shared facts: names, snapshots, metrics."""

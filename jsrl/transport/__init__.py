@@ -1,0 +1,1 @@
+"""Streams: how arrays travel between workers; numpy and ZeroMQ only."""

@@ -1,0 +1,272 @@
+"""The protocols of streams: samples (one way), inference (request and reply), params (latest wins).
+
+Each has an in-process, a shared-memory and a ZeroMQ implementation which all pass the same contract suite
+(tests/contracts). Every wait takes `timeout_s` and ends in StreamTimeout or StreamClosed. A stream end is used from one
+thread at a time. Arrays are handed over as trees laid out by a schema (jsrl.types.ArraySpec leaves), compared when the
+two ends meet; SpecMismatch names the leaf that differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from jsrl.types import Array, Trajectory, Tree
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProducerId:
+    """Which life of which producer: `name` such as `actor-3`, `incarnation` rises with every life."""
+
+    name: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trajectory's line in the ledger: which producer, which group of environments, which one (from 0 per group)."""
+
+    producer: ProducerId
+    group: int
+    sequence: int
+
+
+class Block(Protocol):
+    """Room for one trajectory, to be written in place."""
+
+    trajectory: Trajectory  # writable arrays, zero-filled where never written
+
+    def commit(self, group: int) -> Entry:
+        """Hand the trajectory over; the arrays must not be touched afterwards. Counted as produced."""
+        ...
+
+    def abandon(self) -> None:
+        """Give the room back unwritten; not counted as produced."""
+        ...
+
+
+class SampleProducer(Protocol):
+    """The writing end of a sample stream."""
+
+    def reserve(self, timeout_s: float) -> Block:
+        """Return room for a trajectory. Several blocks may be open at once (one per group of the environment ring).
+
+        Raises:
+          StreamTimeout: the consumer released no room in time (back-pressure).
+          StreamClosed: the consumer is gone.
+        """
+        ...
+
+    def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
+        """Reserve, copy and commit."""
+        ...
+
+    def close(self) -> None:
+        """Leave; what was committed still arrives."""
+        ...
+
+
+class Lease(NamedTuple):
+    """One trajectory lent by the consumer's end: read-only views, valid until `release`."""
+
+    trajectory: Trajectory
+    entry: Entry
+
+
+class SampleConsumer(Protocol):
+    """The reading end of a sample stream; it owns the memory and the ledger of this hop."""
+
+    ledger: Ledger
+    address: str  # what producers connect to
+
+    def get(self, timeout_s: float) -> Lease:
+        """Return the next committed trajectory, in order per (producer, group)."""
+        ...
+
+    def release(self, lease: Lease, outcome: str = "consumed") -> None:
+        """Give the memory back once nothing reads it any more; `outcome` is `consumed` or a reason for dropping."""
+        ...
+
+    def pending(self) -> int:
+        """Return how many committed trajectories wait (the queue's depth)."""
+        ...
+
+    def feedback(self, ids: Array, priorities: Array) -> None:
+        """Send new priorities back (replay only; a no-op elsewhere)."""
+        ...
+
+    def fence(self, producer: ProducerId) -> None:
+        """Accept nothing more from a dead incarnation; what it committed before is still delivered."""
+        ...
+
+    def close(self) -> None:
+        """Drop what is in flight (reason `closed`) and free the memory."""
+        ...
+
+
+@dataclass
+class Ledger:
+    """What became of every trajectory of one hop: produced = consumed + dropped (by reason) + in flight."""
+
+    produced: int = 0
+    consumed: int = 0
+    dropped: dict[str, int] | None = None
+    in_flight: int = 0
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count `count` trajectories as dropped for `reason`."""
+        self.dropped = self.dropped or {}
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    @property
+    def balanced(self) -> bool:
+        """Return whether nothing is unaccounted for."""
+        return self.produced == self.consumed + sum((self.dropped or {}).values()) + self.in_flight
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted((self.dropped or {}).items())) or "0"
+        verdict = "balanced" if self.balanced else "NOT BALANCED"
+        return (
+            f"produced {self.produced} = consumed {self.consumed} + dropped ({dropped}) + in flight {self.in_flight}: "
+            f"{verdict}"
+        )
+
+
+# -- inference --------------------------------------------------------------------------------------------------------
+
+
+class InferenceSpec(NamedTuple):
+    """Schema of an inference stream, for one environment (no batch axis): ArraySpec leaves."""
+
+    observation: Tree
+    action: Tree
+    log_prob: Tree
+    extras: Tree
+    core: Tree
+
+
+class Request(NamedTuple):
+    """Observations of one group of environments, asking for actions.
+
+    Attributes:
+      observation: tree of [B, ...]. is_first: bool [B].
+      min_updates: the params must have seen at least this many updates (-1: any); the server waits for it. This is how
+        a synchronous run gets a whole trajectory from one version.
+      step: number of this request in its group (from 0), the step of the group's key.
+      wants_core: row 0 of a trajectory: the reply brings the core as it was before this row acted.
+      policy: which policy answers (0 where there is one).
+    """
+
+    observation: Tree
+    is_first: Array
+    min_updates: int = -1
+    step: int = 0
+    wants_core: bool = False
+    policy: int = 0
+
+
+class Reply(NamedTuple):
+    """Actions for one group; arrays are views, valid until the group's next `send`.
+
+    Attributes:
+      action [B, ...], log_prob [B], extras (tree of [B, ...]): as ActOutput.
+      version: version of the params that chose (int, one per reply: a reply never mixes versions).
+      core: tree of [B, ...] where the request wanted it, else unspecified. policy: which policy answered.
+    """
+
+    action: Array
+    log_prob: Array
+    extras: Tree
+    version: int
+    core: Tree = ()
+    policy: int = 0
+
+
+class InferenceClient(Protocol):
+    """The asking end: one request in flight per group."""
+
+    def send(self, group: int, request: Request) -> None:
+        """Ask for a group's actions; the request's arrays may be reused at once."""
+        ...
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        """Return (group, reply) of whichever group is answered first.
+
+        Raises:
+          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
+
+
+class ClientRequest(NamedTuple):
+    """A request as the server sees it; arrays are views, valid until it is replied to."""
+
+    client: ProducerId
+    group: int
+    request: Request
+
+
+class InferenceServer(Protocol):
+    """The answering end."""
+
+    address: str
+
+    def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:
+        """Return requests that have arrived, whole groups, at most `max_rows` rows (but at least one request).
+
+        Waits up to `max_wait_s` for the first one, then takes what is there without waiting further; returns [] when
+        nothing came.
+        """
+        ...
+
+    def reply(self, request: ClientRequest, reply: Reply) -> None:
+        """Answer one request (arrays are copied out)."""
+        ...
+
+    def departed(self) -> list[ProducerId]:
+        """Return clients that left or were replaced since the last call, so that their cores can be forgotten."""
+        ...
+
+    def close(self) -> None:
+        """Leave; clients get StreamClosed."""
+        ...
+
+
+# -- params -----------------------------------------------------------------------------------------------------------
+
+
+class ParamsPublisher(Protocol):
+    """Where a learner puts new params; never waits for a reader."""
+
+    def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
+        """Make these leaves (order of jsrl.types.leaves) the latest of `policy`; copied before it returns."""
+        ...
+
+    def close(self) -> None:
+        """Leave; the last params stay readable until the run ends."""
+        ...
+
+
+class ParamsSubscriber(Protocol):
+    """Where acting workers find the latest params."""
+
+    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
+        """Return (version, leaves, freshly copied) when newer than the last poll, else None."""
+        ...
+
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
+        """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...

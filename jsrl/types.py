@@ -1,0 +1,260 @@
+"""Arrays, specs and trajectories: the words that all rooms share. Imports numpy and nothing of jax.
+
+Letters, fixed once: T rows, B environments, N agents, A actions, D devices, H core size. Trajectories are time-major.
+
+The row table (next-step auto-reset, as Gymnasium >= 1.0 vector environments do it); rows stay as they arrive:
+
+| row | observation | is_first | reward   | discount | mask | |
+|-----|-------------|----------|----------|----------|------|-|
+| 0   | o0          | 1        | r(o0,a0) | 1        | 1    | |
+| 1   | o1          | 0        | r(o1,a1) | 0 or 1   | 1    | 0: terminated; 1: truncated or going on |
+| 2   | o2 (last)   | 0        | 0        | 1        | 0    | action ignored; v(o2) bootstraps a truncation |
+| 3   | o3          | 1        | ...      | 1        | 1    | the core is reset before this row is read |
+
+`mask_t = acts_t * (1 - is_first_{t+1})`. `discount` is the environment's own (gamma belongs to the algorithm).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any  # numpy.ndarray or jax.Array
+Tree: TypeAlias = Any  # Array | dict[str, Tree] | tuple[Tree, ...] (NamedTuples included); () and None have no leaves
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one array; a tree of these is the schema of a tree of arrays."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes that one such array takes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def zeros(self) -> np.ndarray:
+        """Return an array of this shape and dtype, filled with zeros."""
+        return np.zeros(self.shape, self.dtype)
+
+    def batched(self, *leading: int) -> ArraySpec:
+        """Return this spec with `leading` axes put before its own."""
+        return ArraySpec((*leading, *self.shape), self.dtype)
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One of `num_actions` actions; actions are int32 [...] from 0 (an adapter adds the space's own `start`)."""
+
+    num_actions: int
+
+    @property
+    def array(self) -> ArraySpec:
+        """Return the spec of one action."""
+        return ArraySpec((), "int32")
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several independent choices; actions are int32 [..., len(nums)]."""
+
+    nums: tuple[int, ...]
+
+    @property
+    def array(self) -> ArraySpec:
+        """Return the spec of one action."""
+        return ArraySpec((len(self.nums),), "int32")
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A real vector; actions are float32 [..., A]. `low` and `high` have A entries each and may be infinite.
+
+    Agents emit and store unclipped actions; the environment adapter clips to (or rescales into) the bounds.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def array(self) -> ArraySpec:
+        """Return the spec of one action."""
+        return ArraySpec((len(self.low),), "float32")
+
+
+ActionSpec: TypeAlias = Discrete | MultiDiscrete | Continuous
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an agent has to know of an environment.
+
+    Attributes:
+      observation: schema of one environment's observation (no batch axis): ArraySpec or a dict of them. A dict with the
+        key `action_mask` (bool or uint8, [A]; for MultiDiscrete the concatenation over its parts) masks actions.
+      action: the action spec.
+      name: what messages call the environment.
+      action_repeat: game frames per env step (brackets in Atari tables only; everything is counted in env steps).
+      num_agents: N where several agents act in one environment and share a policy group, None for a single agent.
+    """
+
+    observation: Tree
+    action: ActionSpec
+    name: str = "environment"
+    action_repeat: int = 1
+    num_agents: int | None = None
+
+
+class Trajectory(NamedTuple):
+    """T rows of B environments and a bootstrap row; every leaf but `core` has leading axes [T+1, B].
+
+    Row T carries observation and is_first; its other leaves are zero and unused, and it is the next trajectory's row 0.
+
+    Attributes:
+      observation: tree of [T+1, B, ...].
+      is_first: bool [T+1, B]; the environment's.
+      action: [T+1, B, ...]; unclipped.
+      reward: float32 [T+1, B] ([T+1, B, N] where agents exist).
+      discount: float32, like reward: 0 on termination, else 1.
+      acts: uint8, like reward: 1 where this agent acted on this row (always 1 for a single agent).
+      log_prob: float32, like reward: behaviour log-probability of the stored action.
+      extras: tree, whatever `act` wants `update` to see again.
+      version: int64 [T+1, B]: version of the params that chose the action.
+      core: tree of [B, ...]: the recurrent state before row 0 acted; () when feed-forward.
+    """
+
+    observation: Tree
+    is_first: Array
+    action: Array
+    reward: Array
+    discount: Array
+    acts: Array
+    log_prob: Array
+    extras: Tree
+    version: Array
+    core: Tree
+
+
+def make_trajectory_spec(env: EnvSpec, extras: Tree, core: Tree, *, num_rows: int, num_envs: int) -> Trajectory:
+    """Return the schema (ArraySpec leaves) of a trajectory.
+
+    Args:
+      env: the environment's spec.
+      extras: schema of `ActOutput.extras` for one environment (no batch axis).
+      core: schema of the core for one environment (no batch axis).
+      num_rows: T. num_envs: B.
+    """
+    agents = () if env.num_agents is None else (env.num_agents,)
+
+    def rows(spec: ArraySpec) -> ArraySpec:
+        return spec.batched(num_rows + 1, num_envs)
+
+    scalar = ArraySpec(agents, "float32")
+    return Trajectory(
+        observation=map_tree(rows, env.observation),
+        is_first=rows(ArraySpec((), "bool")),
+        action=rows(env.action.array.batched(*agents)),
+        reward=rows(scalar),
+        discount=rows(scalar),
+        acts=rows(ArraySpec(agents, "uint8")),
+        log_prob=rows(scalar),
+        extras=map_tree(rows, extras),
+        version=rows(ArraySpec((), "int64")),
+        core=map_tree(lambda spec: spec.batched(num_envs), core),
+    )
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+EPOCH_SHIFT = 40  # version = (learner epoch << 40) | updates
+
+
+def make_version(epoch: int, updates: int) -> int:
+    """Return the version of the params after `updates` updates in learner life `epoch`."""
+    return (epoch << EPOCH_SHIFT) | updates
+
+
+def version_updates(version: Array) -> Array:
+    """Return the number of updates in a version (or an array of them)."""
+    return version & ((1 << EPOCH_SHIFT) - 1)
+
+
+def version_epoch(version: Array) -> Array:
+    """Return the learner epoch of a version (or an array of them)."""
+    return version >> EPOCH_SHIFT
+
+
+# -- trees without jax ------------------------------------------------------------------------------------------------
+
+
+def _children(tree: Tree) -> list[tuple[str, Tree]] | None:
+    if tree is None:
+        return []
+    if isinstance(tree, dict):
+        return [(str(k), tree[k]) for k in sorted(tree)]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    if isinstance(tree, list | tuple):
+        return [(str(i), child) for i, child in enumerate(tree)]
+    return None
+
+
+def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path such as `observation/image`, leaf) in the order that jax.tree.leaves has (dict keys sorted)."""
+    children = _children(tree)
+    if children is None:
+        yield prefix, tree
+        return
+    for name, child in children:
+        yield from named_leaves(child, f"{prefix}/{name}" if prefix else name)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Return the leaves of a tree, in the order of `named_leaves`."""
+    return [leaf for _, leaf in named_leaves(tree)]
+
+
+def map_tree(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply `fn` to every leaf of `tree` (and the same leaf of each of `rest`); the structure stays."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {k: map_tree(fn, tree[k], *(other[k] for other in rest)) for k in tree}
+    if isinstance(tree, list | tuple):
+        mapped = [map_tree(fn, *children) for children in zip(tree, *rest, strict=True)]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
+    return fn(tree, *rest)
+
+
+def unflatten(template: Tree, values: list[Any]) -> Tree:
+    """Return `template` with its leaves replaced by `values`, given in the order of `leaves`."""
+    remaining = iter(values)
+
+    def build(tree: Tree) -> Tree:
+        if tree is None:
+            return None
+        if isinstance(tree, dict):
+            built = {k: build(tree[k]) for k in sorted(tree)}
+            return {k: built[k] for k in tree}
+        if isinstance(tree, list | tuple):
+            parts = [build(child) for child in tree]
+            return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        return next(remaining)
+
+    return build(template)
+
+
+def spec_of(tree: Tree) -> Tree:
+    """Return the schema of a tree of arrays."""
+    return map_tree(lambda leaf: ArraySpec(tuple(leaf.shape), str(leaf.dtype)), tree)
+
+
+def zeros(spec: Tree) -> Tree:
+    """Return arrays of zeros for a schema."""
+    return map_tree(lambda leaf: leaf.zeros(), spec)

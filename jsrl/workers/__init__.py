@@ -1,0 +1,1 @@
+"""Workers: setup / step / close around an agent, an environment and streams."""
