@@ -19,9 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+
+from jsrl.errors import ConfigError
 
 Array: TypeAlias = Any  # numpy.ndarray or jax.Array
 Tree: TypeAlias = Any  # Array | dict[str, Tree] | tuple[Tree, ...] (NamedTuples included); () and None have no leaves
@@ -76,11 +78,35 @@ class MultiDiscrete:
 class Continuous:
     """A real vector; actions are float32 [..., A]. `low` and `high` have A entries each and may be infinite.
 
-    Agents emit and store unclipped actions; the environment adapter clips to (or rescales into) the bounds.
+    Agents emit and store unclipped actions `a`; `to_environment` turns them into what the environment gets:
+
+    * `clip`: `a` clipped to [low, high];
+    * `rescale`: `a` clipped to [-1, 1], then scaled to [low, high];
+    * `squash`: tanh(a), scaled to [low, high]. The policy is then a tanh-squashed Gaussian; the action stored in a row
+      is `a` (before tanh) and its log_prob is that of tanh(a).
+
+    `rescale` and `squash` need finite bounds.
     """
 
     low: tuple[float, ...]
     high: tuple[float, ...]
+    transform: Literal["clip", "rescale", "squash"] = "clip"
+
+    def __post_init__(self) -> None:
+        """Check that the bounds allow the transform.
+
+        Raises:
+          ConfigError: unknown transform, bounds of different length, or infinite bounds to be scaled to.
+        """
+        if self.transform not in ("clip", "rescale", "squash"):
+            raise ConfigError(f"unknown action transform {self.transform!r}; choose clip, rescale or squash")
+        if len(self.low) != len(self.high):
+            raise ConfigError(f"action bounds differ in length: {len(self.low)} low, {len(self.high)} high")
+        if self.transform != "clip" and not all(map(math.isfinite, (*self.low, *self.high))):
+            raise ConfigError(
+                f"action transform {self.transform!r} needs finite bounds, got low={self.low}, high={self.high}; "
+                "use transform='clip'"
+            )
 
     @property
     def array(self) -> ArraySpec:
@@ -89,6 +115,17 @@ class Continuous:
 
 
 ActionSpec: TypeAlias = Discrete | MultiDiscrete | Continuous
+
+
+def to_environment(spec: ActionSpec, action: np.ndarray) -> np.ndarray:
+    """Turn stored actions [..., A] into those the environment gets (numpy); see `Continuous` for the transforms."""
+    if not isinstance(spec, Continuous):
+        return action
+    low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
+    if spec.transform == "clip":
+        return np.clip(action, low, high)
+    unit = np.tanh(action) if spec.transform == "squash" else np.clip(action, -1.0, 1.0)
+    return np.clip(low + (unit + 1.0) * 0.5 * (high - low), low, high)
 
 
 @dataclass(frozen=True)
