@@ -1,0 +1,305 @@
+"""Names of things that can be imported, and what a child process needs to import the same.
+
+Nothing of jsrl but its errors is imported here, so that every process can afford it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import os
+import pkgutil
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from jsrl.errors import ConfigError
+
+MAIN_MODULES = ("__main__", "__mp_main__")
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Return (module, qualname) of "module:qualname".
+
+    Raises:
+      ConfigError: the text has another form.
+    """
+    module, colon, qualname = target.partition(":")
+    if colon and all(part.isidentifier() for part in (*module.split("."), *qualname.split("."))):
+        return module, qualname
+    guess = ""
+    if not colon and "." in target:
+        guess = f' (did you mean "{target.rpartition(".")[0]}:{target.rpartition(".")[2]}"?)'
+    raise ConfigError(f'{target!r} is not a reference; expected "module:name", such as "my_envs.maze:Maze"{guess}.')
+
+
+def import_target(target: str) -> Any:
+    """Import what "module:qualname" names and return it.
+
+    Raises:
+      ConfigError: the module cannot be found or imported, or has no such attribute; names the nearest ones.
+    """
+    module_name, qualname = split_target(target)
+    found: Any = _import_module(module_name, target)
+    where = f"module {module_name}"
+    for part in qualname.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            names = [name for name in dir(found) if not name.startswith("_")]
+            origin = f" ({found.__file__})" if getattr(found, "__file__", None) else ""
+            raise ConfigError(
+                f"{target!r}: {where}{origin} has no {part!r}{nearest(part, names)}. Correct the name, or check that "
+                "this is the file you mean."
+            ) from None
+        where = f"{module_name}:{part}" if where.startswith("module ") else f"{where}.{part}"
+    return found
+
+
+def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
+    """Return a part of a sentence that offers the names nearest to `name`: "; nearest: a, b", or "" without any."""
+    close = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.5)
+    return f"; nearest: {', '.join(close)}" if close else ""
+
+
+def _import_module(module_name: str, target: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ConfigError(_not_found(module_name, error.name, target)) from error
+        raise ConfigError(
+            f"{target!r}: importing module {module_name!r} failed because it needs {error.name!r}, which is not "
+            f"installed here or not on sys.path ({error}). Install it, or correct the import."
+        ) from error
+    except Exception as error:  # whatever the module's own code raises: it is shown, and chained
+        raise ConfigError(
+            f"{target!r}: importing module {module_name!r} failed with {type(error).__name__}: {error}. Correct the "
+            f"module; `python -c 'import {module_name}'` shows the same error."
+        ) from error
+
+
+def _not_found(module_name: str, missing: str, target: str) -> str:
+    parent, _, last = missing.rpartition(".")
+    if parent:
+        known = [module.name for module in pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", None))]
+        hint = f"package {parent!r} has no module {last!r}{nearest(last, known)}"
+    else:
+        known = [module.name for module in pkgutil.iter_modules()] + [name for name in sys.modules if "." not in name]
+        hint = f"there is no module {missing!r} on sys.path{nearest(missing, known)}"
+    return (
+        f"{target!r}: module {module_name!r} cannot be found: {hint}. Looked in "
+        f"{', '.join(own_paths()) or 'no folder'} and the installed packages; the working directory is "
+        f"{os.getcwd()}. Start from the folder that holds the module, add that folder to PYTHONPATH, or install the "
+        "package."
+    )
+
+
+# -- names of things --------------------------------------------------------------------------------------------------
+
+
+def importable_target(thing: Any) -> str | None:
+    """Return the "module:qualname" from which any process can import this very object, or None.
+
+    Public names are preferred to private ones: jax.nn:relu, not jax._src.nn.functions:relu.
+    """
+    module = getattr(thing, "__module__", None)
+    qualname = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
+    if isinstance(thing, str) or not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname:
+        return None
+    if module in MAIN_MODULES:
+        return None
+    homes = [module]
+    if any(part.startswith("_") for part in module.split(".")):
+        top = module.split(".")[0]
+        public = [name for name in list(sys.modules) if name == top or name.startswith(f"{top}.")]
+        public = [name for name in public if not any(part.startswith("_") for part in name.split("."))]
+        homes = [*sorted(public, key=lambda name: (name.count("."), name)), module]
+    for home in homes:
+        if is_same(lookup(home, qualname), thing) and is_importable(home):
+            return f"{home}:{qualname}"
+    return None
+
+
+def is_same(found: Any, thing: Any) -> bool:
+    """Return whether two names lead to the same thing (class methods are made anew at each access)."""
+    return found is thing or (inspect.ismethod(thing) and inspect.ismethod(found) and found == thing)
+
+
+def lookup(module: str, qualname: str) -> Any:
+    """Return what an already imported module has under a dotted name, or None."""
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        try:
+            found = inspect.getattr_static(found, part) if isinstance(found, ModuleType) else getattr(found, part)
+        except AttributeError:
+            return None
+    return found
+
+
+def is_importable(module: str) -> bool:
+    """Return whether a fresh process with this sys.path would find the module (not whether it is loaded here)."""
+    path: Any = None
+    parts = module.split(".")
+    if module in MAIN_MODULES:
+        return False
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+        if not any(find is not None and find(name, path) is not None for find in finders):
+            return _is_attribute_module(name)
+        path = getattr(sys.modules.get(name), "__path__", None)
+    return True
+
+
+def _is_attribute_module(name: str) -> bool:
+    """Return whether a module such as os.path or six.moves appears as its parent is imported."""
+    parent = name.rpartition(".")[0]
+    return bool(parent) and name in sys.modules and is_importable(parent)
+
+
+# -- what can travel --------------------------------------------------------------------------------------------------
+
+
+def refuse(path: str, thing: Any, reason: str, way_out: str) -> ConfigError:
+    """Return the error for something that cannot be rebuilt in another process."""
+    shown = repr(thing)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    where = f"{path}: " if path else ""
+    return ConfigError(f"{where}{shown} {reason}, so it cannot be rebuilt in another process; {way_out}.")
+
+
+def why_not_importable(thing: Any) -> tuple[str, str] | None:
+    """Return (reason, way out) for something that has no name at the top level of a module, or None if it has one."""
+    kind = type(thing)
+    plain = inspect.unwrap(thing) if callable(thing) and not isinstance(thing, type) else thing
+    qualname = getattr(thing, "__qualname__", None)
+    if inspect.ismethod(thing) and not isinstance(thing.__self__, type):
+        way_out = "pass the object (a dataclass) or a top-level function instead"
+        return f"is a method bound to a {type(thing.__self__).__name__} object", way_out
+    if isinstance(plain, FunctionType) and "<" in plain.__qualname__:
+        return _why_not_function(plain)
+    if isinstance(thing, ModuleType):
+        return "is a module", 'pass its name as a string, or a function of it ("module:function")'
+    if kind.__module__.startswith("jax") and hasattr(thing, "dtype") and hasattr(thing, "shape"):
+        return "is a jax array", "pass numpy.asarray(it), or make it inside your function"
+    if isinstance(qualname, str) and "<locals>" in qualname:
+        return (
+            f"is defined inside {qualname.split('.<locals>')[0]}()",
+            "move the definition to the top level of the module",
+        )
+    if not isinstance(qualname, str) or not isinstance(getattr(thing, "__module__", None), str):
+        way_out = "pass the arguments it is made from and make it inside your function, or describe it by a dataclass"
+        return f"is a {kind.__module__}.{kind.__qualname__} object, which has no JSON form", way_out
+    module = thing.__module__
+    if module in sys.modules and not hasattr(sys.modules[module], qualname.split(".")[0]):
+        reason = f"is not what {module!r} has under that name any more"
+        return reason, f"keep it reachable as {module}.{qualname}"
+    return None
+
+
+def _why_not_function(function: FunctionType) -> tuple[str, str]:
+    code, outer = function.__code__, function.__qualname__.split(".<locals>")[0]
+    kind = "is a lambda" if function.__name__ == "<lambda>" else f"is defined inside {outer}()"
+    if not code.co_freevars:
+        return kind, "define it with `def` at the top level of a module, script or notebook cell"
+    free = []
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            shown = repr(cell.cell_contents)
+        except ValueError:
+            shown = "not set yet"
+        free.append(f"{name} = {shown if len(shown) <= 40 else shown[:37] + '...'}")
+    name = code.co_freevars[0]
+    if function.__module__ not in MAIN_MODULES:
+        way_out = f"make it where it is used, by calling {outer}(...) inside your own top-level function or flax module"
+        return f"{kind} and closes over {', '.join(free)}", way_out
+    way_out = (
+        f"define it at the top level with {', '.join(f'`{name}`' for name in code.co_freevars)} as argument(s) and "
+        f"pass functools.partial(it, {name}=...), or make it inside your own top-level function or flax module"
+    )
+    return f"{kind} and closes over {', '.join(free)}", way_out
+
+
+def init_fields(value: Any, path: str = "") -> dict[str, Any]:
+    """Return what a dataclass instance is made from: its init fields (of a flax module, not its parent).
+
+    Fields left at a default that has no name (a closure) are left out: the class makes them again.
+    """
+    cls = type(value)
+    flax = any(base.__module__ == "flax.linen.module" and base.__name__ == "Module" for base in cls.__mro__)
+    for name, described in cls.__dataclass_fields__.items():
+        if getattr(described, "_field_type", None) is dataclasses._FIELD_INITVAR and (  # type: ignore[attr-defined]
+            described.default is dataclasses.MISSING
+        ):
+            reason = f"has the init-only variable `{name}`, whose value it does not keep"
+            raise refuse(path, value, reason, "make it a field, or give it a default")
+    fields = {
+        entry.name: getattr(value, entry.name)
+        for entry in dataclasses.fields(value)
+        if entry.init and not _is_nameless_default(entry, getattr(value, entry.name))
+    }
+    if flax:
+        fields.pop("parent", None)
+        if fields.get("name") is None:
+            fields.pop("name", None)
+    return fields
+
+
+def _is_nameless_default(entry: dataclasses.Field[Any], value: Any) -> bool:
+    """Return whether a field was left at a default that only its class can make, such as an initializer's closure."""
+    return value is entry.default and callable(value) and importable_target(value) is None
+
+
+# -- what a child process needs ---------------------------------------------------------------------------------------
+
+
+class SpawnEnvironment(NamedTuple):
+    """How to start a process that can import what this one can.
+
+    Attributes:
+      variables: environment variables to set (PYTHONPATH). working_directory: where to start it.
+    """
+
+    variables: dict[str, str]
+    working_directory: str
+
+
+def spawn_environment(folders: Iterable[str | os.PathLike[str]] = ()) -> SpawnEnvironment:
+    """Return what a child process needs to import the caller's code.
+
+    Args:
+      folders: put before the caller's own sys.path, such as a run's folder of captured sources.
+    """
+    paths = [os.path.abspath(folder) for folder in folders]
+    paths += [path for path in own_paths() if path not in paths]
+    return SpawnEnvironment({"PYTHONPATH": os.pathsep.join(paths)}, os.getcwd())
+
+
+def own_paths() -> list[str]:
+    """Return the entries of sys.path that a fresh interpreter would not have: absolute, existing, in their order.
+
+    The standard library and site-packages are left out: PYTHONPATH comes before the standard library, and
+    site-packages must not.
+    """
+    provided = {os.path.realpath(path) for path in _interpreter_paths()}
+    paths: list[str] = []
+    for entry in sys.path:
+        path = os.path.abspath(entry or os.getcwd())
+        if os.path.realpath(path) not in provided and path not in paths and os.path.exists(path):
+            paths.append(path)
+    return paths
+
+
+def _interpreter_paths() -> list[str]:
+    stdlib = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    version = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    libraries = [os.path.join(os.path.dirname(path), version) for path in stdlib[:2]]
+    libraries += [os.path.join(path, "lib-dynload") for path in stdlib[:2]]
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [*stdlib, *libraries, *site.getsitepackages(), *user]
