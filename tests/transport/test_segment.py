@@ -1,0 +1,159 @@
+"""Shared-memory segments and doorbells between real processes."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed
+from jsrl.transport.doorbell import Doorbell
+from jsrl.transport.schema import (
+    Leaf,
+    compare_schemas,
+    flatten_schema,
+    make_layout,
+    schema_from_fields,
+    schema_to_fields,
+)
+from jsrl.transport.segment import Segment, make_folder
+from jsrl.types import ArraySpec
+
+SCHEMA = {"image": ArraySpec((3, 5), "uint8"), "empty": ArraySpec((0, 2), "float32"), "x": (ArraySpec((), "float64"),)}
+
+
+def python(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_segment_is_private_aligned_and_shared(tmp_path):
+    folder = make_folder(tmp_path / "run")
+    layout = make_layout(flatten_schema(SCHEMA))
+    assert layout.offsets == (0, 0, 64) and layout.size_bytes == 128
+    segment = Segment.create(folder / "s", 4096)
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700 and stat.S_IMODE(os.stat(folder / "s").st_mode) == 0o600
+    tree = segment.tree(layout, SCHEMA, 64)
+    assert not tree["image"].any()
+    code = (
+        "import sys; from jsrl.transport.segment import Segment\n"
+        "words = Segment.attach(sys.argv[1]).words(64, 9); words[0] = 258; words[8] = -1"
+    )
+    assert python(code, folder / "s").wait() == 0
+    assert tree["image"].ravel()[:2].tolist() == [2, 1] and np.isnan(tree["x"][0])
+    assert (folder / "s").exists()  # an attaching process that exits takes nothing along
+    frozen = segment.views(layout, 64, writeable=False)
+    with pytest.raises(ValueError):
+        frozen[1][:] = 1
+    segment.unlink()
+    segment.close()
+    assert tree["image"].ravel()[0] == 2  # views outlive the close
+    with pytest.raises(StreamClosed):
+        segment.views(layout)
+    with pytest.raises(StreamClosed, match="no segment"):
+        Segment.attach(folder / "s")
+
+
+def test_a_segment_needs_room_and_a_new_name(tmp_path):
+    folder = make_folder(tmp_path / "run")
+    Segment.create(folder / "s", 64).close()
+    with pytest.raises(ConfigError, match="exists"):
+        Segment.create(folder / "s", 64)
+    with pytest.raises(ConfigError, match="bytes"):
+        Segment.create(folder / "huge", 1 << 60)
+    assert not (folder / "huge").exists()
+
+
+def test_a_folder_that_others_can_read_is_refused(tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="0700"):
+        make_folder(folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError):
+        make_folder(tmp_path / "file" / "below")
+    (tmp_path / "link").symlink_to(make_folder(tmp_path / "run"))
+    with pytest.raises(ConfigError):
+        make_folder(tmp_path / "link")
+
+
+def test_the_lock_of_a_segment_goes_with_its_holder(tmp_path):
+    segment = Segment.create(tmp_path / "s", 64)
+    code = (
+        "import sys, time; from jsrl.transport.segment import Segment\n"
+        "s = Segment.attach(sys.argv[1]); print(s.lock(), flush=True); time.sleep(60)"
+    )
+    assert not segment.locked()
+    with python(code, segment.path) as child:
+        assert child.stdout.readline() == "True\n"
+        assert segment.locked() and not segment.lock()
+        child.kill()
+    assert not segment.locked() and segment.lock() and not segment.locked()
+    assert Segment.attach(segment.path).locked()
+
+
+def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):
+    bell = Doorbell.create(tmp_path / "bell")
+    ringer = "import sys; from jsrl.transport.doorbell import Doorbell; Doorbell.attach(sys.argv[1]).ring()"
+    assert not bell.wait(0.01)
+    for _ in range(2):
+        child = python(ringer, bell.path)
+        assert bell.wait(10)
+        assert child.wait() == 0
+    assert not bell.wait(0)
+    bell.ring()
+    bell.close()  # the waiter restarts: a ring in between is not lost as long as somebody has it open, and never blocks
+    again = Doorbell.create(tmp_path / "bell")
+    again.ring()
+    assert again.wait(1)
+    again.unlink()
+    again.ring()
+    with pytest.raises(StreamClosed):
+        Doorbell.attach(tmp_path / "bell")
+
+
+def test_ringing_never_blocks_and_a_wait_forgets_all_rings(tmp_path):
+    waiter, ringer = Doorbell.create(tmp_path / "bell"), Doorbell.attach(tmp_path / "bell")
+    started = time.monotonic()
+    for _ in range(200_000):
+        ringer.ring()
+    assert time.monotonic() - started < 20
+    assert waiter.wait(0) and not waiter.wait(0)
+    waiter.close()
+    ringer.ring()
+
+
+def test_a_doorbell_that_is_no_pipe_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="named pipe"):
+        Doorbell.create(tmp_path / "file")
+
+
+def test_schemas_differ_by_name():
+    ours = flatten_schema(SCHEMA)
+    assert schema_from_fields(schema_to_fields(ours)) == ours
+    compare_schemas(ours, flatten_schema({**SCHEMA}), "a", "b")
+    for other, words in (
+        ({**SCHEMA, "image": ArraySpec((4, 5), "uint8")}, r"image: a has uint8\[3, 5\], b has uint8\[4, 5\]"),
+        ({**SCHEMA, "x": (ArraySpec((), "float32"),)}, r"x/0: a has float64\[\], b has float32"),
+        ({**SCHEMA, "more": ArraySpec((), "int8")}, "more: b has int8.*a has no such leaf"),
+        ({"image": SCHEMA["image"]}, "empty: a has .*b has no such leaf"),
+    ):
+        with pytest.raises(SpecMismatch, match=words):
+            compare_schemas(ours, flatten_schema(other), "a", "b")
+
+
+@pytest.mark.parametrize(
+    "fields", [None, 3, [["x", [1]]], [["x", [-1], "int8"]], [["x", [2**40, 2], "int8"]], [["x", [1] * 33, "int8"]]]
+)
+def test_broken_schemas_are_codec_errors(fields):
+    with pytest.raises(CodecError):
+        schema_from_fields(fields)
+
+
+def test_object_arrays_have_no_schema():
+    with pytest.raises(CodecError, match="cannot travel"):
+        flatten_schema(np.array([object()]))
+    assert flatten_schema(np.zeros(2, ">f4")) == (Leaf("", (2,), ">f4"),)
