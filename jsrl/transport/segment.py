@@ -115,7 +115,7 @@ class Segment:
         return self._map
 
     def words(self, offset: int, count: int) -> memoryview:
-        """Return `count` int64 words at `offset`, each read and written whole. `release()` it before `close`."""
+        """Return `count` int64 words at `offset`, each read and written whole."""
         return memoryview(self.buffer)[offset : offset + 8 * count].cast("q")
 
     def views(self, layout: Layout, offset: int = 0, *, writeable: bool = True) -> list[np.ndarray]:
@@ -140,11 +140,7 @@ class Segment:
     def close(self) -> None:
         """Give up this end. Memory that arrays still show stays mapped until the last of them is gone."""
         if self._map is not None:
-            try:
-                self._map.close()
-            except BufferError:
-                pass  # views are alive: the mapping goes with the last of them
-            self._map = None
+            self._map = None  # not `close()`: numpy arrays hold no export of the mapping and would dangle
             os.close(self._fd)
 
     def unlink(self) -> None:
