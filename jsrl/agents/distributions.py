@@ -1,0 +1,158 @@
+"""Action distributions as plain functions of a network head's outputs, with any leading axes.
+
+| action spec                     | outputs                          | stored action         |
+|---------------------------------|----------------------------------|-----------------------|
+| Discrete                        | logits [..., A]                  | int32 [...]           |
+| MultiDiscrete                   | concatenated logits [..., sum]   | int32 [..., parts]    |
+| Continuous (clip, rescale)      | (mean, log_std) [..., A] each    | float32 [..., A]      |
+| Continuous (squash)             | (mean, log_std) [..., A] each    | float32 [..., A], before tanh |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.types import ActionSpec, Array, Continuous, Discrete, MultiDiscrete
+
+MASKED_LOGIT = -1e9  # finite: exp() is exactly 0, and 0 * MASKED_LOGIT stays 0 (with -inf it would be NaN)
+_LOG_2PI = float(np.log(2.0 * np.pi))
+_LOG_2 = float(np.log(2.0))
+_QUADRATURE_POINTS = 24
+
+
+class Distribution(NamedTuple):
+    """Pure functions over head outputs; log_prob, entropy and kl sum over the action's own axes.
+
+    sample: (key, outputs) -> action. mode: (outputs) -> action. log_prob: (outputs, action) -> [...].
+    entropy: (outputs) -> [...], nats. kl: (outputs_p, outputs_q) -> [...], KL(p || q).
+    """
+
+    sample: Callable[[Array, Any], Array]
+    mode: Callable[[Any], Array]
+    log_prob: Callable[[Any, Array], Array]
+    entropy: Callable[[Any], Array]
+    kl: Callable[[Any, Any], Array]
+
+
+def distribution(spec: ActionSpec) -> Distribution:
+    """Return the distribution that plays `spec`: the one place that maps an action spec to its maths."""
+    match spec:
+        case Discrete():
+            return categorical()
+        case MultiDiscrete(nums=nums):
+            return multi_categorical(nums)
+        case Continuous(transform="squash"):
+            return squashed_gaussian()
+        case Continuous():
+            return diagonal_gaussian()
+    raise TypeError(f"no distribution for the action spec {spec!r}; expected Discrete, MultiDiscrete or Continuous")
+
+
+def mask_logits(logits: Array, mask: Array | None) -> Array:
+    """Return logits [..., A] that give masked actions (mask 0) probability 0. A mask of only zeros gives uniform."""
+    return logits if mask is None else jnp.where(mask.astype(bool), logits, MASKED_LOGIT)
+
+
+def categorical() -> Distribution:
+    """Return a categorical distribution over logits [..., A]."""
+
+    def log_prob(logits: Array, action: Array) -> Array:
+        picked = jnp.take_along_axis(logits, action[..., None].astype(jnp.int32), axis=-1)[..., 0]
+        return picked - jax.nn.logsumexp(logits, axis=-1)
+
+    def entropy(logits: Array) -> Array:
+        log_p = jax.nn.log_softmax(logits)
+        return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+
+    def kl(p: Array, q: Array) -> Array:
+        log_p = jax.nn.log_softmax(p)
+        return jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(q)), axis=-1)
+
+    return Distribution(
+        sample=lambda key, logits: jax.random.categorical(key, logits).astype(jnp.int32),
+        mode=lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.int32),
+        log_prob=log_prob,
+        entropy=entropy,
+        kl=kl,
+    )
+
+
+def multi_categorical(nums: tuple[int, ...]) -> Distribution:
+    """Return independent categoricals over the parts of concatenated logits [..., sum(nums)]."""
+    part, offsets = categorical(), np.cumsum(nums)[:-1].tolist()
+
+    def split(logits: Array) -> list[Array]:
+        return jnp.split(logits, offsets, axis=-1)
+
+    def sample(key: Array, logits: Array) -> Array:
+        keys = jax.random.split(key, len(nums))
+        return jnp.stack([part.sample(k, x) for k, x in zip(keys, split(logits), strict=True)], axis=-1)
+
+    def log_prob(logits: Array, action: Array) -> Array:
+        return sum(part.log_prob(x, action[..., i]) for i, x in enumerate(split(logits)))
+
+    return Distribution(
+        sample=sample,
+        mode=lambda logits: jnp.stack([part.mode(x) for x in split(logits)], axis=-1),
+        log_prob=log_prob,
+        entropy=lambda logits: sum(map(part.entropy, split(logits))),
+        kl=lambda p, q: sum(map(part.kl, split(p), split(q))),
+    )
+
+
+def diagonal_gaussian() -> Distribution:
+    """Return a Gaussian with diagonal covariance over outputs (mean, log_std), each [..., A]."""
+
+    def sample(key: Array, outputs: tuple[Array, Array]) -> Array:
+        mean, log_std = outputs
+        return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape, mean.dtype)
+
+    def log_prob(outputs: tuple[Array, Array], action: Array) -> Array:
+        mean, log_std = outputs
+        z = (action - mean) * jnp.exp(-log_std)
+        return -jnp.sum(0.5 * jnp.square(z) + log_std + 0.5 * _LOG_2PI, axis=-1)
+
+    def entropy(outputs: tuple[Array, Array]) -> Array:
+        mean, log_std = outputs
+        return jnp.sum(jnp.broadcast_to(log_std, mean.shape) + 0.5 * (1.0 + _LOG_2PI), axis=-1)
+
+    def kl(p: tuple[Array, Array], q: tuple[Array, Array]) -> Array:
+        (mean_p, log_std_p), (mean_q, log_std_q) = p, q
+        ratio = jnp.exp(2.0 * (log_std_p - log_std_q))
+        distance = jnp.square((mean_p - mean_q) * jnp.exp(-log_std_q))
+        return jnp.sum(0.5 * (ratio + distance - 1.0) + log_std_q - log_std_p, axis=-1)
+
+    return Distribution(sample=sample, mode=lambda outputs: outputs[0], log_prob=log_prob, entropy=entropy, kl=kl)
+
+
+def squashed_gaussian() -> Distribution:
+    """Return the distribution of tanh(u), u a diagonal Gaussian, in which actions are held as u, before tanh.
+
+    Holding u makes the log-probability exact where tanh saturates (no atanh of a rounded 1.0); the environment's side
+    applies tanh and scales to the bounds (jsrl.types.to_environment). log_prob is the density of tanh(u) on [-1, 1]:
+    log N(u) - sum log(1 - tanh(u)^2), and log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The entropy,
+    H(N) + E[sum log(1 - tanh(u)^2)], has no closed form and is integrated by Gauss-Hermite quadrature (no noise).
+    The KL divergence is the Gaussian's: it does not change under an invertible map.
+    """
+    normal = diagonal_gaussian()
+    points, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_POINTS)
+    weights = weights / weights.sum()
+
+    def log_slope(u: Array) -> Array:
+        return 2.0 * (_LOG_2 - u - jax.nn.softplus(-2.0 * u))
+
+    def log_prob(outputs: tuple[Array, Array], action: Array) -> Array:
+        return normal.log_prob(outputs, action) - jnp.sum(log_slope(action), axis=-1)
+
+    def entropy(outputs: tuple[Array, Array]) -> Array:
+        mean, log_std = outputs
+        u = mean[..., None] + jnp.exp(log_std)[..., None] * jnp.asarray(points, mean.dtype)
+        expected = jnp.sum(log_slope(u) * jnp.asarray(weights, mean.dtype), axis=-1)
+        return normal.entropy(outputs) + jnp.sum(expected, axis=-1)
+
+    return normal._replace(log_prob=log_prob, entropy=entropy)

@@ -1,0 +1,60 @@
+"""Losses per row: no reduction here, so that the caller can mask and average over all devices."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import jax.numpy as jnp
+import optax
+
+from jsrl.types import Array
+
+ValueLoss: TypeAlias = Literal["mse", "huber"]
+
+
+def clipped_surrogate(ratio: Array, advantage: Array, *, clip_ratio: float, dual_clip: float | None = None) -> Array:
+    """Return PPO's policy loss [...]: -min(ratio A, clip(ratio, 1 - e, 1 + e) A).
+
+    With `dual_clip` c > 1 the loss of a row with negative advantage is at most -c A, which bounds what a stale row with
+    a huge ratio can do.
+
+    Source: Schulman et al., 2017, arXiv 1707.06347, equation 7. Dual clip: Ye et al., 2020, arXiv 1912.09729, eq. 5.
+    """
+    clipped = jnp.clip(ratio, 1.0 - clip_ratio, 1.0 + clip_ratio)
+    gain = jnp.minimum(ratio * advantage, clipped * advantage)
+    if dual_clip is not None:
+        gain = jnp.where(advantage < 0, jnp.maximum(gain, dual_clip * advantage), gain)
+    return -gain
+
+
+def value_loss(
+    value: Array,
+    target: Array,
+    old_value: Array,
+    *,
+    kind: ValueLoss = "mse",
+    huber_delta: float = 1.0,
+    clip: float | None = None,
+) -> Array:
+    """Return the value loss [...]: half the squared error, or Huber's.
+
+    With `clip` the larger of that and the loss of `old_value + clip(value - old_value, -clip, clip)`.
+    """
+
+    def error(prediction: Array) -> Array:
+        if kind == "huber":
+            return optax.losses.huber_loss(prediction, target, huber_delta)
+        return 0.5 * jnp.square(prediction - target)
+
+    loss = error(value)
+    if clip is not None:
+        loss = jnp.maximum(loss, error(old_value + jnp.clip(value - old_value, -clip, clip)))
+    return loss
+
+
+def approximate_kl(log_ratio: Array) -> Array:
+    """Return a non-negative, unbiased estimate [...] of KL(old || new) from log new(a) - log old(a), a from old.
+
+    Source: Schulman, 2020, joschu.net/blog/kl-approx.html (k3).
+    """
+    return jnp.expm1(log_ratio) - log_ratio

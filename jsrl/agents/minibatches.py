@@ -1,0 +1,51 @@
+"""Cutting one update's rows into minibatches, inside the compiled update.
+
+A batch is a NamedTuple with leaves [T, C, ...] and a field `core` [C, ...]; its C columns are what minibatches are made
+of. Recurrent networks keep whole sequences together (a column is an environment); feed-forward ones make every row a
+column of its own (`flat`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.errors import ConfigError
+from jsrl.types import Array
+
+
+def flat(batch: Any) -> Any:
+    """Return a feed-forward batch [T, B, ...] as [1, T * B, ...]."""
+    return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+
+
+def take(batch: Any, columns: Array) -> Any:
+    """Return the minibatch of these columns."""
+    rows = jax.tree.map(lambda x: jnp.take(x, columns, axis=1), batch._replace(core=()))
+    return rows._replace(core=jax.tree.map(lambda x: jnp.take(x, columns, axis=0), batch.core))
+
+
+def plan_minibatches(
+    num_columns: int, *, num_epochs: int, num_minibatches: int, key: Array, axis_name: str | None
+) -> Array:
+    """Return which columns each gradient step reads: int32 [epochs * minibatches, columns per minibatch].
+
+    Every epoch reads each column once, in an order of its own (and of each device's own).
+
+    Raises:
+      ConfigError: the columns cannot be split evenly.
+    """
+    if num_columns % num_minibatches:
+        raise ConfigError(
+            f"num_minibatches={num_minibatches} does not divide the {num_columns} columns on this device (rows x "
+            "environments when feed-forward, environments when recurrent); choose a divisor of that number"
+        )
+    if num_minibatches == 1:
+        return jnp.broadcast_to(jnp.arange(num_columns, dtype=jnp.int32), (num_epochs, num_columns))
+    if axis_name is not None:
+        key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+    keys = jax.random.split(key, num_epochs)
+    orders = jax.vmap(lambda k: jax.random.permutation(k, num_columns))(keys)
+    return orders.astype(jnp.int32).reshape(num_epochs * num_minibatches, -1)

@@ -1,0 +1,143 @@
+"""Running moments of observations and of value targets (PopArt), updated in the learner alone, summed over devices."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.agents.base import psum
+from jsrl.types import Array, ArraySpec, Tree
+
+ACTION_MASK = "action_mask"
+_CLIP = 10.0
+_EPSILON = 1e-8
+
+
+# -- observations -----------------------------------------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """Mean and variance of `count` rows; count is a float32 scalar, mean and variance have the leaf's own shape."""
+
+    count: Array
+    mean: Array
+    variance: Array
+
+
+def init_moments(observation: Tree, name: str = "") -> Tree:
+    """Return moments for a schema of observations; leaves that are not normalised (integers, masks) get ()."""
+    if isinstance(observation, dict):
+        return {key: init_moments(leaf, key) for key, leaf in observation.items()}
+    assert isinstance(observation, ArraySpec)
+    if name == ACTION_MASK or not np.issubdtype(np.dtype(observation.dtype), np.floating):
+        return ()
+    shape = observation.shape
+    return Moments(jnp.zeros(()), jnp.zeros(shape), jnp.ones(shape))
+
+
+def normalize(moments: Tree, observation: Tree) -> Tree:
+    """Return observations [..., *shape] with mean 0 and variance 1, clipped to 10; where moments are () as they are."""
+    if isinstance(moments, Moments):
+        scaled = (observation - moments.mean) * jax.lax.rsqrt(moments.variance + _EPSILON)
+        return jnp.clip(scaled, -_CLIP, _CLIP)
+    if isinstance(moments, dict):
+        return {key: normalize(moments[key], leaf) for key, leaf in observation.items()}
+    return observation
+
+
+def merge_moments(moments: Tree, observation: Tree, mask: Array, axis_name: str | None = None) -> Tree:
+    """Return moments that also cover the rows of `observation` [..., *shape] where `mask` [...] is 1, of all devices.
+
+    Source: Chan, Golub, LeVeque, 1979 (pairwise merge): with d = mean_b - mean_a and n = n_a + n_b,
+    mean = mean_a + d n_b / n, variance = (n_a var_a + n_b var_b + d^2 n_a n_b / n) / n.
+    """
+    if isinstance(moments, dict):
+        return {key: merge_moments(moments[key], leaf, mask, axis_name) for key, leaf in observation.items()}
+    if not isinstance(moments, Moments):
+        return moments
+    axes = tuple(range(mask.ndim))
+    weight = mask.reshape(mask.shape + (1,) * moments.mean.ndim)
+    count_b = psum(jnp.sum(mask), axis_name)
+    share = 1.0 / jnp.maximum(count_b, 1.0)
+    mean_b = psum(jnp.sum(observation * weight, axes), axis_name) * share
+    variance_b = psum(jnp.sum(jnp.square(observation - mean_b) * weight, axes), axis_name) * share
+    count = moments.count + count_b
+    new_share = count_b / jnp.maximum(count, 1.0)
+    distance = mean_b - moments.mean
+    mean = moments.mean + distance * new_share
+    spread = jnp.square(distance) * new_share * (1.0 - new_share)
+    variance = (1.0 - new_share) * moments.variance + new_share * variance_b + spread
+    return Moments(count, mean, variance)
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+class ValueMoments(NamedTuple):
+    """Scale of the value function: raw value = mean + std * normalised value; scalars.
+
+    weight, first, second: decayed sums of 1, target and target^2 from which mean and std come.
+    """
+
+    weight: Array
+    first: Array
+    second: Array
+    mean: Array
+    std: Array
+
+
+def init_value_moments() -> ValueMoments:
+    """Return moments under which normalised and raw values agree."""
+    zero, one = jnp.zeros(()), jnp.ones(())
+    return ValueMoments(zero, zero, zero, zero, one)
+
+
+def denormalize_value(moments: ValueMoments, value: Array) -> Array:
+    """Return values in raw units."""
+    return moments.mean + moments.std * value
+
+
+def normalize_value(moments: ValueMoments, value: Array) -> Array:
+    """Return raw values in normalised units."""
+    return (value - moments.mean) / moments.std
+
+
+def merge_value_moments(
+    moments: ValueMoments, target: Array, mask: Array, *, decay: float = 0.99, axis_name: str | None = None
+) -> ValueMoments:
+    """Return moments moved by one update's targets (raw units), of all devices; no row with mask 1 changes nothing.
+
+    Exponential moving averages with their start-up bias divided out, `decay` per update.
+    """
+    count = psum(jnp.sum(mask), axis_name)
+    share = 1.0 / jnp.maximum(count, 1.0)
+    batch_first = psum(jnp.sum(target * mask), axis_name) * share
+    batch_second = psum(jnp.sum(jnp.square(target) * mask), axis_name) * share
+    rate = jnp.where(count > 0, 1.0 - decay, 0.0)
+    weight = (1.0 - rate) * moments.weight + rate
+    first = (1.0 - rate) * moments.first + rate * batch_first
+    second = (1.0 - rate) * moments.second + rate * batch_second
+    divisor = jnp.maximum(weight, _EPSILON)
+    mean = first / divisor
+    std = jnp.sqrt(jnp.maximum(second / divisor - jnp.square(mean), 1e-4))
+    seen = weight > 0
+    return ValueMoments(weight, first, second, jnp.where(seen, mean, 0.0), jnp.where(seen, std, 1.0))
+
+
+def rescale_head(weights: Tree, path: tuple[str, ...], old: ValueMoments, new: ValueMoments) -> Tree:
+    """Return `weights` with the linear layer at `path` (kernel, bias) changed so that raw values stay as they were.
+
+    kernel' = kernel std / std', bias' = (std bias + mean - mean') / std'.
+
+    Source: van Hasselt et al., 2016, arXiv 1602.07714, equation 5 (PopArt).
+    """
+    if not path:
+        return {
+            **weights,
+            "kernel": weights["kernel"] * (old.std / new.std),
+            "bias": (old.std * weights["bias"] + old.mean - new.mean) / new.std,
+        }
+    return {**weights, path[0]: rescale_head(weights[path[0]], path[1:], old, new)}
