@@ -1,0 +1,183 @@
+"""What the actor-critic algorithms share: acting, the agent axis, and the optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jsrl.agents.base import Act, ActOutput, ActParams
+from jsrl.agents.distributions import Distribution, mask_logits
+from jsrl.agents.normalization import ACTION_MASK, normalize
+from jsrl.errors import ConfigError
+from jsrl.networks.model import ActorCritic
+from jsrl.types import Array, ArraySpec, Continuous, EnvSpec, Trajectory, Tree, map_tree, named_leaves
+
+OptimizerName: TypeAlias = Literal["adam", "sgd", "rmsprop"]
+Schedule: TypeAlias = Literal["constant", "linear"]
+
+
+# -- several agents that share a policy: [T, B, N, ...] is folded to [T, B * N, ...] ----------------------------------
+
+
+def one_agent(spec: EnvSpec) -> EnvSpec:
+    """Return the spec as one agent sees it: observation leaves without their leading agent axis.
+
+    Raises:
+      ConfigError: an observation leaf has no such axis.
+    """
+    if spec.num_agents is None:
+        return spec
+    for name, leaf in named_leaves(spec.observation):
+        if leaf.shape[:1] != (spec.num_agents,):
+            raise ConfigError(
+                f"{spec.name} has num_agents={spec.num_agents}, but its observation {name or '(the only leaf)'} has "
+                f"shape {leaf.shape}; every observation leaf needs the agent axis first: ({spec.num_agents}, ...)"
+            )
+    observation = map_tree(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), spec.observation)
+    return dataclasses.replace(spec, observation=observation, num_agents=None)
+
+
+def fold(tree: Tree, axis: int) -> Tree:
+    """Merge axes `axis` and `axis + 1` of every leaf: [..., B, N, ...] to [..., B * N, ...]."""
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)
+
+
+def unfold(tree: Tree, axis: int, num_agents: int) -> Tree:
+    """Undo `fold`: [..., B * N, ...] to [..., B, N, ...]."""
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, num_agents, *x.shape[axis + 1 :]), tree)
+
+
+def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
+    """Return the trajectory as one of B * N environments with one agent each (as it is without an agent axis)."""
+    if num_agents is None:
+        return trajectory
+    per_agent = {
+        name: fold(getattr(trajectory, name), 1)
+        for name in ("observation", "action", "reward", "discount", "acts", "log_prob", "extras")
+    }
+    is_first = jnp.repeat(trajectory.is_first, num_agents, axis=1)
+    return trajectory._replace(is_first=is_first, core=fold(trajectory.core, 0), **per_agent)
+
+
+# -- acting -----------------------------------------------------------------------------------------------------------
+
+
+def mask_outputs(outputs: Any, observation: Tree) -> Any:
+    """Return head outputs under which actions that the observation's `action_mask` forbids have probability 0."""
+    return mask_logits(outputs, observation.get(ACTION_MASK)) if isinstance(observation, dict) else outputs
+
+
+def check_action_mask(spec: EnvSpec) -> None:
+    """Refuse action masks over real-valued actions.
+
+    Raises:
+      ConfigError: the observation has an action mask and the action is continuous.
+    """
+    if isinstance(spec.observation, dict) and ACTION_MASK in spec.observation and isinstance(spec.action, Continuous):
+        raise ConfigError(
+            f"{spec.name} has an action_mask but continuous actions, which cannot be masked; drop the key"
+        )
+
+
+def make_act(network: ActorCritic, chosen: Distribution, num_agents: int | None) -> Act:
+    """Return the `act` of an actor-critic agent; greedy takes the distribution's mode."""
+
+    def act(
+        params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
+    ) -> tuple[ActOutput, Tree]:
+        if num_agents is not None:
+            observation, core = fold((observation, core), 0)
+            is_first = jnp.repeat(is_first, num_agents, axis=0)
+        normal = normalize(params.moments, observation)
+        rows = jax.tree.map(lambda x: x[None], (normal, is_first))  # acting is T = 1
+        outputs, _, core = network.policy(params.weights, *rows, core)
+        outputs = mask_outputs(jax.tree.map(lambda x: x[0], outputs), observation)
+        action = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
+        reply = (ActOutput(action, chosen.log_prob(outputs, action)), core)
+        return reply if num_agents is None else unfold(reply, 0, num_agents)
+
+    return act
+
+
+def make_initial_core(network: ActorCritic, num_agents: int | None) -> Any:
+    """Return the `initial_core` of an actor-critic agent: (batch_size) -> core [B, ...] or [B, N, ...]."""
+    if num_agents is None:
+        return network.initial_core
+    return lambda batch_size: unfold(network.initial_core(batch_size * num_agents), 0, num_agents)
+
+
+# -- optimisation -----------------------------------------------------------------------------------------------------
+
+
+def make_optimizer(name: OptimizerName, *, eps: float, max_grad_norm: float | None) -> optax.GradientTransformation:
+    """Return clipping and scaling of gradients; `apply_gradients` multiplies by the learning rate and descends."""
+    match name:
+        case "adam":
+            scale = optax.scale_by_adam(eps=eps)
+        case "rmsprop":
+            scale = optax.scale_by_rms(decay=0.99, eps=eps)
+        case "sgd":
+            scale = optax.identity()
+    clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
+    return optax.chain(clip, scale)
+
+
+def learning_rate_at(base: float, schedule: Schedule, total_updates: int | None, updates: Array) -> Array:
+    """Return the learning rate of the update after `updates` updates; `linear` falls to 0 at `total_updates`."""
+    if schedule == "constant" or total_updates is None:
+        return jnp.asarray(base, jnp.float32)
+    return base * jnp.clip(1.0 - updates / total_updates, 0.0, 1.0)
+
+
+def apply_gradients(
+    optimizer: optax.GradientTransformation, gradients: Tree, opt_state: Tree, weights: Tree, learning_rate: Array
+) -> tuple[Tree, Tree]:
+    """Return (weights, opt_state) after one gradient step."""
+    steps, opt_state = optimizer.update(gradients, opt_state, weights)
+    return jax.tree.map(lambda w, s: w - learning_rate * s, weights, steps), opt_state
+
+
+# -- checks of configs ------------------------------------------------------------------------------------------------
+
+
+def check_range(name: str, value: float | None, low: float, high: float | None = None) -> None:
+    """Check that low <= value <= high (None: off, or no upper bound).
+
+    Raises:
+      ConfigError: it is not; the message says what it was.
+    """
+    if value is None or (low <= value and (high is None or value <= high)):
+        return
+    raise ConfigError(f"{name} must be at least {low}" + (f" and at most {high}" if high else "") + f", got {value}")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Check that value is one of the choices.
+
+    Raises:
+      ConfigError: it is not; the message lists them.
+    """
+    if value not in choices:
+        raise ConfigError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
+
+
+def check_optimization(config: Any) -> None:
+    """Check the fields that every actor-critic config has.
+
+    Raises:
+      ConfigError: a value that cannot work; says which and what would.
+    """
+    if not config.learning_rate > 0:
+        raise ConfigError(f"learning_rate must be positive, got {config.learning_rate}")
+    check_range("gamma", config.gamma, 0, 1)
+    check_range("max_grad_norm", config.max_grad_norm, 1e-12)
+    check_choice("optimizer", config.optimizer, ("adam", "sgd", "rmsprop"))
+    check_choice("schedule", config.schedule, ("constant", "linear"))
+    if config.schedule == "linear" and not config.total_updates:
+        raise ConfigError(
+            f"schedule='linear' needs total_updates >= 1 (where the rate reaches 0), got {config.total_updates}"
+        )

@@ -1,0 +1,303 @@
+"""Proximal policy optimisation, feed-forward and recurrent, for every action spec and any number of devices.
+
+Read `ppo` first: `update` is the algorithm in four steps. One call runs all epochs and minibatches, compiled together.
+
+Source: Schulman et al., 2017, arXiv 1707.06347; details as in Huang et al., 2022
+(The 37 Implementation Details of PPO).
+Differs: advantages are normalised once per update over the rows of all devices (not per minibatch); the rows after an
+episode's end are masked, never trained on; approx_kl stops before the gradient step that exceeds `target_kl`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import normalization as norm
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum, row_mask
+from jsrl.agents.distributions import Distribution, distribution
+from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
+from jsrl.agents.minibatches import flat, plan_minibatches, take
+from jsrl.agents.returns import Rows, gae, vtrace
+from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
+from jsrl.types import Array, EnvSpec, Trajectory, Tree
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Hyperparameters of PPO.
+
+    Attributes:
+      learning_rate: of the optimizer. schedule: constant, or linear to 0 at update `total_updates`.
+      optimizer: adam, sgd or rmsprop. adam_eps: its epsilon. max_grad_norm: global clip over all devices, None off.
+      gamma: discount. gae_lambda: trace decay of either kind of `returns` (gae, vtrace).
+      clip_ratio: of the policy. dual_clip: bound for negative advantages (> 1), None off.
+      value_clip: of the value function, in units of its (normalised) output, None off.
+      value_loss: mse or huber. huber_delta: where Huber's loss turns linear.
+      value_coef, entropy_coef: weights in the loss.
+      num_epochs, num_minibatches: passes over the rows, and gradient steps per pass. Feed-forward networks shuffle
+        rows, recurrent ones keep whole sequences together and shuffle environments.
+      normalize_advantages: mean 0, std 1 over the unmasked rows of all devices, once per update.
+      normalize_observations: by running moments (floating-point leaves only). normalize_values: PopArt.
+      target_kl: stop the update's remaining gradient steps once approx_kl exceeds this (all devices agree), None off.
+      network: the network.
+    """
+
+    learning_rate: float = 3e-4
+    schedule: ac.Schedule = "constant"
+    total_updates: int | None = None
+    optimizer: ac.OptimizerName = "adam"
+    adam_eps: float = 1e-5
+    max_grad_norm: float | None = 0.5
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    returns: Literal["gae", "vtrace"] = "gae"
+    clip_ratio: float = 0.2
+    dual_clip: float | None = None
+    value_clip: float | None = None
+    value_loss: ValueLoss = "mse"
+    huber_delta: float = 10.0
+    value_coef: float = 0.5
+    entropy_coef: float = 0.0
+    num_epochs: int = 4
+    num_minibatches: int = 4
+    normalize_advantages: bool = True
+    normalize_observations: bool = False
+    normalize_values: bool = False
+    target_kl: float | None = None
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        ac.check_optimization(self)
+        ac.check_range("gae_lambda", self.gae_lambda, 0, 1)
+        ac.check_range("clip_ratio", self.clip_ratio, 1e-6)
+        ac.check_range("num_epochs", self.num_epochs, 1)
+        ac.check_range("num_minibatches", self.num_minibatches, 1)
+        ac.check_range("dual_clip", self.dual_clip, 1)
+        ac.check_range("value_clip", self.value_clip, 0)
+        ac.check_range("target_kl", self.target_kl, 0)
+        ac.check_choice("returns", self.returns, ("gae", "vtrace"))
+        ac.check_choice("value_loss", self.value_loss, ("mse", "huber"))
+
+
+class Parts(NamedTuple):
+    """What an agent closes over."""
+
+    config: PPOConfig
+    network: ActorCritic
+    distribution: Distribution
+    optimizer: optax.GradientTransformation
+
+
+class Weights(NamedTuple):
+    """All that is trained."""
+
+    policy: Tree
+    value: Tree
+
+
+class Batch(NamedTuple):
+    """What the loss reads: leaves [T, C, ...], core [C, ...]; C are the columns that minibatches are made of.
+
+    observation is normalised; target and old_value are in the value function's normalised units.
+    """
+
+    observation: Tree
+    is_first: Array
+    action: Array
+    log_prob: Array
+    mask: Array
+    advantage: Array
+    target: Array
+    old_value: Array
+    core: Tree
+
+
+def ppo(config: PPOConfig, spec: EnvSpec) -> Agent:
+    """Return PPO for environments of this spec.
+
+    Raises:
+      ConfigError: the spec or network cannot work with this config.
+    """
+    agent_spec = ac.one_agent(spec)
+    ac.check_action_mask(agent_spec)
+    optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+    parts = Parts(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action), optimizer)
+    recurrent = bool(jax.tree.leaves(parts.network.initial_core(1)))
+
+    def init(key: Array) -> AgentState:
+        weights = Weights(*parts.network.init(key))
+        moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
+        value_moments = norm.init_value_moments() if config.normalize_values else ()
+        params = ActParams(weights.policy, moments)
+        return AgentState(params, weights.value, optimizer.init(weights), value_moments, jnp.zeros((), jnp.int32))
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        weights = Weights(state.params.weights, state.learner_params)
+        trajectory = ac.fold_agents(trajectory, spec.num_agents)
+        # 1. Values of all rows, advantages and targets, with the moments this update started from.
+        batch, prepared_metrics = prepare(parts, weights, state, trajectory, axis_name)
+        # 2. The value function moves to the targets' units; its outputs in raw units stay as they are.
+        weights, value_moments, batch = rescale_values(parts, weights, state.extra, batch, axis_name)
+        # 3. Gradient steps over epochs and minibatches.
+        rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
+        columns = batch if recurrent else flat(batch)
+        options = {"key": key, "learning_rate": rate, "axis_name": axis_name}
+        weights, opt_state, metrics = optimize(parts, weights, state.opt_state, columns, **options)
+        # 4. The rows enter the observation moments, once.
+        raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
+        moments = norm.merge_moments(state.params.moments, raw, batch.mask, axis_name)
+        params = ActParams(weights.policy, moments)
+        metrics = {**metrics, **prepared_metrics, "learning_rate": rate}
+        return AgentState(params, weights.value, opt_state, value_moments, state.updates + 1), UpdateOutput(metrics)
+
+    act = ac.make_act(parts.network, parts.distribution, spec.num_agents)
+    return Agent(init, ac.make_initial_core(parts.network, spec.num_agents), act, update)
+
+
+def prepare(
+    parts: Parts, weights: Weights, state: AgentState, trajectory: Trajectory, axis_name: str | None
+) -> tuple[Batch, dict[str, Array]]:
+    """Return the batch with advantages (normalised) and targets and old values (both still in raw units)."""
+    config, network, chosen, _ = parts
+    observation = norm.normalize(state.params.moments, trajectory.observation)
+    outputs, features, _ = network.policy(weights.policy, observation, trajectory.is_first, trajectory.core)
+    value = network.value(weights.value, observation, features)
+    if config.normalize_values:
+        value = norm.denormalize_value(state.extra, value)
+    mask = row_mask(trajectory)
+    chex.assert_equal_shape([value, trajectory.reward, trajectory.discount, trajectory.acts, trajectory.log_prob])
+
+    played = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=()))
+    rows = Rows(value, played.reward, played.discount, played.acts, trajectory.is_first)
+    if config.returns == "gae":
+        advantage, target = gae(rows, gamma=config.gamma, lambda_=config.gae_lambda)
+    else:
+        outputs = ac.mask_outputs(jax.tree.map(lambda x: x[:-1], outputs), played.observation)
+        log_rho = jnp.where(mask > 0, chosen.log_prob(outputs, played.action) - played.log_prob, 0.0)
+        options = {"gamma": config.gamma, "lambda_": config.gae_lambda, "weight_advantage": False}
+        advantage, target = vtrace(rows, log_rho, **options)
+
+    metrics = {"explained_variance": explained_variance(target, value[:-1], mask, axis_name)}
+    if config.normalize_advantages:
+        mean = masked_mean(advantage, mask, axis_name)
+        variance = masked_mean(jnp.square(advantage - mean), mask, axis_name)
+        advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
+    observation = jax.tree.map(lambda x: x[:-1], observation)
+    batch = Batch(
+        observation,
+        played.is_first,
+        played.action,
+        played.log_prob,
+        mask,
+        advantage,
+        target,
+        value[:-1],
+        trajectory.core,
+    )
+    return batch, metrics
+
+
+def explained_variance(target: Array, value: Array, mask: Array, axis_name: str | None) -> Array:
+    """Return 1 - Var(target - value) / Var(target) over the unmasked rows of all devices; 1 is perfect."""
+
+    def variance(x: Array) -> Array:
+        return masked_mean(jnp.square(x - masked_mean(x, mask, axis_name)), mask, axis_name)
+
+    return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
+
+
+def rescale_values(
+    parts: Parts, weights: Weights, moments: Any, batch: Batch, axis_name: str | None
+) -> tuple[Weights, Any, Batch]:
+    """Return weights, value moments and batch in the units of moments that include this update's targets (PopArt)."""
+    if not parts.config.normalize_values:
+        return weights, moments, batch
+    new = norm.merge_value_moments(moments, batch.target, batch.mask, axis_name=axis_name)
+    head = norm.rescale_head(weights.value, parts.network.value_head, moments, new)
+    target, old_value = (norm.normalize_value(new, x) for x in (batch.target, batch.old_value))
+    return weights._replace(value=head), new, batch._replace(target=target, old_value=old_value)
+
+
+def loss(parts: Parts, weights: Weights, batch: Batch, count: Array) -> tuple[Array, dict[str, Array]]:
+    """Return this device's share of PPO's loss and metrics: sums over its rows / `count`, the unmasked rows of all."""
+    config, network, chosen, _ = parts
+    outputs, features, _ = network.policy(weights.policy, batch.observation, batch.is_first, batch.core)
+    outputs = ac.mask_outputs(outputs, batch.observation)
+    value = network.value(weights.value, batch.observation, features)
+    log_ratio = jnp.where(batch.mask > 0, chosen.log_prob(outputs, batch.action) - batch.log_prob, 0.0)
+    ratio = jnp.exp(log_ratio)
+
+    def mean(x: Array) -> Array:
+        return jnp.sum(x * batch.mask) / count
+
+    surrogate = clipped_surrogate(ratio, batch.advantage, clip_ratio=config.clip_ratio, dual_clip=config.dual_clip)
+    options = {"kind": config.value_loss, "huber_delta": config.huber_delta, "clip": config.value_clip}
+    loss_policy, loss_value = mean(surrogate), mean(value_loss(value, batch.target, batch.old_value, **options))
+    entropy = mean(chosen.entropy(outputs))
+    total = loss_policy + config.value_coef * loss_value - config.entropy_coef * entropy
+    metrics = {
+        "loss": total,
+        "loss_policy": loss_policy,
+        "loss_value": loss_value,
+        "entropy": entropy,
+        "approx_kl": mean(approximate_kl(log_ratio)),
+        "clip_fraction": mean(jnp.abs(ratio - 1.0) > config.clip_ratio),
+    }
+    return total, metrics
+
+
+def optimize(
+    parts: Parts,
+    weights: Weights,
+    opt_state: Tree,
+    batch: Batch,
+    *,
+    key: Array,
+    learning_rate: Array,
+    axis_name: str | None,
+) -> tuple[Weights, Tree, dict[str, Array]]:
+    """Return weights and optimizer state after all epochs, and metrics averaged over the gradient steps evaluated."""
+    config = parts.config
+
+    def gradient_step(weights: Weights, opt_state: Tree, columns: Array):
+        minibatch = take(batch, columns)
+        count = jnp.maximum(psum(jnp.sum(minibatch.mask), axis_name), 1.0)
+        shares = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, minibatch, count)
+        gradients, metrics = psum(shares, axis_name)  # shares of a global mean: their sum is the mean
+        metrics["grad_norm"] = optax.global_norm(gradients)
+        going = jnp.asarray(True) if config.target_kl is None else metrics["approx_kl"] <= config.target_kl
+        stepped = ac.apply_gradients(parts.optimizer, gradients, opt_state, weights, learning_rate)
+        kept = jax.tree.map(lambda new, old: jnp.where(going, new, old), stepped, (weights, opt_state))
+        return *kept, going, metrics
+
+    def body(carry: tuple[Weights, Tree, Array], columns: Array):
+        if config.target_kl is None:
+            weights, opt_state, going, metrics = gradient_step(*carry[:2], columns)
+        else:
+            zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradient_step, *carry[:2], columns)[-1])
+            weights, opt_state, going, metrics = jax.lax.cond(
+                carry[2], lambda w, o: gradient_step(w, o, columns), lambda w, o: (w, o, carry[2], zeros), *carry[:2]
+            )
+        return (weights, opt_state, going), (metrics, carry[2], going)
+
+    start = (weights, opt_state, jnp.asarray(True))
+    sizes = {"num_epochs": config.num_epochs, "num_minibatches": config.num_minibatches}
+    plan = plan_minibatches(batch.mask.shape[1], **sizes, key=key, axis_name=axis_name)
+    (weights, opt_state, _), (metrics, evaluated, applied) = jax.lax.scan(body, start, plan)
+    metrics = {name: masked_mean(x, evaluated.astype(jnp.float32)) for name, x in metrics.items()}
+    metrics["epochs_run"] = jnp.sum(applied) / config.num_minibatches
+    return weights, opt_state, metrics
