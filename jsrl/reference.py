@@ -264,18 +264,14 @@ class _Encoder:
         target = importable_target(thing)
         if target is not None:
             return target
-        reason = why_not_importable(thing)
-        if reason is not None:
-            raise refuse(path, thing, *reason)
         if self._capture is None:
-            reason_text = f"is defined in {thing.__module__}, which no other process can import"
-            raise refuse(
-                path, thing, reason_text, "move the definition to a module of its own and import it from there"
-            )
+            unreachable = f"is defined in {getattr(thing, '__module__', '')}, which no other process can import"
+            reason = unreachable, "move the definition to a module of its own and import it there"
+            raise refuse(path, thing, *(why_not_importable(thing) or reason))
         self.captured = True
         if self._collecting:
             self._capture.add(thing, path)
-            return f"{thing.__module__}:{thing.__qualname__}"
+            return ""
         return self._capture.target(thing)
 
     def _target(self, target: str, path: str) -> str:
