@@ -1,0 +1,352 @@
+"""The inference stream between processes of one host: arrays in shared memory, small fixed headers over a Unix socket.
+
+The server listens at a socket in the run folder. A client's connection is its life: the kernel closes it when either side
+dies, so both learn of it at once and nobody watches clocks. At hello the server makes one segment for this incarnation
+with an area per group; the client writes a request's arrays there in place and announces them in one datagram, which is
+also the wake-up and orders the memory. The segment's file goes as soon as both have it mapped, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.inference_area import AnsweringArea, AreaLayout, AskingArea
+from jsrl.transport.inference_ends import ServerEnd, check_request, still_in_flight, unknown_group
+from jsrl.transport.schema import compare_schemas, flatten_schema, schema_from_fields, schema_to_fields
+from jsrl.transport.segment import Segment, make_folder
+from jsrl.transport.unix_socket import connect_socket, listen_socket
+
+_REQUEST = struct.Struct("<iiqq?")  # group, policy, min_updates, step, wants_core
+_REPLY = struct.Struct("<iiq?")  # group, policy, version, has_core
+_MAX_CONTROL_BYTES = 1 << 16
+_HELLO_DEADLINE_S = 10.0
+_ATTACHED = b"attached"
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client says first."""
+
+    name: str
+    incarnation: int
+    groups: list[tuple[int, int]]
+    schema: list[tuple[str, list[int], str]]
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the server answers: the segment's file name, or why not (and whether it is the schema)."""
+
+    segment: str = ""
+    refusal: str = ""
+    mismatch: bool = False
+
+
+class _SharedAsker:
+    """A connected client."""
+
+    def __init__(self, client: ProducerId, connection: socket.socket, segment: Segment, layout: AreaLayout):
+        self.client = client
+        self.connection = connection
+        self.segment = segment
+        self.areas = {g: AnsweringArea(layout, client, g, segment.buffer) for g in layout.group_sizes}
+
+    def answer(self, request: ClientRequest, reply: Reply) -> bool:
+        wants_core = request.request.wants_core
+        self.areas[request.group].write(reply, wants_core)
+        try:
+            self.connection.send(_REPLY.pack(request.group, reply.policy, reply.version, wants_core))
+        except OSError:
+            return False
+        return True
+
+    def disconnect(self, reason: str) -> None:
+        try:
+            self.connection.send(msgspec.msgpack.encode(Welcome(refusal=reason)))
+        except OSError:
+            pass  # it is gone: there is nobody to tell
+        self.connection.close()
+        self.areas.clear()
+        self.segment.unlink()
+        self.segment.close()
+
+
+class SharedInferenceServer(ServerEnd):
+    """The answering end of `shm:FOLDER/NAME`."""
+
+    def __init__(self, spec: InferenceSpec, path: str | Path):
+        super().__init__()
+        self.spec = spec
+        self._path = Path(path)
+        self.address = f"shm:{self._path}"
+        self._schema = flatten_schema(spec)
+        make_folder(self._path.parent)
+        self._listener = listen_socket(self._path)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._strangers: dict[int, tuple[socket.socket, float]] = {}
+        self._connected: dict[int, _SharedAsker] = {}
+
+    def _gather(self, max_wait_s: float) -> None:
+        events = self._epoll.poll(max_wait_s, 4096)
+        connected = self._connected
+        for fd, _ in events:
+            asker = connected.get(fd)
+            if asker is not None:
+                self._read(fd, asker)
+        if len(connected) < len(events) or any(fd not in connected for fd, _ in events):
+            self._serve_strangers([fd for fd, _ in events if fd not in connected])
+
+    def _read(self, fd: int, asker: _SharedAsker) -> None:
+        receive, areas = asker.connection.recv, asker.areas
+        try:
+            for _ in range(len(areas) + 1):
+                message = receive(64)
+                if len(message) == _REQUEST.size:
+                    group, policy, min_updates, step, wants_core = _REQUEST.unpack(message)
+                    self._ready.append(areas[group].read(min_updates, step, wants_core, policy))
+                elif message == _ATTACHED:
+                    asker.segment.unlink()
+                else:
+                    self._part(fd, asker, "it left" if not message else "it sent what is not a request")
+                    return
+                if len(areas) == 1:
+                    return  # one in flight: there cannot be another, and level-triggered polling would show it
+        except BlockingIOError:
+            return
+        except (OSError, KeyError):
+            self._part(fd, asker, "its connection broke")
+
+    def _part(self, fd: int, asker: _SharedAsker, reason: str) -> None:
+        self._connected.pop(fd, None)
+        self._drop(asker, reason)
+
+    def _drop(self, asker: Any, reason: str) -> None:
+        fd = asker.connection.fileno()
+        self._connected.pop(fd, None)
+        if fd >= 0:
+            self._epoll.unregister(fd)
+        super()._drop(asker, reason)
+
+    def _serve_strangers(self, fds: list[int]) -> None:
+        for fd in fds:
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._strangers:
+                connection, _ = self._strangers.pop(fd)
+                self._epoll.unregister(fd)
+                self._greet(connection)
+        for fd, (connection, since_s) in list(self._strangers.items()):
+            if time.monotonic() - since_s > _HELLO_DEADLINE_S:
+                del self._strangers[fd]
+                self._epoll.unregister(fd)
+                connection.close()
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._strangers[connection.fileno()] = (connection, time.monotonic())
+                self._epoll.register(connection, select.EPOLLIN)
+        except BlockingIOError:
+            return
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Answer a hello: admit the client, or tell it why not."""
+        client = None
+        try:
+            message = connection.recv(_MAX_CONTROL_BYTES)
+            if not message:
+                connection.close()
+                return
+            hello = msgspec.msgpack.decode(message, type=Hello)
+            client = ProducerId(hello.name, hello.incarnation)
+            refusal = self._refusal(client)
+            if refusal is not None:
+                raise StreamClosed(refusal)
+            compare_schemas(self._schema, schema_from_fields(hello.schema), self.address, hello.name)
+            self._let_in(client, dict(hello.groups), connection)
+        except (JsrlError, msgspec.DecodeError) as error:
+            mismatch = isinstance(error, SpecMismatch)
+            if isinstance(error, SpecMismatch):
+                self._complaints.append(error)
+            welcome = Welcome(refusal=str(error), mismatch=mismatch)
+            try:
+                connection.send(msgspec.msgpack.encode(welcome))
+            except OSError:
+                pass  # it is gone: there is nobody to tell
+            connection.close()
+        except OSError:
+            connection.close()
+
+    def _let_in(self, client: ProducerId, group_sizes: dict[int, int], connection: socket.socket) -> None:
+        layout = AreaLayout(self.spec, group_sizes)
+        segment_path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
+        segment = Segment.create(segment_path, layout.size_bytes)
+        try:
+            connection.send(msgspec.msgpack.encode(Welcome(segment=segment_path.name)))
+        except OSError:
+            segment.unlink()
+            segment.close()
+            raise
+        asker = _SharedAsker(client, connection, segment, layout)
+        self._admit(asker)
+        self._connected[connection.fileno()] = asker
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def departed(self) -> list[ProducerId]:
+        """Return clients that left or were replaced since the last call, so that their cores can be forgotten."""
+        if not self._closed:
+            self._gather(0.0)
+        return super().departed()
+
+    def _shut(self) -> None:
+        self._connected.clear()
+        for connection, _ in self._strangers.values():
+            connection.close()
+        self._strangers.clear()
+        self._listener.close()
+        self._epoll.close()
+        self._path.unlink(missing_ok=True)
+
+
+class SharedInferenceClient:
+    """The asking end of `shm:FOLDER/NAME`."""
+
+    def __init__(
+        self, path: str | Path, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
+    ):
+        self.address = f"shm:{path}"
+        self.identity = client
+        self._layout = AreaLayout(spec, group_sizes)
+        deadline = time.monotonic() + timeout_s
+        self._connection = connect_socket(path, timeout_s)
+        try:
+            self._segment = self._greet(Path(path), spec, deadline, timeout_s)
+        except BaseException:
+            self._connection.close()
+            raise
+        buffer = self._segment.buffer
+        self._areas = {group: AskingArea(self._layout, group, buffer) for group in self._layout.group_sizes}
+        self._timeout_s: float | None = None
+        self._closed_because: str | None = None
+
+    def _greet(self, path: Path, spec: InferenceSpec, deadline: float, timeout_s: float) -> Segment:
+        hello = Hello(
+            self.identity.name,
+            self.identity.incarnation,
+            list(self._layout.group_sizes.items()),
+            schema_to_fields(flatten_schema(spec)),  # type: ignore[arg-type]
+        )
+        message = msgspec.msgpack.encode(hello)
+        if len(message) > _MAX_CONTROL_BYTES:
+            raise ConfigError(
+                f"the hello of {self.identity.name} has {len(message)} bytes, at most {_MAX_CONTROL_BYTES}."
+            )
+        try:
+            self._connection.send(message)
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            answer = self._connection.recv(_MAX_CONTROL_BYTES)
+        except TimeoutError:
+            raise StreamTimeout(
+                f"{self.address} took the connection but did not answer the hello within {timeout_s} s; "
+                "the server is busy (compiling) or hangs: allow more time or look at its log."
+            ) from None
+        except OSError as error:
+            raise StreamClosed(f"{self.address} left during the hello: {error.strerror}.") from None
+        if not answer:
+            raise StreamClosed(f"{self.address} left during the hello.")
+        welcome = msgspec.msgpack.decode(answer, type=Welcome)
+        if welcome.mismatch:
+            raise SpecMismatch(welcome.refusal)
+        if welcome.refusal:
+            raise StreamClosed(f"{self.address} refused {self.identity.name}: {welcome.refusal}")
+        segment = Segment.attach(path.with_name(os.path.basename(welcome.segment)))
+        self._connection.send(_ATTACHED)
+        return segment
+
+    def send(self, group: int, request: Request) -> None:
+        """Ask for a group's actions; the request's arrays may be reused at once.
+
+        Raises:
+          SpecMismatch: an array differs from the schema. StreamError: the group waits for a reply already.
+          StreamClosed: the server is gone.
+        """
+        area = self._areas.get(group)
+        if area is None or area.in_flight or self._closed_because is not None:
+            raise self._cannot_send(group)
+        check_request(request)
+        area.write(request)
+        header = _REQUEST.pack(group, request.policy, request.min_updates, request.step, request.wants_core)
+        try:
+            self._connection.send(header)
+        except OSError as error:
+            raise self._lost(f"the server is gone ({error.strerror or error})") from None
+        area.in_flight = True
+
+    def _cannot_send(self, group: int) -> JsrlError:
+        if self._closed_because is not None:
+            return StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
+        if group not in self._areas:
+            return unknown_group(self.identity, group, list(self._areas))
+        return still_in_flight(self.identity, group)
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        """Return (group, reply) of whichever group is answered first; arrays are views until the group's next send.
+
+        Raises:
+          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+        """
+        if self._closed_because is not None:
+            raise StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
+        if timeout_s != self._timeout_s:
+            self._connection.settimeout(max(timeout_s, 0.0))
+            self._timeout_s = timeout_s
+        try:
+            message = self._connection.recv(_MAX_CONTROL_BYTES)
+        except (TimeoutError, BlockingIOError):
+            waiting = [group for group, area in self._areas.items() if area.in_flight]
+            raise StreamTimeout(
+                f"{self.address} answered nothing in {timeout_s} s (groups in flight: {waiting})."
+            ) from None
+        except OSError as error:
+            raise self._lost(f"the server is gone ({error.strerror or error})") from None
+        if len(message) != _REPLY.size:
+            raise self._goodbye(message)
+        group, policy, version, has_core = _REPLY.unpack(message)
+        area = self._areas[group]
+        area.in_flight = False
+        return group, area.read(version, policy, has_core)
+
+    def _goodbye(self, message: bytes) -> StreamError:
+        if not message:
+            return self._lost("the server is gone (its process ended)")
+        try:
+            reason = msgspec.msgpack.decode(message, type=Welcome).refusal
+        except msgspec.DecodeError as error:
+            self._lost("the server sent what is not a reply")
+            return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}.")
+        return self._lost(reason)
+
+    def _lost(self, reason: str) -> StreamClosed:
+        self.close()
+        self._closed_because = reason
+        return StreamClosed(f"the inference stream {self.address} is closed: {reason}.")
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        if self._closed_because is None:
+            self._closed_because = "this client closed it"
+        self._connection.close()
+        self._areas.clear()
+        self._segment.close()
