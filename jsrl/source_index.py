@@ -134,10 +134,23 @@ class SourceIndex:
         if isinstance(thing, type):  # the line of a method
             found = [s for s in found if s.node.lineno <= line <= (s.node.end_lineno or line)]
         elif function.__name__ in (name, "<lambda>"):
-            found = [s for s in found if _first_line(s.node) == line and _is_unchanged(s, function)]
+            found = [s for s in found if _first_line(s.node) == line and self._is_unchanged(s, function)]
         else:  # what a decorator made of it
             found = [s for s in found if getattr(s.node, "decorator_list", [])]
         return found[-1] if found else None
+
+    def _is_unchanged(self, statement: Statement, function: FunctionType) -> bool:
+        """Return whether a script's file still says what ran: it may have been edited since (cells keep their text)."""
+        if function.__module__ not in MAIN_MODULES or "In" in self._namespace:
+            return True
+        ran, (origin, text) = function.__code__, self._units[statement.order[0] - 1]
+        codes = [compile(text, origin, "exec", dont_inherit=True)]
+        while codes:
+            code = codes.pop()
+            if (code.co_name, code.co_firstlineno) == (ran.co_name, ran.co_firstlineno):
+                return _meaning(code) == _meaning(ran)
+            codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+        return False
 
     def _units_of(self, path: str) -> list[int]:
         """Return the numbers of the units that have the text of `path`, reading it where it is new (a %run file)."""
@@ -221,22 +234,8 @@ def _plain_function(thing: Any) -> FunctionType | None:
     return plain if isinstance(plain, FunctionType) else None
 
 
-def _is_unchanged(statement: Statement, function: FunctionType) -> bool:
-    """Return whether a script's file still says what ran: it may have been edited since."""
-    if function.__module__ not in MAIN_MODULES:
-        return True
-    flags = function.__code__.co_flags & __future__.annotations.compiler_flag
-    codes = [compile(statement.text, "<captured>", "exec", flags=flags, dont_inherit=True)]
-    while codes:
-        code = codes.pop()
-        if code.co_name == function.__code__.co_name:
-            return _meaning(code) == _meaning(function.__code__)
-        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
-    return False
-
-
 def _meaning(code: CodeType) -> tuple[Any, ...]:
-    """Return what a code object does, whatever file and line it came from."""
+    """Return what a code object does, whatever lines it has."""
     consts = [_meaning(const) if isinstance(const, CodeType) else repr(const) for const in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, consts
 
