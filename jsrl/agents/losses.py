@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
-import optax
 
 from jsrl.types import Array
 
@@ -42,9 +41,9 @@ def value_loss(
     """
 
     def error(prediction: Array) -> Array:
-        if kind == "huber":
-            return optax.losses.huber_loss(prediction, target, huber_delta)
-        return 0.5 * jnp.square(prediction - target)
+        distance = jnp.abs(prediction - target)
+        near = jnp.minimum(distance, huber_delta) if kind == "huber" else distance
+        return 0.5 * jnp.square(near) + huber_delta * (distance - near)
 
     loss = error(value)
     if clip is not None:

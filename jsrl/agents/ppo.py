@@ -188,8 +188,8 @@ def prepare(
     else:
         outputs = ac.mask_outputs(jax.tree.map(lambda x: x[:-1], outputs), played.observation)
         log_rho = jnp.where(mask > 0, chosen.log_prob(outputs, played.action) - played.log_prob, 0.0)
-        options = {"gamma": config.gamma, "lambda_": config.gae_lambda, "weight_advantage": False}
-        advantage, target = vtrace(rows, log_rho, **options)
+        options = {"gamma": config.gamma, "lambda_": config.gae_lambda}
+        advantage, target = vtrace(rows, log_rho, weight_advantage=False, **options)
 
     metrics = {"explained_variance": explained_variance(target, value[:-1], mask, axis_name)}
     if config.normalize_advantages:
@@ -245,8 +245,15 @@ def loss(parts: Parts, weights: Weights, batch: Batch, count: Array) -> tuple[Ar
         return jnp.sum(x * batch.mask) / count
 
     surrogate = clipped_surrogate(ratio, batch.advantage, clip_ratio=config.clip_ratio, dual_clip=config.dual_clip)
-    options = {"kind": config.value_loss, "huber_delta": config.huber_delta, "clip": config.value_clip}
-    loss_policy, loss_value = mean(surrogate), mean(value_loss(value, batch.target, batch.old_value, **options))
+    error = value_loss(
+        value,
+        batch.target,
+        batch.old_value,
+        kind=config.value_loss,
+        huber_delta=config.huber_delta,
+        clip=config.value_clip,
+    )
+    loss_policy, loss_value = mean(surrogate), mean(error)
     entropy = mean(chosen.entropy(outputs))
     total = loss_policy + config.value_coef * loss_value - config.entropy_coef * entropy
     metrics = {

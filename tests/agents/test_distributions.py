@@ -1,0 +1,154 @@
+"""Distributions against distrax, against samples, and where naive formulas fail."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents.distributions import (
+    categorical,
+    diagonal_gaussian,
+    distribution,
+    mask_logits,
+    multi_categorical,
+    squashed_gaussian,
+)
+from jsrl.types import Continuous, Discrete, MultiDiscrete, to_environment
+
+KEY = jax.random.key(0)
+
+
+def gaussian_outputs(seed: int, shape=(5, 3)):
+    keys = jax.random.split(jax.random.key(seed))
+    return jax.random.normal(keys[0], shape), 0.5 * jax.random.normal(keys[1], shape) - 0.5
+
+
+@pytest.fixture
+def distrax():
+    return pytest.importorskip("distrax", exc_type=ImportError)
+
+
+def test_categorical_agrees_with_distrax(distrax):
+    p, q = jax.random.normal(KEY, (2, 5, 4))
+    ours, theirs = categorical(), distrax.Categorical(logits=p)
+    action = ours.sample(KEY, p)
+    assert action.dtype == jnp.int32 and action.shape == (5,)
+    np.testing.assert_allclose(ours.log_prob(p, action), theirs.log_prob(action), rtol=1e-5)
+    np.testing.assert_allclose(ours.entropy(p), theirs.entropy(), rtol=1e-5)
+    np.testing.assert_allclose(ours.kl(p, q), theirs.kl_divergence(distrax.Categorical(logits=q)), rtol=1e-4)
+    np.testing.assert_array_equal(ours.mode(p), theirs.mode())
+
+
+def test_categorical_samples_have_its_frequencies():
+    probability = np.array([0.1, 0.2, 0.7])
+    drawn = categorical().sample(KEY, jnp.broadcast_to(jnp.log(probability), (20_000, 3)))
+    np.testing.assert_allclose(np.bincount(drawn) / 20_000, probability, atol=0.015)
+
+
+def test_masked_actions_are_never_drawn_and_cost_no_entropy_or_nan():
+    logits = jnp.broadcast_to(jnp.array([5.0, 1.0, 1.0, 9.0]), (4000, 4))
+    masked = mask_logits(logits, jnp.array([0, 1, 1, 0], jnp.uint8))
+    ours = categorical()
+    assert set(np.unique(ours.sample(KEY, masked))) == {1, 2}
+    np.testing.assert_allclose(ours.entropy(masked[0]), np.log(2.0), rtol=1e-6)
+    np.testing.assert_allclose(ours.log_prob(masked[0], jnp.array(1)), -np.log(2.0), rtol=1e-6)
+    assert ours.mode(masked[0]) in (1, 2)
+    gradient = jax.grad(lambda x: ours.entropy(mask_logits(x, jnp.array([0, 1, 1, 0]))) + ours.kl(x, x))(logits[0])
+    assert np.isfinite(gradient).all() and gradient[0] == gradient[3] == 0
+
+
+def test_a_mask_of_zeros_is_uniform_not_nan():
+    masked = mask_logits(jnp.array([1.0, 2.0, 3.0]), jnp.zeros(3, bool))
+    np.testing.assert_allclose(categorical().entropy(masked), np.log(3.0), rtol=1e-6)
+    assert np.isfinite(categorical().log_prob(masked, jnp.array(0)))
+
+
+def test_multi_categorical_is_the_sum_of_its_parts(distrax):
+    nums = (3, 2, 4)
+    p, q = jax.random.normal(KEY, (2, 6, 9))
+    ours = multi_categorical(nums)
+    parts_p, parts_q = (np.split(np.asarray(x), [3, 5], axis=-1) for x in (p, q))
+    theirs = [distrax.Categorical(logits=x) for x in parts_p]
+    action = ours.sample(KEY, p)
+    assert action.shape == (6, 3) and (np.asarray(action).max(0) < nums).all()
+    expected = sum(d.log_prob(action[:, i]) for i, d in enumerate(theirs))
+    np.testing.assert_allclose(ours.log_prob(p, action), expected, rtol=1e-5)
+    np.testing.assert_allclose(ours.entropy(p), sum(d.entropy() for d in theirs), rtol=1e-5)
+    divergence = sum(d.kl_divergence(distrax.Categorical(logits=x)) for d, x in zip(theirs, parts_q, strict=True))
+    np.testing.assert_allclose(ours.kl(p, q), divergence, rtol=1e-4)
+    np.testing.assert_array_equal(ours.mode(p), np.stack([x.argmax(-1) for x in parts_p], -1))
+
+
+def test_diagonal_gaussian_agrees_with_distrax(distrax):
+    p, q = gaussian_outputs(0), gaussian_outputs(1)
+    ours = diagonal_gaussian()
+    theirs, other = (distrax.MultivariateNormalDiag(mean, jnp.exp(log_std)) for mean, log_std in (p, q))
+    action = ours.sample(KEY, p)
+    np.testing.assert_allclose(ours.log_prob(p, action), theirs.log_prob(action), rtol=1e-5)
+    np.testing.assert_allclose(ours.entropy(p), theirs.entropy(), rtol=1e-5)
+    np.testing.assert_allclose(ours.kl(p, q), theirs.kl_divergence(other), rtol=1e-4)
+    np.testing.assert_array_equal(ours.mode(p), p[0])
+
+
+def test_gaussian_samples_have_its_moments():
+    outputs = (jnp.full((20_000, 1), 2.0), jnp.full((20_000, 1), np.log(0.5)))
+    drawn = np.asarray(diagonal_gaussian().sample(KEY, outputs))
+    np.testing.assert_allclose([drawn.mean(), drawn.std()], [2.0, 0.5], atol=0.02)
+
+
+def test_squashed_gaussian_agrees_with_distrax_where_it_is_exact(distrax):
+    outputs = gaussian_outputs(2)
+    ours = squashed_gaussian()
+    base = distrax.Independent(distrax.Normal(outputs[0], jnp.exp(outputs[1])), 1)
+    theirs = distrax.Transformed(base, distrax.Block(distrax.Tanh(), 1))
+    action = ours.sample(KEY, outputs)
+    np.testing.assert_allclose(ours.log_prob(outputs, action), theirs.log_prob(jnp.tanh(action)), rtol=1e-3, atol=1e-4)
+
+
+def test_squashed_log_prob_is_exact_where_tanh_saturates():
+    """float32 tanh(12) is 1.0, so an inverse would be infinite; the float64 value says what it should be."""
+    u = np.array([12.0], np.float64)
+    log_slope = np.log(4.0) - 2 * u - 2 * np.log1p(np.exp(-2 * u))
+    expected = -0.5 * (u - 11.0) ** 2 - 0.5 * np.log(2 * np.pi) - log_slope
+    outputs = (jnp.array([11.0]), jnp.array([0.0]))
+    assert jnp.tanh(jnp.float32(12.0)) == 1.0
+    np.testing.assert_allclose(squashed_gaussian().log_prob(outputs, jnp.array([12.0])), expected[0], rtol=1e-6)
+    gradient = jax.grad(lambda a: squashed_gaussian().log_prob(outputs, a))(jnp.array([50.0]))
+    np.testing.assert_allclose(gradient, [-39.0 + 2.0], rtol=1e-6)
+
+
+def test_squashed_density_integrates_to_one_over_the_box():
+    """The log_prob is that of tanh(u): its exponential integrates to 1 over a in (-1, 1)."""
+    u = jnp.linspace(-9, 9, 20_001)[:, None]
+    outputs = (jnp.full_like(u, 0.4), jnp.full_like(u, -0.3))
+    density = np.exp(np.asarray(squashed_gaussian().log_prob(outputs, u), np.float64))
+    np.testing.assert_allclose(np.trapezoid(density, np.tanh(np.asarray(u[:, 0], np.float64))), 1.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (1.5, -1.0), (-0.7, 0.7)])
+def test_squashed_entropy_equals_the_mean_of_minus_log_prob(mean, log_std):
+    outputs = (jnp.full((200_000, 1), mean), jnp.full((200_000, 1), log_std))
+    ours = squashed_gaussian()
+    drawn = -ours.log_prob(outputs, ours.sample(KEY, outputs))
+    np.testing.assert_allclose(ours.entropy(outputs)[0], drawn.mean(), atol=0.015)
+
+
+def test_the_spec_chooses_the_distribution_and_what_the_environment_gets():
+    low, high = (-2.0, 0.0), (2.0, 1.0)
+    stored = np.array([[-3.0, 0.25], [0.5, 9.0]], np.float32)
+    clip, rescale, squash = (Continuous(low, high, t) for t in ("clip", "rescale", "squash"))
+    np.testing.assert_allclose(to_environment(clip, stored), [[-2.0, 0.25], [0.5, 1.0]])
+    np.testing.assert_allclose(to_environment(rescale, stored), [[-2.0, 0.625], [1.0, 1.0]])
+    expected = np.tanh(stored) * [2.0, 0.5] + [0.0, 0.5]
+    np.testing.assert_allclose(to_environment(squash, stored), expected, rtol=1e-5)
+    assert (to_environment(squash, stored * 100) <= high).all()
+    outputs = (jnp.zeros((1, 2)), jnp.zeros((1, 2)))
+    gaps = [
+        distribution(s).log_prob(outputs, stored[:1]) - diagonal_gaussian().log_prob(outputs, stored[:1])
+        for s in (clip, rescale, squash)
+    ]
+    assert gaps[0] == gaps[1] == 0 and gaps[2] > 1
+    assert distribution(Discrete(3)).mode(jnp.array([0.0, 2.0, 1.0])) == 1
+    assert distribution(MultiDiscrete((2, 2))).mode(jnp.array([0.0, 2.0, 1.0, 0.0])).tolist() == [1, 0]
+    with pytest.raises(TypeError, match="expected Discrete"):
+        distribution("Discrete")

@@ -1,0 +1,192 @@
+"""Returns against per-episode NumPy loops and rlax, on rows with terminations, truncations, resets and waiting rows."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents.returns import Rows, gae, lambda_returns, n_step_returns, vtrace
+
+GAMMA, LAMBDA = 0.93, 0.87
+
+
+def make_rows(seed: int, *, num_rows: int = 40, trailing: tuple[int, ...] = (7,), waiting: bool = False) -> Rows:
+    """Rows that obey the row table: each episode ends in a cut row (reward 0, discount 1) after a random end."""
+    rng = np.random.default_rng(seed)
+    shape = (num_rows, *trailing)
+    value = rng.normal(size=(num_rows + 1, *trailing)).astype(np.float32)
+    reward = rng.normal(size=shape).astype(np.float32)
+    discount, is_first = np.ones(shape, np.float32), np.zeros((num_rows + 1, *trailing), bool)
+    acts = np.ones(shape, np.uint8)
+    if waiting:
+        acts[:] = rng.random(shape) < 0.6
+    for column in np.ndindex(*trailing):
+        row = int(rng.integers(1, 9))
+        while row < num_rows:  # row is the last observation of an episode that ended at row - 1
+            discount[(row - 1, *column)] = rng.integers(2)
+            reward[(row, *column)] = 0.0
+            is_first[(row + 1, *column)] = True
+            row += int(rng.integers(2, 12))
+    return Rows(value, reward, discount, acts, is_first)
+
+
+def columns(rows: Rows):
+    for column in np.ndindex(*rows.reward.shape[1:]):
+        yield column, Rows(*(np.asarray(leaf, np.float64)[(slice(None), *column)] for leaf in rows))
+
+
+def episodes(rows: Rows):
+    """Yield (start, end) of each episode of one column: rows start..end-1, bootstrapped by the value at row end."""
+    num_rows, start = len(rows.reward), 0
+    for end in [*(t for t in range(num_rows) if rows.is_first[t + 1]), num_rows]:
+        yield start, end
+        start = end + 1
+
+
+def decisions(rows: Rows, start: int, end: int):
+    """Yield (row, its reward, its discount, reward while waiting, discount over waiting, next acting row or end)."""
+    acting = [t for t in range(start, end) if rows.acts[t]]
+    for t, following in zip(acting, [*acting, end][1:], strict=True):
+        gathered, alive = 0.0, 1.0
+        for w in range(t + 1, following):
+            gathered += alive * rows.reward[w]
+            alive *= rows.discount[w]
+        yield t, rows.reward[t], rows.discount[t], gathered, alive, following
+
+
+def slow_corrected(rows: Rows, rho, c, lambda_):
+    """Forward sums of discounted corrections per episode: no backward recursion shared with the code under test."""
+    x = np.zeros(len(rows.reward))
+    for start, end in episodes(rows):
+        steps = list(decisions(rows, start, end))
+        for i in range(len(steps)):
+            weight = 1.0
+            for t, r, d, gathered, alive, following in steps[i:]:
+                delta = r + GAMMA * d * (gathered + alive * rows.value[following]) - rows.value[t]
+                x[steps[i][0]] += weight * rho[t] * delta
+                weight *= GAMMA * lambda_ * c[t] * d * alive
+    return x
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize("trailing", [(7,), (3, 2), ()])
+def test_gae_equals_forward_sums_per_episode(trailing, waiting):
+    rows = make_rows(0, trailing=trailing, waiting=waiting)
+    advantage, target = gae(rows, gamma=GAMMA, lambda_=LAMBDA)
+    ones = np.ones(len(rows.reward))
+    for column, single in columns(rows):
+        expected = slow_corrected(single, ones, ones, LAMBDA)
+        index = (slice(None), *column)
+        np.testing.assert_allclose(advantage[index], expected, atol=2e-5)
+        mask = single.acts * (1 - single.is_first[1:]) > 0
+        np.testing.assert_allclose(target[index][mask], (expected + single.value[:-1])[mask], atol=2e-5)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_vtrace_equals_forward_sums_per_episode(waiting):
+    rows = make_rows(1, waiting=waiting)
+    log_rho = np.random.default_rng(2).normal(size=rows.reward.shape).astype(np.float32)
+    options = {"gamma": GAMMA, "lambda_": LAMBDA, "rho_clip": 1.1, "c_clip": 0.9}
+    advantage, target = vtrace(rows, log_rho, **options)
+    unweighted, _ = vtrace(rows, log_rho, weight_advantage=False, **options)
+    for (column,), single in columns(rows):
+        rho = np.minimum(np.exp(log_rho[:, column]), 1.1)
+        x = slow_corrected(single, rho, np.minimum(np.exp(log_rho[:, column]), 0.9), LAMBDA)
+        expected = np.zeros(len(x))
+        for start, end in episodes(single):
+            for t, r, d, gathered, alive, following in decisions(single, start, end):
+                ahead = x[following] if following < end else 0.0
+                value_ahead = gathered + alive * (single.value[following] + ahead)
+                expected[t] = r + GAMMA * d * value_ahead - single.value[t]
+        mask = single.acts * (1 - single.is_first[1:]) > 0
+        np.testing.assert_allclose(target[mask, column], (x + single.value[:-1])[mask], atol=2e-5)
+        np.testing.assert_allclose(unweighted[:, column], expected, atol=2e-5)
+        np.testing.assert_allclose(advantage[:, column], rho * expected, atol=2e-5)
+
+
+def test_on_policy_vtrace_is_gae():
+    rows = make_rows(3, waiting=True)
+    expected = gae(rows, gamma=GAMMA, lambda_=LAMBDA)
+    _, target = vtrace(rows, jnp.zeros_like(rows.reward), gamma=GAMMA, lambda_=LAMBDA)
+    np.testing.assert_allclose(target, expected.target, atol=1e-5)
+
+
+def test_lambda_returns_are_gae_plus_value_and_the_one_step_and_monte_carlo_ends():
+    rows = make_rows(4, waiting=True)
+    mask = (rows.acts * (1 - rows.is_first[1:])) > 0
+    for lambda_ in (0.0, 0.6, 1.0):
+        target = gae(rows, gamma=GAMMA, lambda_=lambda_).target
+        got = lambda_returns(rows, gamma=GAMMA, lambda_=lambda_)
+        np.testing.assert_allclose(got[mask], target[mask], atol=2e-5)
+    assert np.abs(lambda_returns(rows, gamma=GAMMA, lambda_=0.0) - got)[mask].max() > 0.1
+
+
+@pytest.mark.parametrize("n", [1, 3, 100])
+def test_n_step_returns_equal_a_slow_window(n):
+    rows = make_rows(5, waiting=True)
+    got = n_step_returns(rows, gamma=GAMMA, n=n)
+    for (column,), single in columns(rows):
+        for start, end in episodes(single):
+            steps = list(decisions(single, start, end))
+            for i, (first, *_) in enumerate(steps):
+                total, weight, bootstrap = 0.0, 1.0, end
+                for _, r, d, gathered, alive, following in steps[i : i + n]:
+                    total += weight * (r + GAMMA * d * gathered)
+                    weight *= GAMMA * d * alive
+                    bootstrap = following
+                np.testing.assert_allclose(got[first, column], total + weight * single.value[bootstrap], atol=2e-5)
+
+
+def test_n_step_refuses_an_empty_window():
+    with pytest.raises(ValueError, match="n >= 1, got 0"):
+        n_step_returns(make_rows(0), gamma=GAMMA, n=0)
+
+
+def test_the_row_table_by_hand():
+    """Two steps, truncated; then one step, terminated: v(o2) bootstraps, v(o5) does not, masked rows give 0."""
+    value = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], np.float32)
+    reward = np.array([10.0, 20.0, 0.0, 30.0, 0.0], np.float32)
+    discount = np.array([1.0, 1.0, 1.0, 0.0, 1.0], np.float32)
+    is_first = np.array([1, 0, 0, 1, 0, 1], bool)
+    rows = Rows(value, reward, discount, np.ones(5, np.uint8), is_first)
+    advantage, _ = gae(rows, gamma=0.5, lambda_=0.5)
+    second = 20.0 + 0.5 * 3.0 - 2.0
+    first = (10.0 + 0.5 * 2.0 - 1.0) + 0.25 * second
+    np.testing.assert_allclose(advantage, [first, second, 0.0, 30.0 - 4.0, 0.0])
+
+
+def test_what_follows_a_cut_cannot_reach_back():
+    rows = make_rows(6)
+    changed = rows._replace(value=rows.value.copy(), reward=rows.reward.copy())
+    for column in range(rows.reward.shape[1]):
+        reset = int(np.flatnonzero(rows.is_first[:, column])[1])
+        changed.value[reset:, column] += 100.0
+        changed.reward[reset:, column] -= 50.0
+        before, after = (gae(r, gamma=GAMMA, lambda_=LAMBDA).advantage[:reset, column] for r in (rows, changed))
+        np.testing.assert_array_equal(before, after)
+
+
+def test_an_environments_is_first_spreads_over_its_agents():
+    rows = make_rows(7, trailing=(4, 1))
+    agents = Rows(*(np.repeat(leaf, 3, axis=2) for leaf in rows))
+    shared = agents._replace(is_first=rows.is_first[..., 0])
+    options = {"gamma": GAMMA, "lambda_": LAMBDA}
+    np.testing.assert_array_equal(gae(shared, **options).advantage, gae(agents, **options).advantage)
+
+
+def test_gae_and_vtrace_agree_with_rlax():
+    rlax = pytest.importorskip("rlax", exc_type=ImportError)
+    rng = np.random.default_rng(8)
+    value, reward = rng.normal(size=21).astype(np.float32), rng.normal(size=20).astype(np.float32)
+    discount = (rng.random(20) < 0.9).astype(np.float32)
+    log_rho = rng.normal(size=20).astype(np.float32)
+    rows = Rows(value, reward, discount, np.ones(20, np.uint8), np.zeros(21, bool))
+    expected = rlax.truncated_generalized_advantage_estimation(reward, discount * GAMMA, LAMBDA, value)
+    np.testing.assert_allclose(gae(rows, gamma=GAMMA, lambda_=LAMBDA).advantage, expected, atol=1e-5)
+    arguments = (value[:-1], value[1:], reward, discount * GAMMA, np.exp(log_rho))
+    oracle = rlax.vtrace_td_error_and_advantage(*arguments, lambda_=LAMBDA)
+    got = vtrace(rows, log_rho, gamma=GAMMA, lambda_=LAMBDA)
+    np.testing.assert_allclose(got.target - value[:-1], oracle.errors, atol=1e-5)
+    lambda_oracle = rlax.lambda_returns(reward, discount * GAMMA, value[1:], LAMBDA)
+    np.testing.assert_allclose(lambda_returns(rows, gamma=GAMMA, lambda_=LAMBDA), lambda_oracle, atol=1e-5)
+    n_oracle = rlax.n_step_bootstrapped_returns(reward, discount * GAMMA, value[1:], 4)
+    np.testing.assert_allclose(n_step_returns(rows, gamma=GAMMA, n=4), n_oracle, atol=1e-5)
