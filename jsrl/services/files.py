@@ -82,14 +82,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def process_alive(pid: int) -> bool:
-    """Return whether a process of this host has this id."""
+    """Return whether a process of this host has this id and has not ended (a zombie has)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return True
 
 
 @contextlib.contextmanager

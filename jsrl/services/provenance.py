@@ -1,0 +1,94 @@
+"""Where a run comes from: command, commit, package versions, hardware. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "jsrl", "jax", "jaxlib", "flax", "optax", "chex", "numpy", "gymnasium", "orbax-checkpoint", "pyzmq", "ale-py",
+    "mujoco", "envpool",
+)  # fmt: skip
+
+
+def environment_facts(source: Path | None = None) -> dict[str, Any]:
+    """Return what is needed to repeat a run on this machine: JSON-like.
+
+    Args:
+      source: a folder of the git repository to ask for the commit (default: where jsrl lies).
+    """
+    return {
+        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        "working_directory": os.getcwd(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **commit_facts(source or Path(__file__).parent),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "hardware": hardware_facts(),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that decide results, where installed."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def commit_facts(folder: Path) -> dict[str, Any]:
+    """Return the commit of the repository around `folder` and whether files differ from it; None without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no") if commit else None
+    return {"commit": commit, "uncommitted_changes": None if changed is None else bool(changed)}
+
+
+def hardware_facts() -> dict[str, Any]:
+    """Return host, processor, cores usable, memory, and the names of NVIDIA devices where a driver says so."""
+    import psutil
+
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "accelerators": _accelerators(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _accelerators() -> list[str]:
+    names = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        lines = path.read_text().splitlines()
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
+    return names
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        ran = subprocess.run(
+            ["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ran.stdout.strip() if ran.returncode == 0 else None
