@@ -80,8 +80,12 @@ class Lease(NamedTuple):
 class SampleConsumer(Protocol):
     """The reading end of a sample stream; it owns the memory and the ledger of this hop."""
 
-    ledger: Ledger
     address: str  # what producers connect to
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory of this hop so far."""
+        ...
 
     def get(self, timeout_s: float) -> Lease:
         """Return the next committed trajectory, in order per (producer, group)."""

@@ -1,0 +1,110 @@
+"""Addresses of streams: `local:NAME`, `shm:FOLDER/NAME`, `ipc://PATH`, `tcp://HOST:PORT`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsrl.errors import ConfigError
+from jsrl.transport.base import ProducerId
+
+MAX_IPC_PATH_BYTES = 107  # what the kernel takes
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_EXAMPLES = "local:NAME, shm:/dev/shm/RUN/NAME, ipc:///PATH or tcp://HOST:PORT"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A parsed address.
+
+    Attributes:
+      road: `local`, `shm` or `zmq`.
+      name: the stream's name (local, shm). folder: the run folder (shm). endpoint: what ZeroMQ takes (zmq).
+    """
+
+    road: str
+    name: str = ""
+    folder: Path = Path()
+    endpoint: str = ""
+
+
+def parse_address(address: str) -> Address:
+    """Return what an address says.
+
+    Raises:
+      ConfigError: it is none of the known forms.
+    """
+    if address.startswith("local:"):
+        return Address("local", name=check_name(address.removeprefix("local:"), "stream"))
+    if address.startswith("shm:"):
+        path = Path(address.removeprefix("shm:"))
+        if not path.is_absolute() or len(path.parts) < 3:
+            raise ConfigError(f"address {address!r}: expected shm:/FOLDER/NAME such as shm:/dev/shm/jsrl-RUN/samples.")
+        return Address("shm", name=check_name(path.name, "stream"), folder=path.parent)
+    if address.startswith("ipc://"):
+        check_ipc_path(address.removeprefix("ipc://"))
+        return Address("zmq", endpoint=address)
+    if address.startswith("tcp://") and address.count(":") >= 2:
+        return Address("zmq", endpoint=address)
+    raise ConfigError(f"unknown address {address!r}: expected {_EXAMPLES}.")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name` where it can be part of a file name.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None or ".." in name:
+        raise ConfigError(
+            f"{what} name {str(name)[:80]!r}: expected 1 to 64 letters, digits, '_', '-' or '.', such as actor-3."
+        )
+    return name
+
+
+def check_producer(producer: ProducerId) -> ProducerId:
+    """Return `producer` where its name and incarnation can be used.
+
+    Raises:
+      ConfigError: they cannot.
+    """
+    check_name(producer.name, "producer")
+    if not isinstance(producer.incarnation, int) or not 0 <= producer.incarnation < 1 << 62:
+        raise ConfigError(f"{producer.name}: incarnation {producer.incarnation!r}, expected an integer from 0.")
+    return producer
+
+
+def check_ipc_path(path: str) -> str:
+    """Return the path of a Unix socket where the kernel takes it.
+
+    Raises:
+      ConfigError: it is too long.
+    """
+    if not 0 < len(path.encode()) <= MAX_IPC_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path {path!r} has {len(path.encode())} bytes, at most {MAX_IPC_PATH_BYTES} are possible: "
+            "choose a shorter run folder."
+        )
+    return path
+
+
+def check_reach(endpoint: str, allow_remote: bool) -> None:
+    """Check that a tcp endpoint stays on this host, unless told otherwise.
+
+    Raises:
+      ConfigError: it can be reached from other hosts.
+    """
+    if allow_remote or not endpoint.startswith("tcp://"):
+        return
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        raise ConfigError(
+            f"{endpoint} can be reached from other hosts, and this stream has no encryption: bind "
+            "tcp://127.0.0.1:PORT, or pass allow_remote=True on a network you trust."
+        )

@@ -1,0 +1,167 @@
+"""Meeting over ZeroMQ: a producer says who it is and what its arrays look like, the consumer welcomes or refuses it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.transport.base import ProducerId
+from jsrl.transport.codec import Limits, Message, decode, encode
+from jsrl.transport.schema import Leaf, schema_from_fields, schema_to_fields
+
+HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
+HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)
+_ERRORS: dict[str, type[JsrlError]] = {
+    kind.__name__: kind for kind in (SpecMismatch, StreamClosed, ConfigError, CodecError, StreamError)
+}
+
+
+def hello_frames(producer: ProducerId, leaves: tuple[Leaf, ...], num_groups: int) -> list[Any]:
+    """Return the first message of a producer."""
+    fields = {
+        "name": producer.name,
+        "incarnation": producer.incarnation,
+        "num_groups": num_groups,
+        "schema": schema_to_fields(leaves),
+    }
+    return encode(HELLO, fields)
+
+
+def read_hello(message: Message) -> tuple[ProducerId, tuple[Leaf, ...], int]:
+    """Return who speaks, its schema and its number of groups.
+
+    Raises:
+      CodecError: it is not a hello.
+    """
+    fields = message.fields
+    name, incarnation, num_groups = fields.get("name"), fields.get("incarnation"), fields.get("num_groups")
+    if message.kind != HELLO or not isinstance(name, str) or not isinstance(incarnation, int):
+        raise CodecError(f"expected a hello, found {message.kind[:40]!r} with {sorted(fields)[:8]}.")
+    if not isinstance(num_groups, int):
+        raise CodecError(f"the hello of {name[:80]!r} gives no number of groups.")
+    return ProducerId(name, incarnation), schema_from_fields(fields.get("schema")), num_groups
+
+
+def refusal_frames(error: JsrlError) -> list[Any]:
+    """Return the message that has the other side raise `error`."""
+    kind = type(error).__name__
+    return encode(REFUSED, {"error": kind if kind in _ERRORS else "StreamError", "text": str(error)[:4000]})
+
+
+def raise_refusal(message: Message) -> None:
+    """Raise what a refusal carries.
+
+    Raises:
+      SpecMismatch, StreamClosed, ConfigError, StreamError: as the other side said.
+    """
+    kind = _ERRORS.get(str(message.fields.get("error")), StreamError)
+    raise kind(str(message.fields.get("text", "refused without a reason")))
+
+
+def check_welcome(message: Message) -> Message:
+    """Return a welcome as it is.
+
+    Raises:
+      JsrlError: it is a refusal, or neither.
+    """
+    if message.kind == REFUSED:
+        raise_refusal(message)
+    if message.kind != WELCOME:
+        raise CodecError(f"expected a welcome, found {message.kind[:40]!r}.")
+    return message
+
+
+def say_hello(endpoint: str, frames: list[Any], timeout_s: float) -> Message:
+    """Send a hello over a connection of its own and return the welcome.
+
+    Raises:
+      StreamTimeout: nobody answered in time. Other errors: what the consumer refused with.
+    """
+    context = zmq.Context()
+    try:
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.MAXMSGSIZE, HELLO_LIMITS.message_bytes)
+        socket.connect(endpoint)
+        socket.send_multipart(frames)
+        if not socket.poll(max(0, int(timeout_s * 1000))):
+            raise no_answer(endpoint, timeout_s)
+        return check_welcome(decode(socket.recv_multipart(), HELLO_LIMITS))
+    finally:
+        context.destroy(linger=0)
+
+
+def no_answer(endpoint: str, timeout_s: float) -> StreamTimeout:
+    """Return the error for a hello that nobody answered."""
+    return StreamTimeout(
+        f"nobody answered at {endpoint} within {timeout_s:g} s: is the consumer running, is the address right?"
+    )
+
+
+class Greeter:
+    """A thread that answers hellos at an endpoint, so that producers can join while the consumer is busy."""
+
+    def __init__(self, endpoint: str, answer: Callable[[Message], list[Any]]):
+        self._answer = answer
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, HELLO_LIMITS.message_bytes)
+        bind(self._socket, endpoint)
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._serve, name="sample-greeter", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._stop_read, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._stop_read in ready:
+                return
+            sender, *frames = self._socket.recv_multipart()
+            try:
+                answer = self._answer(decode(frames, HELLO_LIMITS))
+            except JsrlError as error:
+                answer = refusal_frames(error)
+            self._socket.send_multipart([sender, *answer])
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._thread.is_alive():
+            os.write(self._stop_write, b"\0")
+            self._thread.join(10)
+        self._context.destroy(linger=200)
+        os.close(self._stop_read)
+        os.close(self._stop_write)
+
+
+def bind(socket: zmq.Socket, endpoint: str) -> str:
+    """Bind a socket and return the endpoint it got (a tcp port `*` or 0 becomes a number).
+
+    Raises:
+      ConfigError: the endpoint is taken or not possible.
+    """
+    if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
+        endpoint = endpoint[:-1] + "*"
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"cannot bind {endpoint}: {error.strerror or error}. Take a free port (tcp://127.0.0.1:0 chooses one) or "
+            "another path."
+        ) from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def remaining(deadline: float) -> float:
+    """Return the seconds left until a `time.monotonic()` deadline, not below 0."""
+    return max(0.0, deadline - time.monotonic())

@@ -1,0 +1,66 @@
+"""Sample streams by address: which road is taken is the address's business, not the worker's."""
+
+from __future__ import annotations
+
+from jsrl.transport.address import parse_address
+from jsrl.transport.base import ProducerId, SampleConsumer, SampleProducer
+from jsrl.types import Tree
+
+
+def bind_samples(
+    address: str, schema: Tree, *, blocks_per_producer: int | None = None, allow_remote: bool = False
+) -> SampleConsumer:
+    """Return the reading end of a sample stream; its `address` is what producers connect to.
+
+    Args:
+      address: `local:NAME`, `shm:/FOLDER/NAME`, `ipc:///PATH` or `tcp://127.0.0.1:PORT` (port 0: any free one).
+      schema: tree of ArraySpec leaves, as jsrl.types.make_trajectory_spec returns it.
+      blocks_per_producer: how many trajectories of one producer may be written, on their way or lent at once; None: two
+        per group.
+      allow_remote: let a tcp address be reached from other hosts (the stream is not encrypted).
+
+    Raises:
+      ConfigError: the address is unknown, in use, or too little memory is left.
+    """
+    parsed = parse_address(address)
+    if parsed.road == "local":
+        from jsrl.transport.samples_local import LocalSampleConsumer
+
+        return LocalSampleConsumer(parsed.name, schema, blocks_per_producer=blocks_per_producer)
+    if parsed.road == "shm":
+        from jsrl.transport.samples_shared import SharedSampleConsumer
+
+        return SharedSampleConsumer(parsed.folder, parsed.name, schema, blocks_per_producer=blocks_per_producer)
+    from jsrl.transport.samples_zmq_consumer import ZmqSampleConsumer
+
+    return ZmqSampleConsumer(
+        parsed.endpoint, schema, blocks_per_producer=blocks_per_producer, allow_remote=allow_remote
+    )
+
+
+def connect_samples(
+    address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float
+) -> SampleProducer:
+    """Return the writing end of a sample stream, waiting up to `timeout_s` for the consumer.
+
+    Args:
+      address: the consumer's `address`.
+      schema: as at the consumer; both sides compare.
+      producer: who writes, and in which life; a life is admitted once.
+      num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
+
+    Raises:
+      StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this life is refused.
+    """
+    parsed = parse_address(address)
+    if parsed.road == "local":
+        from jsrl.transport.samples_local import connect_local
+
+        return connect_local(parsed.name, schema, producer, num_groups, timeout_s)
+    if parsed.road == "shm":
+        from jsrl.transport.samples_shared import SharedSampleProducer
+
+        return SharedSampleProducer(parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s)
+    from jsrl.transport.samples_zmq import ZmqSampleProducer
+
+    return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s)

@@ -1,0 +1,336 @@
+"""Sample streams between processes of one host: producers write into memory that the consumer reads in place.
+
+Files in the run folder, all mode 0600 and all the consumer's: `NAME.samples.owner` (locked while the consumer lives),
+`.hello` (where producers ask to join), `.bell` (rung at every commit), and per producer's life
+`.PRODUCER.INCARNATION.pages` (see samples_pages) and `.bell` (rung when a block is granted). A trajectory costs no
+message and no copy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError
+from jsrl.transport.address import check_ipc_path, check_name
+from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.codec import Message, encode
+from jsrl.transport.doorbell import Doorbell
+from jsrl.transport.handshake import WELCOME, Greeter, hello_frames, read_hello, remaining, say_hello
+from jsrl.transport.samples_ends import Admissions, OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.samples_pages import CLOSED, FENCED, ProducerPages, file_stem
+from jsrl.transport.schema import compare_schemas, flatten_schema, make_layout
+from jsrl.transport.segment import is_locked, make_folder, try_lock
+from jsrl.types import Array, Tree
+
+_LOOK_S = 0.25  # how often a waiting end looks whether the other one lives
+_ATTACH_S = 60.0  # how long a welcomed producer may take to map its memory
+
+
+class SharedSampleProducer(ProducerEnd):
+    """The writing end of `shm:FOLDER/NAME`."""
+
+    def __init__(
+        self, folder: Path, name: str, schema: Tree, producer: ProducerId, num_groups: int, *, timeout_s: float
+    ):
+        super().__init__(schema, producer, num_groups)
+        self.address = f"shm:{folder / name}"
+        prefix = f"{name}.samples"
+        say_hello(f"ipc://{folder / prefix}.hello", hello_frames(producer, self.leaves, num_groups), timeout_s)
+        stem = file_stem(name, producer)
+        self._owner_fd = _open_owner(folder / f"{prefix}.owner")
+        self._pages = ProducerPages.attach(folder / f"{stem}.pages", make_layout(self.leaves), schema)
+        self._consumer_bell = Doorbell.attach(folder / f"{prefix}.bell")
+        self._bell = Doorbell.attach(folder / f"{stem}.bell")
+        self._taken = 0
+        self._abandoned: list[int] = []
+        self._closed = False
+
+    def reserve(self, timeout_s: float) -> OpenBlock:
+        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        self._check_open()
+        number = self._take()
+        if number is None:
+            number = self._wait_for_block(timeout_s)
+        return OpenBlock(self, number, self._pages.blocks[number])
+
+    def _take(self) -> int | None:
+        if self._abandoned:
+            return self._abandoned.pop()
+        number = self._pages.take(self._taken)
+        if number is not None:
+            self._taken += 1
+        return number
+
+    def _wait_for_block(self, timeout_s: float) -> int:
+        deadline = time.monotonic() + timeout_s
+        self._pages.waiting(True)
+        try:
+            while (number := self._take()) is None:
+                self._check_open()
+                if remaining(deadline) <= 0:
+                    raise self._no_room(timeout_s, self._pages.num_blocks)
+                if not self._bell.wait(min(remaining(deadline), _LOOK_S)) and not is_locked(self._owner_fd):
+                    self._check_open()
+                    raise StreamClosed(f"{self.producer.name} on {self.address}: the consumer's process died.")
+            return number
+        finally:
+            self._pages.waiting(False)
+
+    def commit_block(self, number: int, group: int) -> Entry:
+        """Hand block `number` over (called by the block)."""
+        self._check_group(group)
+        self._check_open()
+        entry = self._next_entry(group)
+        self._pages.commit(number, group, entry.sequence)
+        self._consumer_bell.ring()
+        return entry
+
+    def abandon_block(self, number: int) -> None:
+        """Keep block `number` for the next `reserve` (called by the block)."""
+        self._abandoned.append(number)
+
+    def close(self) -> None:
+        """Leave; what was committed still arrives."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pages.leave()
+        self._consumer_bell.ring()
+        self._pages.close()
+        self._consumer_bell.close()
+        self._bell.close()
+        os.close(self._owner_fd)
+
+    def _check_open(self) -> None:
+        reason = "closed by this producer" if self._closed else self._pages.ending()
+        if reason:
+            raise StreamClosed(f"{self.producer.name} on {self.address}: {reason}.")
+
+
+@dataclass
+class _Peer:
+    """A producer's life as the consumer sees it."""
+
+    producer: ProducerId
+    pages: ProducerPages
+    bell: Doorbell
+    num_groups: int
+    granted_s: float = field(default_factory=time.monotonic)
+    seen: int = 0
+    sequences: dict[int, int] = field(default_factory=dict)
+    with_producer: set[int] = field(default_factory=set)  # blocks it may write
+    ended: bool = False
+
+
+class SharedSampleConsumer:
+    """The reading end of `shm:FOLDER/NAME`; it makes and removes all the files."""
+
+    def __init__(self, folder: str | Path, name: str, schema: Tree, *, blocks_per_producer: int | None = None):
+        self._folder = make_folder(folder)
+        self._name = check_name(name, "stream")
+        self.address = f"shm:{self._folder / name}"
+        self.schema = schema
+        self.leaves = flatten_schema(schema)
+        self._layout = make_layout(self.leaves)
+        self._blocks_per_producer = check_blocks(blocks_per_producer)
+        self._queue = SampleQueue(self.address)
+        self._admissions = Admissions()
+        self._peers: dict[ProducerId, _Peer] = {}
+        self._lock = threading.RLock()  # the greeter's thread adds peers
+        self._next_look_s = 0.0
+        prefix = f"{name}.samples"
+        check_ipc_path(f"{self._folder / prefix}.hello")
+        self._owner_path = self._folder / f"{prefix}.owner"
+        self._owner_fd = _claim(self._owner_path, self.address)
+        for stale in self._folder.glob(f"{prefix}.*"):
+            if stale != self._owner_path:
+                stale.unlink(missing_ok=True)
+        self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
+        self._greeter = Greeter(f"ipc://{self._folder / prefix}.hello", self._welcome)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory so far, counted up from the producers' pages."""
+        self._look()
+        return self._queue.ledger
+
+    def get(self, timeout_s: float) -> Lease:
+        """Return the next committed trajectory, in order per (producer, group).
+
+        The arrays are read-only views of shared memory, valid until `release`. JAX on CPU reads numpy arrays without
+        copying them: release only once nothing computes with them any more (copy to a staging buffer first), or the
+        producer writes the next trajectory under a running update.
+
+        Raises:
+          StreamTimeout: none was committed in time. StreamClosed: this end is closed.
+          SpecMismatch: a producer with another schema asked to join (raised once).
+        """
+        deadline = time.monotonic() + timeout_s
+        while (lease := self._queue.take()) is None:
+            if self._look():
+                continue
+            if remaining(deadline) <= 0:
+                raise self._queue.nothing_came(timeout_s)
+            self._bell.wait(min(remaining(deadline), _LOOK_S))
+        return lease
+
+    def release(self, lease: Lease, outcome: str = "consumed") -> None:
+        """Give the memory back once nothing reads it any more."""
+        token = self._queue.settle(lease, outcome)
+        if token is None:
+            return
+        peer, block = token
+        with self._lock:
+            if not peer.ended:
+                peer.with_producer.add(block)
+                if peer.pages.grant(block):
+                    peer.bell.ring()
+
+    def pending(self) -> int:
+        """Return how many committed trajectories wait."""
+        self._look()
+        return len(self._queue)
+
+    def feedback(self, ids: Array, priorities: Array) -> None:
+        """Do nothing: only replay takes priorities back."""
+
+    def fence(self, producer: ProducerId) -> None:
+        """Accept nothing more from this incarnation; what it committed before is still delivered."""
+        with self._lock:
+            self._admissions.fence(producer)
+            peer = self._peers.get(producer)
+            if peer is not None:
+                self._part(peer, FENCED)
+
+    def close(self) -> None:
+        """Drop what is in flight (reason `closed`), free the memory and remove the files."""
+        if self._queue.closed:
+            return
+        self._greeter.close()
+        with self._lock:
+            for peer in list(self._peers.values()):
+                self._part(peer, CLOSED)
+            self._queue.close()
+        self._bell.unlink()
+        self._bell.close()
+        self._owner_path.unlink(missing_ok=True)
+        os.close(self._owner_fd)
+
+    # -- joining (the greeter's thread)
+
+    def _welcome(self, message: Message) -> list[Any]:
+        producer, leaves, num_groups = read_hello(message)
+        try:
+            compare_schemas(self.leaves, leaves, "the consumer", producer.name)
+        except SpecMismatch as error:
+            self._queue.complain(SpecMismatch(str(error)))
+            self._bell.ring()
+            raise
+        num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
+        stem = file_stem(self._name, producer)
+        with self._lock:
+            self._admissions.admit(producer)
+            for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
+                self._part(peer, FENCED)
+            path = self._folder / f"{stem}.pages"
+            pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation)
+            bell = Doorbell.create(self._folder / f"{stem}.bell")
+            peer = _Peer(producer, pages, bell, num_groups, with_producer=set(range(num_blocks)))
+            self._peers[producer] = peer
+        self._bell.ring()  # commits of an earlier life may have been taken in here
+        return encode(WELCOME, {"blocks": num_blocks})
+
+    # -- looking and parting
+
+    def _look(self) -> bool:
+        """Take in all new commits and part with producers that left or died; return whether anything waits."""
+        if self._queue.closed:
+            return False
+        self._bell.drain()
+        now_s = time.monotonic()
+        look_for_dead = now_s >= self._next_look_s
+        if look_for_dead:
+            self._next_look_s = now_s + _LOOK_S
+        with self._lock:
+            for peer in list(self._peers.values()):
+                gone = peer.pages.left or (look_for_dead and self._is_dead(peer, now_s))
+                self._collect(peer)
+                if gone and not peer.ended:
+                    self._part(peer, FENCED)
+            return len(self._queue) > 0
+
+    def _is_dead(self, peer: _Peer, now_s: float) -> bool:
+        if peer.pages.attached:
+            return not peer.pages.segment.locked()
+        return now_s - peer.granted_s > _ATTACH_S
+
+    def _collect(self, peer: _Peer) -> None:
+        try:
+            for commit in peer.pages.commits_since(peer.seen):
+                expected = peer.sequences.get(commit.group, 0)
+                if (
+                    commit.block not in peer.with_producer
+                    or not 0 <= commit.group < peer.num_groups
+                    or (commit.sequence, commit.incarnation) != (expected, peer.producer.incarnation)
+                ):
+                    raise StreamError(
+                        f"{peer.producer.name} committed {commit}; expected sequence {expected} of one of "
+                        f"{peer.num_groups} groups in blocks {sorted(peer.with_producer)[:8]}. It was fenced."
+                    )
+                peer.seen += 1
+                peer.sequences[commit.group] = expected + 1
+                peer.with_producer.discard(commit.block)
+                entry = Entry(peer.producer, commit.group, commit.sequence)
+                self._queue.add(peer.pages.blocks[commit.block], entry, (peer, commit.block))
+        except StreamError as error:
+            self._queue.complain(error)
+            self._forget(peer, FENCED)
+
+    def _part(self, peer: _Peer, why: int) -> None:
+        """End a producer's life: no more commits, the committed ones stay readable, the files go."""
+        peer.pages.end(why)
+        self._collect(peer)
+        if not peer.ended:
+            self._forget(peer, why)
+
+    def _forget(self, peer: _Peer, why: int) -> None:
+        peer.ended = True
+        self._admissions.fence(peer.producer)
+        self._peers.pop(peer.producer, None)
+        peer.pages.end(why)
+        peer.bell.ring()
+        peer.bell.unlink()
+        peer.bell.close()
+        peer.pages.segment.unlink()
+        peer.pages.close()
+
+
+def _open_owner(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise StreamClosed(f"{path} is gone: the consumer closed just after its welcome.") from None
+
+
+def _claim(path: Path, address: str) -> int:
+    """Return a new, locked owner file; an old one is replaced once nobody holds it.
+
+    Raises:
+      ConfigError: a living consumer holds it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    old = os.open(path, flags, 0o600)
+    try:
+        if not try_lock(old):
+            raise ConfigError(f"{address} has a living consumer; stop it first or take another name.")
+        path.unlink()  # producers of the old consumer hold the old file, unlocked from now on
+    finally:
+        os.close(old)
+    claimed = os.open(path, flags | os.O_EXCL, 0o600)
+    try_lock(claimed)
+    return claimed

@@ -1,0 +1,212 @@
+"""Sample streams over ZeroMQ (tcp between hosts, ipc on one): a header and the raw bytes of a whole block, uncopied.
+
+    producer                         consumer
+    hello(schema, groups)     ->     welcome(blocks) or refused(error, text)
+    sample(index, group, ...) ->
+                              <-     credit(received, released, resend)     cumulative, so losing one harms nothing
+    sync(sent)                ->     credit                                 when a producer has waited for a while
+    bye(sent)                 ->     farewell once all of it has arrived
+                              <-     refused                                closed or fenced
+
+A producer writes at most `blocks` trajectories ahead of `released`, which bounds the bytes in flight. It keeps a block
+unchanged until ZeroMQ is done with its bytes and the consumer has received it, and so can send it again after a broken
+connection; the consumer takes each producer's indices in order only: duplicates are ignored, a gap is asked for again.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+
+from jsrl.errors import CodecError, StreamClosed, StreamError
+from jsrl.transport.base import Entry, ProducerId
+from jsrl.transport.codec import Limits, Message, decode, encode
+from jsrl.transport.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, no_answer, remaining
+from jsrl.transport.samples_ends import OpenBlock, ProducerEnd
+from jsrl.transport.samples_local import aligned_zeros
+from jsrl.transport.schema import make_layout
+from jsrl.types import Trajectory, Tree
+
+_SYNC_S = 0.5
+_FAREWELL_S = 5.0
+_HEARTBEAT_MS = 2000
+_SILENCE_MS = 20000
+_CONTROL_LIMITS = Limits(header_bytes=1 << 16, frames=1, message_bytes=1 << 16)
+
+
+def configure(socket: zmq.Socket, max_message_bytes: int) -> None:
+    """Set what both ends want: no high-water mark (credits bound the stream), bounded messages, heartbeats."""
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+
+
+@dataclass
+class _ZmqBlock:
+    """The memory of one block, and what became of it since it was sent."""
+
+    raw: np.ndarray
+    trajectory: Trajectory
+    fields: dict[str, Any] = field(default_factory=dict)
+    trackers: list[zmq.MessageTracker] = field(default_factory=list)
+
+    def untouched(self) -> bool:
+        """Return whether ZeroMQ has let go of the bytes."""
+        return all(tracker.done for tracker in self.trackers)
+
+
+class ZmqSampleProducer(ProducerEnd):
+    """The writing end of `tcp://` and `ipc://` addresses."""
+
+    def __init__(self, endpoint: str, schema: Tree, producer: ProducerId, num_groups: int, *, timeout_s: float):
+        super().__init__(schema, producer, num_groups)
+        self.address = endpoint
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        configure(self._socket, HELLO_LIMITS.message_bytes)
+        self._socket.setsockopt(zmq.ROUTING_ID, b"p" + uuid.uuid4().bytes)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._closed = ""
+        try:
+            num_blocks = self._join(endpoint, num_groups, timeout_s)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        layout = make_layout(self.leaves)
+        self._blocks = []
+        for _ in range(num_blocks):
+            raw = aligned_zeros(layout.size_bytes)
+            self._blocks.append(_ZmqBlock(raw, layout.tree(schema, raw)))
+        self._free = deque(range(num_blocks))
+        self._on_the_way: deque[tuple[int, int]] = deque()  # (index, block number), oldest first
+        self._open = self._sent = self._received = self._released = 0
+        self._resent_s = 0.0
+        self._departed = False
+
+    def _join(self, endpoint: str, num_groups: int, timeout_s: float) -> int:
+        self._socket.connect(endpoint)
+        self._socket.send_multipart(hello_frames(self.producer, self.leaves, num_groups))
+        if not self._socket.poll(max(0, int(timeout_s * 1000))):
+            raise no_answer(endpoint, timeout_s)
+        welcome = check_welcome(decode(self._socket.recv_multipart(), HELLO_LIMITS))
+        num_blocks = welcome.fields.get("blocks")
+        if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
+            raise StreamError(f"{endpoint} welcomed {self.producer.name} with {num_blocks!r} blocks.")
+        return num_blocks
+
+    def reserve(self, timeout_s: float) -> OpenBlock:
+        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        deadline = time.monotonic() + timeout_s
+        self._hear(0.0)
+        while not self._has_room():
+            self._check_open()
+            if remaining(deadline) <= 0:
+                raise self._no_room(timeout_s, len(self._blocks))
+            if not self._hear(min(remaining(deadline), _SYNC_S)):
+                self._tell("sync")
+        self._check_open()
+        number = self._free.popleft()
+        self._open += 1
+        block = self._blocks[number]
+        return OpenBlock(self, number, block.trajectory)
+
+    def _has_room(self) -> bool:
+        while self._on_the_way:
+            index, number = self._on_the_way[0]
+            if index >= self._received or not self._blocks[number].untouched():
+                break
+            self._on_the_way.popleft()
+            self._blocks[number].trackers.clear()
+            self._free.append(number)
+        return bool(self._free) and self._open + self._sent - self._released < len(self._blocks)
+
+    def commit_block(self, number: int, group: int) -> Entry:
+        """Send block `number` (called by the block)."""
+        self._check_group(group)
+        self._hear(0.0)
+        self._check_open()
+        entry = self._next_entry(group)
+        self._blocks[number].fields = {"index": self._sent, "group": group, "sequence": entry.sequence}
+        self._on_the_way.append((self._sent, number))
+        self._sent += 1
+        self._open -= 1
+        self._send_block(number)
+        return entry
+
+    def abandon_block(self, number: int) -> None:
+        """Take block `number` back unwritten (called by the block)."""
+        self._open -= 1
+        self._free.appendleft(number)
+
+    def close(self) -> None:
+        """Leave; what was committed still arrives (waits up to 5 s for the consumer to have it)."""
+        if self._departed:
+            return
+        self._departed = True
+        deadline = time.monotonic() + _FAREWELL_S
+        while not self._closed and remaining(deadline) > 0:
+            self._tell("bye")
+            self._hear(_SYNC_S)
+        self._closed = self._closed or "closed by this producer"
+        self._context.destroy(linger=0)
+
+    def _check_open(self) -> None:
+        if self._closed or self._departed:
+            raise StreamClosed(f"{self.producer.name} on {self.address}: {self._closed or 'closed by this producer'}")
+
+    def _send_block(self, number: int) -> None:
+        block = self._blocks[number]
+        header, payload = encode("sample", block.fields, block.raw)
+        tracker = self._socket.send_multipart([header, payload], copy=False, track=True)
+        if tracker is not None:
+            block.trackers.append(tracker)
+
+    def _tell(self, kind: str) -> None:
+        self._socket.send_multipart(encode(kind, {"sent": self._sent}))
+
+    def _hear(self, timeout_s: float) -> bool:
+        """Take in what the consumer said; return whether it said anything in time."""
+        if self._socket.closed or not self._socket.poll(int(timeout_s * 1000)):
+            return False
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            self._take_in(decode(frames, _CONTROL_LIMITS))
+
+    def _take_in(self, message: Message) -> None:
+        if message.kind == REFUSED:
+            self._closed = str(message.fields.get("text", "refused"))
+        elif message.kind == "farewell":
+            self._closed = "closed by this producer"
+        elif message.kind == "credit":
+            self._received = max(self._received, read_number(message, "received"))
+            self._released = max(self._released, read_number(message, "released"))
+            if message.fields.get("resend") and time.monotonic() - self._resent_s > _SYNC_S / 2:
+                self._resent_s = time.monotonic()
+                for index, number in list(self._on_the_way):
+                    if index >= self._received:
+                        self._send_block(number)
+
+
+def read_number(message: Message, name: str) -> int:
+    """Return a field that counts something.
+
+    Raises:
+      CodecError: it is missing, or no integer from 0.
+    """
+    value = message.fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CodecError(f"{message.kind}: {name} is {value!r}, expected an integer from 0.")
+    return value

@@ -1,0 +1,247 @@
+"""The reading end of sample streams over ZeroMQ (the messages are described in samples_zmq)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+
+from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, StreamError
+from jsrl.transport.address import check_reach
+from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.codec import Limits, Message, decode, encode
+from jsrl.transport.handshake import HELLO, WELCOME, bind, read_hello, refusal_frames
+from jsrl.transport.samples_ends import Admissions, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.samples_zmq import configure, read_number
+from jsrl.transport.schema import compare_schemas, flatten_schema, make_layout
+from jsrl.types import Array, Tree
+
+_LINGER_MS = 500
+_HEADER_BYTES = 1 << 20
+
+
+@dataclass
+class _Peer:
+    """A producer's life as the consumer sees it."""
+
+    producer: ProducerId
+    route: bytes
+    num_groups: int
+    num_blocks: int
+    received: int = 0
+    released: int = 0
+    asked: int = -1  # the index that was asked for again last
+    sequences: dict[int, int] = field(default_factory=dict)
+
+
+class ZmqSampleConsumer:
+    """The reading end of `tcp://` and `ipc://` addresses.
+
+    A thread owns the socket: it takes samples in, and answers hellos and syncs while the consumer is busy.
+    """
+
+    def __init__(
+        self, endpoint: str, schema: Tree, *, blocks_per_producer: int | None = None, allow_remote: bool = False
+    ):
+        check_reach(endpoint, allow_remote)
+        self.schema = schema
+        self.leaves = flatten_schema(schema)
+        self._layout = make_layout(self.leaves)
+        self._blocks_per_producer = check_blocks(blocks_per_producer)
+        self._limits = Limits(_HEADER_BYTES, frames=2, message_bytes=_HEADER_BYTES + self._layout.size_bytes)
+        self._admissions = Admissions()
+        self._peers: dict[bytes, _Peer] = {}
+        self._owing: list[list[Any]] = []  # what the thread has to send
+        self._lock = threading.RLock()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure(self._socket, max(self._layout.size_bytes, _HEADER_BYTES))
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            self.address = bind(self._socket, endpoint)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._queue = SampleQueue(self.address)
+        self._stopping = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._serve, name="sample-receiver", daemon=True)
+        self._thread.start()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory that has arrived so far."""
+        return self._queue.ledger
+
+    def get(self, timeout_s: float) -> Lease:
+        """Return the next trajectory that arrived, in order per (producer, group).
+
+        The arrays are read-only views of the received message, valid until `release`. JAX on CPU reads numpy arrays
+        without copying them: release only once nothing computes with them any more (copy to a staging buffer first).
+
+        Raises:
+          StreamTimeout: none arrived in time. StreamClosed: this end is closed.
+          SpecMismatch: a producer with another schema asked to join (raised once).
+        """
+        return self._queue.take_within(timeout_s)
+
+    def release(self, lease: Lease, outcome: str = "consumed") -> None:
+        """Give the memory back once nothing reads it any more; the producer may send one more."""
+        peer = self._queue.settle(lease, outcome)
+        if peer is None:
+            return
+        with self._lock:
+            peer.released += 1
+            if peer.route in self._peers:
+                self._owe(peer.route, _credit(peer))
+
+    def pending(self) -> int:
+        """Return how many arrived trajectories wait."""
+        return len(self._queue)
+
+    def feedback(self, ids: Array, priorities: Array) -> None:
+        """Do nothing: only replay takes priorities back."""
+
+    def fence(self, producer: ProducerId) -> None:
+        """Accept nothing more from this incarnation; what arrived before is still delivered."""
+        with self._lock:
+            self._admissions.fence(producer)
+            for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
+                self._part(peer, "this incarnation was fenced by the consumer.")
+
+    def close(self) -> None:
+        """Drop what is in flight (reason `closed`) and free the memory; producers get StreamClosed."""
+        if not self._queue.close():
+            return
+        with self._lock:
+            for peer in list(self._peers.values()):
+                self._part(peer, "the consumer is closed.")
+            self._stopping = True
+            self._wake()
+        self._thread.join(10)
+        self._context.destroy(linger=_LINGER_MS)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _part(self, peer: _Peer, reason: str) -> None:
+        self._peers.pop(peer.route, None)
+        self._owe(peer.route, refusal_frames(StreamClosed(reason)))
+
+    def _owe(self, route: bytes, frames: list[Any]) -> None:
+        self._owing.append([route, *frames])
+        if threading.current_thread() is not self._thread:
+            self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full: the thread will wake anyway
+
+    # -- the thread that owns the socket
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._wake_read in ready:
+                os.read(self._wake_read, 65536)
+            if self._socket in ready:
+                self._receive()
+            with self._lock:
+                owing, self._owing = self._owing, []
+                stopping = self._stopping
+            for frames in owing:
+                self._socket.send_multipart(frames)
+            if stopping:
+                return
+
+    def _receive(self) -> None:
+        """Take in the messages that have arrived (a bounded number, so that answers get their turn)."""
+        for _ in range(64):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            route = frames[0].bytes
+            with self._lock:
+                peer = self._peers.get(route)
+                try:
+                    self._handle(route, peer, decode([frame.buffer for frame in frames[1:]], self._limits))
+                except JsrlError as error:
+                    self._refuse(route, peer, error)
+
+    def _handle(self, route: bytes, peer: _Peer | None, message: Message) -> None:
+        if message.kind == HELLO:
+            self._welcome(route, message)
+        elif peer is None:
+            raise StreamClosed("this consumer does not know the producer: join again with a new incarnation.")
+        elif message.kind == "sample":
+            self._take_sample(peer, message)
+        elif message.kind == "sync":
+            peer.asked = -1
+            self._owe(route, _credit(peer, resend=peer.received < read_number(message, "sent")))
+        elif message.kind == "bye":
+            if peer.received < read_number(message, "sent"):
+                self._owe(route, _credit(peer, resend=True))
+            else:
+                self._peers.pop(route)
+                self._owe(route, encode("farewell"))
+        else:
+            raise CodecError(f"unknown message {message.kind[:40]!r}.")
+
+    def _welcome(self, route: bytes, message: Message) -> None:
+        producer, leaves, num_groups = read_hello(message)
+        compare_schemas(self.leaves, leaves, "the consumer", producer.name)
+        num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
+        self._admissions.admit(producer)
+        for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
+            self._part(old, f"replaced by incarnation {producer.incarnation}.")
+        self._peers[route] = _Peer(producer, route, num_groups, num_blocks)
+        self._owe(route, encode(WELCOME, {"blocks": num_blocks}))
+
+    def _take_sample(self, peer: _Peer, message: Message) -> None:
+        index = read_number(message, "index")
+        if index < peer.received:
+            return  # a duplicate: sent again before the producer heard that it had arrived
+        if index > peer.received:
+            if peer.asked != peer.received:
+                peer.asked = peer.received
+                self._owe(peer.route, _credit(peer, resend=True))
+            return
+        group, sequence = read_number(message, "group"), read_number(message, "sequence")
+        expected = peer.sequences.get(group, 0)
+        if not 0 <= group < peer.num_groups or sequence != expected or index - peer.released >= peer.num_blocks:
+            raise StreamError(
+                f"{peer.producer.name} sent group {group}, sequence {sequence}, index {index}; expected sequence "
+                f"{expected} of one of {peer.num_groups} groups, at most {peer.num_blocks} ahead of {peer.released}. "
+                "It was fenced."
+            )
+        raw = message.arrays
+        if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8 or raw.shape != (self._layout.size_bytes,):
+            raise CodecError(f"{peer.producer.name} sent a sample that is not {self._layout.size_bytes} raw bytes.")
+        if raw.ctypes.data % 8:  # small messages lie anywhere in ZeroMQ's buffer; arrays of 8-byte numbers must not
+            raw = raw.copy()
+        peer.received += 1
+        peer.sequences[group] = expected + 1
+        trajectory = self._layout.tree(self.schema, raw, writeable=False)
+        self._queue.add(trajectory, Entry(peer.producer, group, sequence), peer)
+
+    def _refuse(self, route: bytes, peer: _Peer | None, error: JsrlError) -> None:
+        if isinstance(error, SpecMismatch):
+            self._queue.complain(SpecMismatch(str(error)))
+        elif peer is not None:  # a producer that was welcomed does not speak properly
+            self._queue.complain(StreamError(str(error)))
+            self._admissions.fence(peer.producer)
+            self._peers.pop(route, None)
+        self._owe(route, refusal_frames(error))
+
+
+def _credit(peer: _Peer, *, resend: bool = False) -> list[Any]:
+    return encode("credit", {"received": peer.received, "released": peer.released, "resend": resend})
