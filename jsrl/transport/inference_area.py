@@ -194,17 +194,18 @@ class AnsweringArea:
     )
 
     def __init__(self, layout: AreaLayout, client: ProducerId, group: int, buffer: Any):
-        self.client, self.group, self.rows = client, group, layout.group_sizes[group]
+        self.client, self.group = client, group
+        rows = layout.group_sizes[group]
         at_question, at_answer, at_core = layout.offsets[group]
-        question, answer, core = layout.parts(self.rows)
-        schema = question_schema(layout.spec, self.rows)
+        question, answer, core = layout.parts(rows)
+        schema = question_schema(layout.spec, rows)
         self._observation, self._is_first = unflatten(schema, question.views(buffer, at_question, writeable=False))
-        wanted = answer_schema(layout.spec, self.rows)
+        wanted = answer_schema(layout.spec, rows)
         views: Answer = unflatten(wanted, answer.views(buffer, at_answer))
         self._action = TreeWriter(wanted.action, leaves(views.action), "action")
         self._log_prob = TreeWriter(wanted.log_prob, leaves(views.log_prob), "log_prob")
         self._extras = TreeWriter(wanted.extras, leaves(views.extras), "extras")
-        self._core = TreeWriter(core_schema(layout.spec, self.rows)["core"], core.views(buffer, at_core), "core")
+        self._core = TreeWriter(core_schema(layout.spec, rows)["core"], core.views(buffer, at_core), "core")
         self.open = False
 
     def read(self, min_updates: int, step: int, wants_core: bool, policy: int) -> ClientRequest:

@@ -1,9 +1,10 @@
 """The inference stream between processes of one host: arrays in shared memory, small fixed headers over a Unix socket.
 
-The server listens at a socket in the run folder. A client's connection is its life: the kernel closes it when either side
-dies, so both learn of it at once and nobody watches clocks. At hello the server makes one segment for this incarnation
-with an area per group; the client writes a request's arrays there in place and announces them in one datagram, which is
-also the wake-up and orders the memory. The segment's file goes as soon as both have it mapped, so nothing is left behind.
+The server listens at a socket in the run folder. A client's connection is its life: the kernel closes it when either
+side dies, so both learn of it at once and nobody watches clocks. At hello the server makes one segment for this
+incarnation, with an area per group; the client writes a request's arrays there in place and announces them in one
+datagram, which is also the wake-up and orders the memory. The segment's file goes as soon as both have it mapped, so
+nothing is left behind.
 """
 
 from __future__ import annotations
@@ -250,9 +251,7 @@ class SharedInferenceClient:
         )
         message = msgspec.msgpack.encode(hello)
         if len(message) > _MAX_CONTROL_BYTES:
-            raise ConfigError(
-                f"the hello of {self.identity.name} has {len(message)} bytes, at most {_MAX_CONTROL_BYTES}."
-            )
+            raise ConfigError(f"the hello of {self.identity.name} has {len(message)} bytes, over {_MAX_CONTROL_BYTES}.")
         try:
             self._connection.send(message)
             self._connection.settimeout(max(0.001, deadline - time.monotonic()))

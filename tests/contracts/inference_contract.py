@@ -435,7 +435,7 @@ def test_restarted_server_at_the_same_address(road: Road) -> None:
 
 
 def test_address_taken(serving: Serving) -> None:
-    with pytest.raises(ConfigError, match="bound|use"):
+    with pytest.raises(ConfigError, match=r"bound|in use"):
         bind_inference(serving.address, SPEC)
 
 

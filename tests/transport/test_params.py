@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.transport.params import bind_params, connect_params
+from tests.contracts.params_contract import *  # noqa: F403
+from tests.contracts.params_contract import Road
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["local", "shm"])
+def road(request: pytest.FixtureRequest, tmp_path) -> Road:
+    scheme = request.param
+
+    def new_address() -> str:
+        name = f"params-{next(_numbers)}"
+        return {
+            "local": f"local:{name}",
+            "shm": f"shm:{tmp_path}/run/{name}",
+            "tcp": "tcp://127.0.0.1:0",
+            "ipc": f"ipc://{tmp_path}/{name}",
+        }[scheme]
+
+    return Road(new_address)
+
+
+def test_unknown_scheme() -> None:
+    with pytest.raises(ConfigError, match="carrier"):
+        bind_params("carrier:pigeon")
+    with pytest.raises(ConfigError, match="carrier"):
+        connect_params("carrier:pigeon")
