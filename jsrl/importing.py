@@ -110,10 +110,13 @@ def importable_target(thing: Any) -> str | None:
     """
     module = getattr(thing, "__module__", None)
     qualname = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
-    if isinstance(thing, str) or not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname:
+    if isinstance(thing, str) or not isinstance(module, str) or not isinstance(qualname, str) or module in MAIN_MODULES:
         return None
-    if module in MAIN_MODULES:
-        return None
+    if "<" in qualname:  # a lambda or closure, which may have a name in its module all the same
+        members = vars(sys.modules[module]).items() if module in sys.modules else ()
+        qualname = next((name for name, value in members if value is thing and not name.startswith("_")), "")
+        if not qualname:
+            return None
     homes = [module]
     if any(part.startswith("_") for part in module.split(".")):
         top = module.split(".")[0]

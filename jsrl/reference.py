@@ -4,8 +4,8 @@ A `Reference` is `module:function` plus keyword arguments; the process that need
 calls it. `to_json` and `from_json` carry whole experiment trees the same way. What was defined in a notebook or a
 script has no module to import: jsrl.source_capture writes one.
 
-`from_json` imports and calls what its tags name, so it is for files that their owner trusts as code (a run's folder)
-and for nothing else: snapshots and streams never use it.
+`from_json` imports and calls what its tags name: it is for files that their owner trusts as code (a run's folder), and
+for nothing else. Snapshots and streams never use it.
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ class _Encoder:
         if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):
+            if value.name not in type(value).__members__:
+                raise refuse(path, value, "is a combination of flags, which has no name", "pass the flags as a list")
             return {"$enum": self._name(type(value), path), "name": value.name}
         if isinstance(value, np.generic):
             return {"$scalar": str(value.dtype), "value": self._plain(value, path)}
@@ -208,11 +210,7 @@ class _Encoder:
         if type(value) is tuple:
             return {"$tuple": self._list(value, path, depth)}
         if type(value) in (set, frozenset):
-            try:
-                ordered = sorted(value)
-            except TypeError:
-                ordered = sorted(value, key=repr)
-            return {f"${type(value).__name__}": self._list(ordered, path, depth)}
+            return {f"${type(value).__name__}": self._list(sorted(value, key=repr), path, depth)}
         if type(value) is dict or (isinstance(value, Mapping) and type(value).__name__ == "FrozenDict"):
             return self._dict(value, path, depth)
         if isinstance(value, np.ndarray):
@@ -265,8 +263,8 @@ class _Encoder:
         if target is not None:
             return target
         if self._capture is None:
-            unreachable = f"is defined in {getattr(thing, '__module__', '')}, which no other process can import"
-            reason = unreachable, "move the definition to a module of its own and import it there"
+            home = f"is defined in {getattr(thing, '__module__', '')}, which no other process can import"
+            reason = home, "move the definition to a module of its own and import it there"
             raise refuse(path, thing, *(why_not_importable(thing) or reason))
         self.captured = True
         if self._collecting:
@@ -327,8 +325,11 @@ def _make_partial(tree: dict[str, Any], path: str) -> Any:
     return functools.partial(from_json(tree["$partial"], path), *args, **kwargs)
 
 
-def _make_array(tree: dict[str, Any], path: str) -> np.ndarray:
-    return np.array(from_json(tree["values"], path), tree["$array"]).reshape(tree["shape"])
+def _make_member(tree: dict[str, Any], path: str) -> enum.Enum:
+    members, name = import_target(tree["$enum"]).__members__, tree["name"]
+    if name not in members:
+        raise ConfigError(f"{path}: {tree['$enum']!r} has no member {name!r}; it has {', '.join(members)}.")
+    return members[name]
 
 
 _DECODERS: dict[str, Callable[[dict[str, Any], str], Any]] = {
@@ -339,10 +340,10 @@ _DECODERS: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "$frozenset": lambda tree, path: frozenset(from_json(tree["$frozenset"], path)),
     "$dict": lambda tree, path: {from_json(k, path): from_json(v, path) for k, v in tree["$dict"]},
     "$scalar": lambda tree, path: np.dtype(tree["$scalar"]).type(from_json(tree["value"], path)),
-    "$array": _make_array,
+    "$array": lambda tree, path: np.array(from_json(tree["values"], path), tree["$array"]).reshape(tree["shape"]),
     "$dtype": lambda tree, path: np.dtype(tree["$dtype"]),
     "$path": lambda tree, path: pathlib.Path(tree["$path"]),
-    "$enum": lambda tree, path: import_target(tree["$enum"])[tree["name"]],
+    "$enum": _make_member,
     "$function": lambda tree, path: import_target(tree["$function"]),
     "$partial": _make_partial,
     "$type": _make_instance,

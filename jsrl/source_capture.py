@@ -72,7 +72,8 @@ class Capture:
         Raises:
           ConfigError: the folder cannot be written, or the result would not run.
         """
-        if not self._entries:
+        if all(entry.kind == "import" for entry in self._entries.values()):
+            self._entries = {}
             return self._module
         text = module_text(self._entries)
         module = f"jsrl_captured_{hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -125,9 +125,11 @@ class SourceIndex:
     def definition(self, name: str, thing: Any) -> Statement | None:
         """Return the statement that defined `thing` under `name`: def, class, or `name = lambda ...`; or None."""
         function = _plain_function(thing)
-        units = self._units_of(function.__code__.co_filename) if function is not None else []
+        own = function is not None and function.__globals__ is self._namespace
+        units = self._units_of(function.__code__.co_filename) if function is not None and own else []
         found = [statement for statement in self._statements if _defines(statement.node, name)]
-        if function is None:
+        if function is None or not own:  # what a decorator from elsewhere made, or a class without methods
+            found = [s for s in found if function is None or getattr(s.node, "decorator_list", [])]
             return found[-1] if found else None
         found = [statement for statement in found if statement.order[0] in units]
         line = function.__code__.co_firstlineno
