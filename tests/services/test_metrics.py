@@ -283,6 +283,6 @@ def test_the_catalogue_is_well_formed():
 
 
 def test_a_worker_can_count_without_jax():
-    program = "import sys, jsrl.services.metrics, jsrl.services.names, jsrl.services.runs\n"
+    program = "import sys, jsrl.services.metrics, jsrl.services.names, jsrl.services.runs, jsrl.services.display\n"
     program += "assert not {'jax', 'orbax', 'tensorboardX'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
