@@ -32,6 +32,8 @@ from jsrl.source_index import SourceIndex, Statement, used_names
 from jsrl.source_module import MODULE_NAMES, Entry, check_module, module_text
 from jsrl.source_values import ValueWriter, is_type_expression
 
+__all__ = ["Capture", "capture"]
+
 
 class Capture:
     """Collect definitions, and write them as one module into `folder`.
@@ -208,7 +210,7 @@ class Capture:
             self._source(name, value, statement, namespace, path)
             return
         assigned = index.assignment(name)
-        own_name = getattr(value, "__qualname__", name) == name and not isinstance(value, FunctionType)
+        own_name = not isinstance(value, type) or value.__qualname__ == name  # else it is another name of a class
         if is_type_expression(value) and own_name and assigned is not None:
             self._source(name, value, assigned, namespace, path)
             return
@@ -324,7 +326,7 @@ def _no_source(name: str, value: Any, path: str) -> ConfigError:
     return refuse(
         path,
         value,
-        f"has no source that can be found (`{name}`, defined in {where}; `python -c` and the interactive prompt keep "
+        f"has no source that can be found (`{name}`, defined in {where}; `python -c`, the interactive prompt and %%time cells keep "
         "none, and a file may have changed since it ran)",
         "put it into a file or a notebook cell, or run the changed file again",
     )

@@ -1,7 +1,6 @@
 """Where the source of a script or a notebook is, what its statements define, and which names a definition uses."""
 
 from __future__ import annotations
-import __future__
 
 import ast
 import importlib.util
@@ -120,7 +119,7 @@ class SourceIndex:
     @property
     def future_annotations(self) -> bool:
         """Whether annotations stay text (`from __future__ import annotations`)."""
-        return self._namespace.get("annotations") is __future__.annotations
+        return ("__future__", "annotations") in self.imports("annotations")
 
     def definition(self, name: str, thing: Any) -> Statement | None:
         """Return the statement that defined `thing` under `name`: def, class, or `name = lambda ...`; or None."""

@@ -271,6 +271,12 @@ class Torso(nn.Module):
 def jitted(x):
     return clip(act(x)) * 3
 
+master_key = jax.random.key(0)
+weights = jnp.ones(3)
+def uses_key(): return master_key
+def uses_array(): return weights
+def uses_compiled(): return compiled()
+
 def make(network):
     x = jnp.ones((1, 3))
     out = network.apply(network.init(jax.random.key(0), x), x)
@@ -279,15 +285,22 @@ def make(network):
         list(out.shape), float(out.sum()), float(jax.grad(lambda x: jitted(x))(2.0)), updates.tolist(),
         len(jax.tree.leaves([Node(1), Pair(2)])),
     ]
+
+compiled = jax.jit(make)
 ---
 network = Torso(width=4, activation=nn.relu)
 written({"agent": reference_to(make, network=network), "jitted": jitted})
 print(json.dumps(make(network)))
+refusals(key=uses_key, array=uses_array, compiled=uses_compiled, module=Torso(kernel_init=nn.initializers.normal()))
 """
 
 
 def test_script_of_jax_functions_and_flax_modules(folder):
-    expected = json.loads(folder.script(with_write(JAX_SCRIPT)))
+    expected, said = (json.loads(line) for line in folder.script(with_write(JAX_SCRIPT)).splitlines())
+    assert "`master_key`, which `uses_key` uses" in said["key"] and "is a jax array" in said["key"]
+    assert "`weights`, which `uses_array` uses" in said["array"] and "numpy.asarray" in said["array"]
+    assert "`compiled`, which `uses_compiled` uses" in said["compiled"] and "as a decorator" in said["compiled"]
+    assert "agent.network.kernel_init" in said["module"] and "calling normal(...)" in said["module"]
     out = folder.read("assert tree['jitted'](2.0) == 6.0; print(json.dumps(call(tree['agent'])))")
     assert json.loads(out) == expected
     assert expected[0] == [1, 4] and expected[2] == 1.0 and expected[4] == 2
@@ -510,6 +523,53 @@ def test_notebook_in_a_real_kernel(folder):
     notebook = nbformat.v4.new_notebook(cells=cells)
     nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder.path)}}).execute()
     assert json.loads(folder.read(CHECK)) == EXPECTED
+
+
+def test_annotations_stay_text_only_where_they_were(folder):
+    text = "from jsrl.source_index import *\nclass C:\n    a: int = 1\n---\nwritten(C)"
+    folder.script(with_write(text))
+    assert folder.read("print(tree.__annotations__['a'])") == "<class 'int'>"
+
+
+def test_types_and_classes_made_by_calls(folder):
+    text = """
+    import collections, contextlib, enum, typing
+    Point = collections.namedtuple("Point", "x y")
+    Color = enum.Enum("Color", "A B")
+    Sizes = list[int]
+    Mode = typing.Literal["a"] | None
+    T = typing.TypeVar("T")
+    table = {Color.A: Point(1, 2)}
+    counter = 0
+
+    def bump():
+        global counter
+        counter += 1
+        return counter
+
+    @contextlib.contextmanager
+    def five():
+        yield 5
+
+    class Meta(type):
+        pass
+
+    class Generic(typing.Generic[T], metaclass=Meta):
+        def __private(self):
+            return five()
+        def go(self):
+            with self.__private() as number:
+                return number
+
+    def f(sizes: Sizes = (), mode: Mode = None):
+        match table[Color.A]:
+            case Point(x=1):
+                return [Generic().go(), bump(), bump(), [color.name for color in Color]]
+    ---
+    written(f)
+    """
+    folder.script(with_write(text))
+    assert folder.read("print(json.dumps(tree()))") == '[5, 1, 2, ["A", "B"]]'
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
