@@ -182,7 +182,7 @@ class _Encoder:
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise refuse(path, value, f"is nested deeper than {MAX_DEPTH} levels", "a tree that holds itself?")
+            raise refuse(path, value, f"is nested deeper than {MAX_DEPTH} levels", "does it hold itself?")
         if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):
@@ -247,8 +247,7 @@ class _Encoder:
         if value.dtype.kind in "biufU":
             listed = value.tolist()
             return self.encode(listed, path, 0) if not isinstance(listed, list) else self._list(listed, path, 0)
-        way_out = "use numbers, bools or strings"
-        raise refuse(path, value, f"is of dtype {value.dtype}, which has no JSON form", way_out)
+        raise refuse(path, value, f"is of dtype {value.dtype}, which has no JSON form", "use numbers or strings")
 
     def _array(self, value: np.ndarray, path: str) -> dict[str, Any]:
         if value.size > MAX_ARRAY_VALUES:
