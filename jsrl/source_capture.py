@@ -326,7 +326,7 @@ def _no_source(name: str, value: Any, path: str) -> ConfigError:
     return refuse(
         path,
         value,
-        f"has no source that can be found (`{name}`, defined in {where}; `python -c`, the interactive prompt and %%time "
-        "cells keep none, and a file may have changed since it ran)",
+        f"has no source that can be found (`{name}`, defined in {where}; `python -c`, the interactive prompt and "
+        "%%time cells keep none, and a file may have changed since it ran)",
         "put it into a file or a notebook cell, or run the changed file again",
     )

@@ -164,7 +164,8 @@ class SourceIndex:
         """Return the last statement `name = ...` (one target), or None."""
         for statement in reversed(self._statements):
             node = statement.node
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            single = getattr(node, "target", None) or getattr(node, "name", None)  # x: int = 1, or `type X = int`
+            targets = node.targets if isinstance(node, ast.Assign) else [single]
             if len(targets) == 1 and isinstance(targets[0], ast.Name) and targets[0].id == name:
                 return statement if getattr(node, "value", None) is not None else None
         return None

@@ -399,6 +399,7 @@ def test_without_capture_main_is_refused(folder):
     assert "is defined in __main__, which no other process can import" in said
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="newer interpreters keep the source of `python -c`")
 def test_interactive_code_has_no_source(folder):
     code = (
         "from jsrl.source_capture import capture\ndef f(): pass\nclass C: pass\n"
@@ -570,6 +571,23 @@ def test_types_and_classes_made_by_calls(folder):
     """
     folder.script(with_write(text))
     assert folder.read("print(json.dumps(tree()))") == '[5, 1, 2, ["A", "B"]]'
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
+def test_type_parameters(folder):
+    text = """
+    class Base: pass
+    type Sizes[K] = list[K] | Base
+    def first[T: Base](values: Sizes[T]) -> T:
+        return [value for value in values][0]
+    class Box[V](Base):
+        def get(self, value: V) -> V:
+            return first([value])
+    ---
+    written([first, Box])
+    """
+    folder.script(with_write(text))
+    assert folder.read("print(tree[0]([3]), tree[1]().get(4))") == "3 4"
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
