@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket as sockets
 import threading
 import time
 from collections.abc import Callable
@@ -152,14 +153,29 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
     """
     if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
         endpoint = endpoint[:-1] + "*"
+    path = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
+    if path and _somebody_listens(path):  # ZeroMQ would silently take the path away from its owner
+        raise ConfigError(f"{endpoint} has a living consumer; stop it first or take another path.")
     try:
         socket.bind(endpoint)
+        if path:
+            os.chmod(path, 0o600)
     except zmq.ZMQError as error:
         raise ConfigError(
             f"cannot bind {endpoint}: {error.strerror or error}. Take a free port (tcp://127.0.0.1:0 chooses one) or "
             "another path."
         ) from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def _somebody_listens(path: str) -> bool:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True
 
 
 def remaining(deadline: float) -> float:

@@ -216,9 +216,9 @@ class SharedSampleConsumer:
             for peer in list(self._peers.values()):
                 self._part(peer, CLOSED)
             self._queue.close()
-        self._bell.unlink()
         self._bell.close()
-        self._owner_path.unlink(missing_ok=True)
+        for path in self._folder.glob(f"{self._name}.samples.*"):
+            path.unlink(missing_ok=True)
         os.close(self._owner_fd)
 
     # -- joining (the greeter's thread)

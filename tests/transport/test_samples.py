@@ -1,0 +1,312 @@
+"""The sample streams: one contract on every road, and what is special to each."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.errors import ConfigError, StreamClosed, StreamError
+from jsrl.transport.base import ProducerId
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.types import zeros
+from tests.contracts.sample_contract import *  # noqa: F403
+from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Road, connect, drain, producing, wait_for
+
+_numbers = itertools.count()
+_CONSUMER = """
+import sys, time
+from jsrl.transport.samples import bind_samples
+sys.path.insert(0, sys.argv[2])
+from tests.contracts.sample_producer import make_schema
+consumer = bind_samples(sys.argv[1], make_schema())
+print(consumer.address, flush=True)
+consumer.get(30)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["local", "shm", "tcp", "ipc"])
+def road(request: pytest.FixtureRequest, tmp_path: Path) -> Road:
+    return make_road(request.param, tmp_path)
+
+
+def make_road(scheme: str, tmp_path: Path) -> Road:
+    def new_address() -> str:
+        name = f"s{next(_numbers)}"
+        return {
+            "local": f"local:{name}",
+            "shm": f"shm:{tmp_path}/run/{name}",
+            "tcp": "tcp://127.0.0.1:0",
+            "ipc": f"ipc://{tmp_path}/{name}",
+        }[scheme]
+
+    return Road(new_address, scheme != "local")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["carrier:pigeon", "shm:relative/name", "shm:/name", "local:a/b", "local:", "ipc://" + "x" * 200, "tcp://x"],
+)
+def test_addresses_that_cannot_be(address: str) -> None:
+    with pytest.raises(ConfigError):
+        bind_samples(address, SCHEMA)
+    with pytest.raises(ConfigError):
+        connect_samples(address, SCHEMA, ACTOR, 1, 0.1)
+
+
+def test_other_hosts_are_let_in_only_when_told() -> None:
+    for address in ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"):
+        with pytest.raises(ConfigError, match="other hosts"):
+            bind_samples(address, SCHEMA)
+    consumer = bind_samples("tcp://0.0.0.0:0", SCHEMA, allow_remote=True)
+    connect_samples(consumer.address.replace("0.0.0.0", "127.0.0.1"), SCHEMA, ACTOR, 1, TIMEOUT_S).close()
+    consumer.close()
+
+
+@pytest.mark.parametrize("scheme", ["shm", "tcp", "ipc"])
+def test_a_dead_consumer_is_noticed_and_replaced(scheme: str, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", _CONSUMER, make_road(scheme, tmp_path).new_address(), root]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    address = process.stdout.readline().strip()
+    producer = connect_samples(address, SCHEMA, ACTOR, 1, TIMEOUT_S)
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    block = producer.reserve(TIMEOUT_S)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with pytest.raises(StreamError):
+        for _ in range(3):
+            producer.reserve(1.0)
+    consumer = bind_samples(address, SCHEMA)
+    with pytest.raises(StreamError):
+        for _ in range(3):
+            producer.reserve(2.0)
+    if scheme != "shm":
+        with pytest.raises(StreamClosed):  # the new consumer says that it does not know this life
+            producer.reserve(0.0)
+    del block
+    producer.close()
+    again = connect_samples(address, SCHEMA, ACTOR, 1, TIMEOUT_S)
+    again.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    drain(consumer, 1, check=False)
+    again.close()
+    consumer.close()
+
+
+# -- shared memory
+
+
+def test_shared_files_are_private_and_go(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    consumer = bind_samples(f"shm:{folder}/s", SCHEMA)
+    producer = connect(consumer)
+    lives = connect(consumer, ProducerId("other", 0))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    files = {path.name: path for path in folder.iterdir()}
+    pages = files["s.samples.actor-0.0.pages"]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files.values())
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    producer.close()
+    assert consumer.pending() == 1 and not pages.exists()  # the file goes, the committed block stays readable
+    drain(consumer, 1, check=False)
+    consumer.close()
+    assert list(folder.iterdir()) == []
+    lives.close()
+
+
+def test_a_dead_producer_is_found_without_being_told(tmp_path: Path) -> None:
+    road = make_road("shm", tmp_path)
+    consumer = bind_samples(road.new_address(), SCHEMA)
+    with producing(road, consumer.address, count=2, then="hang") as running:
+        drain(consumer, 3)
+        running.report()
+        assert list((tmp_path / "run").glob("*.pages"))
+        running.kill()
+    time.sleep(0.3)
+    wait_for(lambda: consumer.pending() == 1 and not list((tmp_path / "run").glob("*.pages")))
+    drain(consumer, 1)
+    consumer.close()
+
+
+def test_a_hung_producer_that_wakes_after_its_fence_writes_to_an_orphan(tmp_path: Path) -> None:
+    road = make_road("shm", tmp_path)
+    consumer = bind_samples(road.new_address(), SCHEMA)
+    with producing(road, consumer.address, count=10**6) as running:
+        drain(consumer, 5)
+        os.kill(running._process.pid, signal.SIGSTOP)
+        consumer.fence(ACTOR)
+        produced = consumer.ledger.produced
+        with producing(road, consumer.address, incarnation=1, count=5) as second:
+            os.kill(running._process.pid, signal.SIGCONT)
+            entries = drain(consumer, produced - 5 + 10)
+            assert second.report()["committed"] == 10
+        assert running.report()["error"] == "StreamClosed"
+    assert sum(entry.producer.incarnation == 1 for entry in entries) == 10
+    assert consumer.ledger.produced == produced + 10 and consumer.ledger.balanced
+    consumer.close()
+
+
+def test_a_commit_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
+    for life, commit in enumerate([(77, 0, 0), (0, 9, 0), (0, 0, 5), (0, -1, 0)]):
+        producer = connect(consumer, ProducerId("actor-0", life))
+        producer._pages.commit(*commit)
+        with pytest.raises(StreamError, match="fenced"):
+            consumer.get(TIMEOUT_S)
+        with pytest.raises(StreamClosed):
+            producer.reserve(0.1)
+        assert consumer.ledger.produced == 0 and consumer.ledger.balanced
+    consumer.close()
+
+
+def test_files_of_a_dead_consumer_are_swept(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    stale = tmp_path / "run" / "s.samples.actor-0.0.pages"
+    stale.write_bytes(b"old")
+    other = tmp_path / "run" / "t.samples.actor-0.0.pages"
+    other.write_bytes(b"of another stream")
+    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
+    assert not stale.exists() and other.exists()
+    connect(consumer).close()
+    consumer.close()
+
+
+# -- ZeroMQ
+
+
+class CuttingProxy:
+    """Passes TCP bytes on, and cuts every connection after `cut_bytes` from the producer."""
+
+    def __init__(self, target: str, cut_bytes: int):
+        self._target = ("127.0.0.1", int(target.rpartition(":")[2]))
+        self._cut_bytes = cut_bytes
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.cuts = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            back = threading.Thread(target=self._pass, args=(far, near, 1 << 62), daemon=True)
+            back.start()
+            self._pass(near, far, self._cut_bytes)
+            for end in (near, far):
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+            back.join(10)
+            near.close()
+            far.close()
+            self.cuts += 1
+
+    def _pass(self, source: socket.socket, sink: socket.socket, left: int) -> None:
+        try:
+            while left > 0 and (chunk := source.recv(min(left, 65536))):
+                sink.sendall(chunk)
+                left -= len(chunk)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def test_broken_connections_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    road = make_road("tcp", tmp_path)
+    consumer = bind_samples(road.new_address(), SCHEMA)
+    proxy = CuttingProxy(consumer.address, cut_bytes=150_000)
+    with producing(road, proxy.address, groups=2, count=40) as running:
+        entries = drain(consumer, 80)
+        assert running.report().get("committed") == 80
+    assert proxy.cuts >= 3
+    assert sorted((entry.group, entry.sequence) for entry in entries) == [(g, s) for g in (0, 1) for s in range(40)]
+    assert consumer.ledger.produced == 80 and consumer.ledger.balanced
+    consumer.close()
+    proxy.close()
+
+
+def test_a_block_is_not_reused_while_zeromq_reads_it() -> None:
+    consumer = bind_samples("tcp://127.0.0.1:0", SCHEMA)
+    producer = connect(consumer, groups=1)
+    first = producer.reserve(TIMEOUT_S)
+    address = first.trajectory.reward.ctypes.data
+    first.commit(0)
+    drain(consumer, 1, check=False)
+
+    class Busy:
+        done = False
+
+    number = producer._on_the_way[0][1]
+    producer._blocks[number].trackers.append(Busy)
+    second = producer.reserve(TIMEOUT_S)
+    assert second.trajectory.reward.ctypes.data != address
+    with pytest.raises(StreamError):
+        producer.reserve(0.1)  # credit is there, but ZeroMQ still holds the only other block
+    Busy.done = True
+    assert producer.reserve(TIMEOUT_S).trajectory.reward.ctypes.data == address
+    producer.close()
+    consumer.close()
+
+
+def test_garbage_on_the_wire_disturbs_nobody() -> None:
+    import zmq
+
+    consumer = bind_samples("tcp://127.0.0.1:0", SCHEMA)
+    producer = connect(consumer, groups=1)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(consumer.address)
+        for frames in ([b""], [b"junk", b"x" * 100], [b"JSRL" + bytes(40)], [b"a"] * 10):
+            stranger.send_multipart(frames)
+            assert stranger.poll(5000)
+            assert b"refused" in stranger.recv_multipart()[0]
+        with socket.create_connection(("127.0.0.1", int(consumer.address.rpartition(":")[2]))) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    drain(consumer, 1, check=False)
+    producer._socket.send_multipart([b"not a message of ours"])
+    with pytest.raises(StreamError):
+        consumer.get(TIMEOUT_S)
+    with pytest.raises(StreamClosed):
+        for _ in range(50):
+            producer.reserve(0.2).abandon()
+            time.sleep(0.1)
+    producer.close()
+    consumer.close()
+
+
+def test_large_trajectories_arrive_without_a_copy_of_ours() -> None:
+    from tests.contracts.sample_producer import checksum, fill, make_schema
+
+    schema = make_schema(300_000)
+    consumer = bind_samples("tcp://127.0.0.1:0", schema)
+    producer = connect(consumer, schema=schema)
+    for number in range(8):
+        block = producer.reserve(TIMEOUT_S)
+        fill(block.trajectory, number)
+        block.commit(0)
+        lease = consumer.get(TIMEOUT_S)
+        assert lease.trajectory.extras["checksum"][0, 0] == checksum(lease.trajectory)
+        assert np.shares_memory(lease.trajectory.observation["image"], lease.trajectory.reward) is False
+        consumer.release(lease)
+    producer.close()
+    consumer.close()
