@@ -1,0 +1,337 @@
+"""Convolution and max pooling that are fast on every backend, with the same parameters, outputs and gradients.
+
+XLA's convolution is fast on GPUs and TPUs and slow on CPUs, above all inside `lax.scan`. On CPUs a convolution is here a sum
+of matrix products: one per shift of the window, of the shifted image [h * w * N, C_in] with its weight [C_in, C_out].
+The platform is chosen while lowering (`jax.lax.platform_dependent`), so that one process may use both.
+
+Images are kept as [H, W, N, C]: rows and columns outside, the batch third. A shifted window is then a slice of whole
+[N, C] blocks. On other backends that order costs nothing, as XLA chooses the memory layout there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jsrl.types import Array
+
+Padding: TypeAlias = Literal["VALID", "SAME"]
+Pads: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+_LAYOUT = ("HWNC", "HWIO", "HWNC")
+
+
+class Conv(nn.Module):
+    """A convolution with bias over [H, W, N, C_in] (or images [N, H, W, C_in] where `batch_first`) to [h, w, N, features].
+
+    Parameters: kernel [k, k, C_in, features], bias [features].
+
+    Attributes:
+      features: C_out. kernel_size: k. stride: of both axes. padding: VALID or SAME.
+      scale: the input is multiplied by this (1 / 255 for pixels).
+      batch_first: the input is [N, H, W, C_in]; the output is [h, w, N, features] all the same.
+      kernel_init: initialiser of the kernel.
+    """
+
+    features: int
+    kernel_size: int
+    stride: int = 1
+    padding: Padding = "VALID"
+    scale: float = 1.0
+    batch_first: bool = False
+    kernel_init: Any = nn.initializers.orthogonal(math.sqrt(2.0))
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Convolve."""
+        shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        if self.scale != 1.0:
+            kernel = kernel * self.scale
+        return conv(x, kernel, stride=self.stride, padding=self.padding, batch_first=self.batch_first) + bias
+
+
+def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Padding = "VALID", batch_first: bool = False) -> Array:
+    """Convolve x [H, W, N, C_in] ([N, H, W, C_in] where `batch_first`) with kernel [k, k, C_in, C_out].
+
+    Integer images (uint8 pixels) are cast to the kernel's dtype on the way, at the cheapest point.
+
+    Returns:
+      [h, w, N, C_out], as `lax.conv_general_dilated` gives it, to rounding.
+
+    Raises:
+      ValueError: the image is smaller than the window.
+    """
+    size = kernel.shape[0]
+    height, width = x.shape[1:3] if batch_first else x.shape[:2]
+    pads = (_pads(height, size, stride, padding), _pads(width, size, stride, padding))
+    if min(height + sum(pads[0]), width + sum(pads[1])) < size:
+        raise ValueError(
+            f"an image of {height} x {width} is smaller than the {size} x {size} window of a convolution without "
+            "padding; use larger images, or a torso with padding (impala_resnet)"
+        )
+    return _conv(stride, pads, batch_first, x, kernel)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> Array:
+    return lax.platform_dependent(
+        x,
+        kernel,
+        cpu=partial(shifted_conv, stride, pads, batch_first),
+        default=partial(native_conv, stride, pads, batch_first),
+    )
+
+
+def _conv_fwd(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array):
+    return _conv(stride, pads, batch_first, x, kernel), (x, kernel)
+
+
+def _conv_bwd(stride: int, pads: Pads, batch_first: bool, residuals: tuple[Array, Array], gradient: Array):
+    x, kernel = residuals
+    d_kernel = lax.platform_dependent(
+        x,
+        gradient,
+        cpu=partial(_shifted_kernel_gradient, stride, pads, batch_first, kernel.shape),
+        default=lambda x, g: jax.vjp(partial(native_conv, stride, pads, batch_first, x), kernel)[1](g)[0],
+    )
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return np.zeros(x.shape, jax.dtypes.float0), d_kernel
+    d_x = lax.platform_dependent(
+        kernel,
+        gradient,
+        cpu=partial(_shifted_input_gradient, stride, pads, batch_first, x.shape),
+        default=lambda kernel, g: jax.vjp(lambda x: native_conv(stride, pads, batch_first, x, kernel), x)[1](g)[0],
+    )
+    return d_x, d_kernel
+
+
+_conv.defvjp(_conv_fwd, _conv_bwd)
+
+
+# -- XLA's own --------------------------------------------------------------------------------------------------------
+
+
+def native_conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> Array:
+    """Convolve with `lax.conv_general_dilated`; shapes as in `conv`."""
+    layout = ("NHWC", *_LAYOUT[1:]) if batch_first else _LAYOUT
+    return lax.conv_general_dilated(x.astype(kernel.dtype), kernel, (stride, stride), pads, dimension_numbers=layout)
+
+
+# -- sums of matrix products ------------------------------------------------------------------------------------------
+#
+# A stride-s convolution with a k x k window, k a multiple of s, is a stride-1 convolution with a k/s x k/s window over the
+# image whose s x s cells became channels. What is left of any other k and s reads strided slices.
+
+
+def shifted_conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> Array:
+    """Convolve by matrix products of shifted slices; shapes as in `conv`."""
+    out = _out_shape(x, kernel.shape[0], stride, pads, batch_first)
+    cells, step = _cells(stride, pads, batch_first, kernel.shape[0], x)
+    weights = _cell_kernel(kernel, stride // step)
+    total = None
+    for i, j in np.ndindex(*weights.shape[:2]):
+        part = _product(_window(cells, i, j, out, step).astype(kernel.dtype), weights[i, j])
+        total = part if total is None else total + part
+    return total
+
+
+def _shifted_kernel_gradient(
+    stride: int, pads: Pads, batch_first: bool, shape: tuple[int, ...], x: Array, gradient: Array
+) -> Array:
+    out = gradient.shape[:2]
+    cells, step = _cells(stride, pads, batch_first, shape[0], x)
+    size = shape[0] * step // stride
+    parts = [
+        lax.dot_general(
+            _window(cells, i, j, out, step).astype(gradient.dtype), gradient, (((0, 1, 2), (0, 1, 2)), ((), ()))
+        )
+        for i, j in np.ndindex(size, size)
+    ]
+    return _uncell_kernel(jnp.stack(parts).reshape(size, size, *parts[0].shape), stride // step)
+
+
+def _shifted_input_gradient(
+    stride: int, pads: Pads, batch_first: bool, shape: tuple[int, ...], kernel: Array, gradient: Array
+) -> Array:
+    size = kernel.shape[0]
+    cells, step = (
+        jax.eval_shape(
+            lambda x: _cells(stride, pads, batch_first, size, x)[0], jax.ShapeDtypeStruct(shape, gradient.dtype)
+        ),
+        _step(size, stride),
+    )
+    weights = jnp.swapaxes(_cell_kernel(kernel, stride // step), 2, 3)
+    d_cells = _scatter(weights, gradient, cells.shape[:2], step)
+    return jax.linear_transpose(
+        lambda x: _cells(stride, pads, batch_first, size, x)[0], jax.ShapeDtypeStruct(shape, gradient.dtype)
+    )(d_cells)[0]
+
+
+def _scatter(weights: Array, gradient: Array, shape: tuple[int, ...], step: int) -> Array:
+    """Return sum over shifts of gradient x weights[i, j], each put where the shift read: [*shape, N, C_in]."""
+    size = weights.shape[0]
+    height, width = gradient.shape[:2]
+    if step == 1:
+        edge = size - 1
+        padded = jnp.pad(gradient, ((edge, edge), (edge, edge), (0, 0), (0, 0)))
+        total = None
+        for i, j in np.ndindex(size, size):
+            part = _product(_window(padded, edge - i, edge - j, shape, 1), weights[i, j])
+            total = part if total is None else total + part
+        return total
+    total = 0.0
+    for i, j in np.ndindex(size, size):
+        ends = [
+            (at, n - at - (count - 1) * step - 1, step - 1)
+            for at, n, count in zip((i, j), shape[:2], (height, width), strict=True)
+        ]
+        part = _product(gradient, weights[i, j])
+        total = total + lax.pad(part, jnp.zeros((), part.dtype), (*ends, (0, 0, 0), (0, 0, 0)))
+    return total
+
+
+def _product(rows: Array, weights: Array) -> Array:
+    return lax.dot_general(rows, weights, (((3,), (0,)), ((), ())))
+
+
+def _window(cells: Array, i: int, j: int, out: Sequence[int], step: int) -> Array:
+    return cells[i : i + (out[0] - 1) * step + 1 : step, j : j + (out[1] - 1) * step + 1 : step]
+
+
+def _step(size: int, stride: int) -> int:
+    """Return the stride that is left after space-to-depth: 1 if it is possible, else all of it."""
+    return 1 if size % stride == 0 else stride
+
+
+def _out_shape(x: Array, size: int, stride: int, pads: Pads, batch_first: bool) -> tuple[int, int]:
+    height, width = x.shape[1:3] if batch_first else x.shape[:2]
+    return (height + sum(pads[0]) - size) // stride + 1, (width + sum(pads[1]) - size) // stride + 1
+
+
+def _cells(stride: int, pads: Pads, batch_first: bool, size: int, x: Array) -> tuple[Array, int]:
+    """Return the padded image as [H', W', N, C'] and the stride left to do; space-to-depth where it is possible."""
+    out = _out_shape(x, size, stride, pads, batch_first)
+    axes = (1, 2) if batch_first else (0, 1)
+    used = [(n - 1) * stride + size for n in out]
+    edges = [(0, 0, 0)] * 4
+    for axis, length, (low, _) in zip(axes, used, pads, strict=True):
+        edges[axis] = (low, length - low - x.shape[axis], 0)
+    if any(edge != (0, 0, 0) for edge in edges):
+        x = lax.pad(x, jnp.zeros((), x.dtype), edges)
+    step = _step(size, stride)
+    if step == stride:
+        return (jnp.transpose(x, (1, 2, 0, 3)) if batch_first else x), step
+    rows, columns = used[0] // stride, used[1] // stride
+    channels = x.shape[-1]
+    if batch_first:
+        x = x.reshape(-1, rows, stride, columns, stride, channels).transpose(1, 3, 0, 2, 4, 5)
+    else:
+        x = x.reshape(rows, stride, columns, stride, -1, channels).transpose(0, 2, 4, 1, 3, 5)
+    return x.reshape(rows, columns, -1, stride * stride * channels), 1
+
+
+def _cell_kernel(kernel: Array, stride: int) -> Array:
+    """Return kernel [k, k, C, O] as [k/s, k/s, s s C, O]."""
+    size, _, channels, features = kernel.shape
+    cells = size // stride
+    split = kernel.reshape(cells, stride, cells, stride, channels, features).transpose(0, 2, 1, 3, 4, 5)
+    return split.reshape(cells, cells, stride * stride * channels, features)
+
+
+def _uncell_kernel(weights: Array, stride: int) -> Array:
+    """Undo `_cell_kernel`."""
+    cells, _, depth, features = weights.shape
+    channels = depth // stride**2
+    split = weights.reshape(cells, cells, stride, stride, channels, features).transpose(0, 2, 1, 3, 4, 5)
+    return split.reshape(cells * stride, cells * stride, channels, features)
+
+
+# -- max pooling ------------------------------------------------------------------------------------------------------
+
+
+def max_pool(x: Array, *, size: int = 3, stride: int = 2, padding: Padding = "SAME") -> Array:
+    """Return the maxima over size x size windows of x [H, W, N, C]: [h, w, N, C].
+
+    The gradient goes to the first maximum of a window (row by row), as with `lax.reduce_window`.
+    """
+    pads = (_pads(x.shape[0], size, stride, padding), _pads(x.shape[1], size, stride, padding))
+    return _max_pool(size, stride, pads, x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _max_pool(size: int, stride: int, pads: Pads, x: Array) -> Array:
+    return lax.platform_dependent(
+        x,
+        cpu=lambda x: _pool_axis(size, stride, pads[0], 0, _pool_axis(size, stride, pads[1], 1, x)),
+        default=partial(native_max_pool, size, stride, pads),
+    )
+
+
+def _max_pool_fwd(size: int, stride: int, pads: Pads, x: Array):
+    return _max_pool(size, stride, pads, x), x
+
+
+def _max_pool_bwd(size: int, stride: int, pads: Pads, x: Array, gradient: Array):
+    def on_cpu(x: Array, gradient: Array) -> Array:
+        across = _pool_axis(size, stride, pads[1], 1, x)
+        d_across = _pool_axis_gradient(size, stride, pads[0], 0, across, gradient)
+        return _pool_axis_gradient(size, stride, pads[1], 1, x, d_across)
+
+    def elsewhere(x: Array, gradient: Array) -> Array:
+        return jax.vjp(partial(native_max_pool, size, stride, pads), x)[1](gradient)[0]
+
+    return (lax.platform_dependent(x, gradient, cpu=on_cpu, default=elsewhere),)
+
+
+_max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
+
+
+def native_max_pool(size: int, stride: int, pads: Pads, x: Array) -> Array:
+    """Pool with `lax.reduce_window`; shapes as in `max_pool`."""
+    window, strides = (size, size, 1, 1), (stride, stride, 1, 1)
+    return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, (*pads, (0, 0), (0, 0)))
+
+
+def _slices(size: int, stride: int, pad: tuple[int, int], axis: int, x: Array) -> list[Array]:
+    edges = [(0, 0, 0)] * x.ndim
+    edges[axis] = (*pad, 0)
+    padded = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), edges)
+    count = (padded.shape[axis] - size) // stride + 1
+    return [lax.slice_in_dim(padded, i, i + (count - 1) * stride + 1, stride, axis) for i in range(size)]
+
+
+def _pool_axis(size: int, stride: int, pad: tuple[int, int], axis: int, x: Array) -> Array:
+    first, *others = _slices(size, stride, pad, axis, x)
+    for other in others:
+        first = jnp.maximum(first, other)
+    return first
+
+
+def _pool_axis_gradient(size: int, stride: int, pad: tuple[int, int], axis: int, x: Array, gradient: Array) -> Array:
+    slices, transpose = jax.vjp(partial(_slices, size, stride, pad, axis), x)
+    maximum = slices[0]
+    for other in slices[1:]:
+        maximum = jnp.maximum(maximum, other)
+    left = gradient
+    shares = []
+    for candidate in slices:  # the first candidate that is the maximum takes the gradient
+        chosen = candidate == maximum
+        shares.append(jnp.where(chosen, left, 0.0))
+        left = jnp.where(chosen, 0.0, left)
+    return transpose(shares)[0]
+
+
+def _pads(length: int, size: int, stride: int, padding: Padding) -> tuple[int, int]:
+    if padding == "VALID":
+        return (0, 0)
+    total = max((-(-length // stride) - 1) * stride + size - length, 0)
+    return (total // 2, total - total // 2)

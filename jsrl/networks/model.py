@@ -1,0 +1,252 @@
+"""The network of an actor-critic agent: from a config and an environment's spec to pure functions.
+
+Weights are plain nested dicts: policy_weights {torso, core, head}, value_weights {torso, head}, without the parts that are
+not there (no core; a value torso only when it is separate).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jsrl.errors import ConfigError
+from jsrl.networks.cores import CORES
+from jsrl.networks.heads import policy_head, value_head
+from jsrl.networks.torsos import (
+    ACTIVATIONS,
+    MIN_NATURE_SIDE,
+    ActivationName,
+    Encoder,
+    ImpalaResNet,
+    Leaf,
+    NatureCNN,
+)
+from jsrl.reference import resolve
+from jsrl.types import Array, EnvSpec, Tree, named_leaves
+
+TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
+CoreName: TypeAlias = Literal["none", "gru", "lstm"]
+ACTION_MASK = "action_mask"
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Options of an actor-critic network.
+
+    Attributes:
+      torso: auto (images by nature_cnn, or impala_resnet where smaller than 36 pixels; all else by mlp), mlp,
+        nature_cnn, impala_resnet, a flax module that maps observations [..., *shape] to features [..., F], or
+        `module:Class` of one that needs no arguments.
+      hidden, activation: of the MLP that reads all leaves that are not images.
+      core: none, gru or lstm. core_size: H.
+      shared: whether policy and value share torso and core. None: shared for images and recurrent networks, else not.
+      log_std_init: initial log standard deviation of continuous actions.
+    """
+
+    torso: Any = "auto"
+    hidden: tuple[int, ...] = (64, 64)
+    activation: ActivationName = "tanh"
+    core: CoreName = "none"
+    core_size: int = 128
+    shared: bool | None = None
+    log_std_init: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        check_name("activation", self.activation, ACTIVATIONS)
+        check_name("core", self.core, get_args(CoreName))
+        if isinstance(self.torso, str) and ":" not in self.torso:
+            check_name("torso", self.torso, get_args(TorsoName), " or module:Class of a flax module")
+        sizes = {"hidden": min(self.hidden, default=1), "core_size": self.core_size}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ConfigError(f"network {name} must be positive, got {getattr(self, name)}")
+        if self.core != "none" and self.shared is False:
+            raise ConfigError(
+                f"a network with core={self.core!r} shares torso and core between policy and value; "
+                "leave shared out, or choose core='none'"
+            )
+
+
+class ActorCritic(NamedTuple):
+    """A network as pure functions.
+
+    Attributes:
+      init: (key) -> (policy_weights, value_weights); policy_weights is all that acting needs.
+      initial_core: (batch_size) -> core, a tree of [B, ...]; () when feed-forward.
+      policy: (policy_weights, observation [T, B, ...], is_first bool [T, B], core) -> (head outputs [T, B, ...], features
+        [T, B, F], new core). Feed-forward, any leading axes will do.
+      value: (value_weights, observation [T, B, ...], features [T, B, F]) -> value [T, B] in normalised units. Reads
+        features where torsos are shared, else the observation.
+      value_head: path in value_weights of the last linear layer (kernel [F, 1], bias [1]), which PopArt rescales.
+      shared: whether policy and value share torso and core.
+    """
+
+    init: Callable[[Array], tuple[Tree, Tree]]
+    initial_core: Callable[[int], Tree]
+    policy: Callable[[Tree, Tree, Array, Tree], tuple[Any, Array, Tree]]
+    value: Callable[[Tree, Tree, Array], Array]
+    value_head: tuple[str, ...] = ("head",)
+    shared: bool = False
+
+
+class _Policy(nn.Module):
+    """Torso, core and policy head."""
+
+    torso: nn.Module
+    core: Any
+    head: nn.Module
+
+    def __call__(self, observation: Tree, is_first: Array, core: Tree) -> tuple[Any, Array, Tree]:
+        features = self.torso(observation)
+        if self.core is not None:
+            features, core = self.core(features, is_first, core)
+        return self.head(features), features, core
+
+
+class _Value(nn.Module):
+    """Value head, with a torso of its own where there is one."""
+
+    torso: Any
+    head: nn.Module
+
+    def __call__(self, observation: Tree, features: Array) -> Array:
+        return self.head(features if self.torso is None else self.torso(observation))[..., 0]
+
+
+def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
+    """Return the network that `config` describes, for observations and actions of `spec`.
+
+    Raises:
+      ConfigError: the config cannot read these observations; says why and what would.
+    """
+    leaves = observation_leaves(spec)
+    recurrent = config.core != "none"
+    shared = config.shared if config.shared is not None else recurrent or any(leaf.is_image for leaf in leaves)
+    core = CORES[config.core](config.core_size, parent=None) if recurrent else None
+    policy = _Policy(make_torso(config, leaves), core, policy_head(spec.action, config.log_std_init))
+    value = _Value(None if shared else make_torso(config, leaves), value_head())
+
+    def initial_core(batch_size: int) -> Tree:
+        return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()
+
+    @jax.jit
+    def init(key: Array) -> tuple[Tree, Tree]:
+        policy_key, value_key = jax.random.split(key)
+        observation = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), spec.observation)
+        is_first = jnp.zeros((1, 1), bool)
+        (_, features, _), variables = policy.init_with_output(policy_key, observation, is_first, initial_core(1))
+        return _weights(variables), _weights(value.init(value_key, observation, features))
+
+    def run_policy(weights: Tree, observation: Tree, is_first: Array, core: Tree) -> tuple[Any, Array, Tree]:
+        outputs: Any = policy.apply({"params": weights}, observation, is_first, core)
+        return outputs
+
+    def run_value(weights: Tree, observation: Tree, features: Array) -> Array:
+        return value.apply({"params": weights}, observation, features)
+
+    return ActorCritic(init, initial_core, run_policy, run_value, ("head",), shared)
+
+
+def _weights(variables: Tree) -> Tree:
+    """Return the parameters among a module's variables.
+
+    Raises:
+      ConfigError: it has others too (batch statistics), which nothing here would keep.
+    """
+    others = sorted(set(variables) - {"params"})
+    if others:
+        raise ConfigError(
+            f"the torso has flax variables besides 'params': {', '.join(others)}; networks are pure functions of their "
+            "parameters: use LayerNorm or GroupNorm in place of BatchNorm, and no mutable state"
+        )
+    return dict(variables["params"])
+
+
+# -- torsos -----------------------------------------------------------------------------------------------------------
+
+
+def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
+    """Return the leaves that a network reads, with the kind of each; a dict's `action_mask` is not among them.
+
+    A uint8 leaf of rank 3 is an image.
+
+    Raises:
+      ConfigError: nothing is left to read.
+    """
+    agent_axes = 0 if spec.num_agents is None else 1
+    leaves = []
+    for path, leaf in named_leaves(spec.observation):
+        shape = tuple(leaf.shape[agent_axes:])
+        if path != ACTION_MASK:
+            leaves.append(Leaf(path, shape, len(shape) == 3 and leaf.dtype == "uint8"))
+    if not leaves:
+        raise ConfigError(f"the observation of {spec.name} has nothing to read but an action mask")
+    return tuple(leaves)
+
+
+def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...]) -> nn.Module:
+    """Return the torso module that reads these leaves.
+
+    Raises:
+      ConfigError: a torso for images and no image, an image too small, or a reference that is no flax module.
+    """
+    if not isinstance(config.torso, str):
+        return _own_torso(config.torso, config.torso)
+    if ":" in config.torso:
+        return _own_torso(resolve(config.torso), config.torso)
+    images = [leaf for leaf in leaves if leaf.is_image]
+    shapes = ", ".join(f"{leaf.path or 'observation'} {leaf.shape}" for leaf in leaves)
+    kind = config.torso
+    if kind in ("nature_cnn", "impala_resnet") and not images:
+        kind_of_image = "images are uint8 [H, W, C]"
+        raise ConfigError(f"torso={kind!r} needs an image ({kind_of_image}), but there is only {shapes}; use 'mlp'")
+    small = [leaf for leaf in images if _side(leaf) < MIN_NATURE_SIDE]
+    if kind == "nature_cnn" and small:
+        raise ConfigError(
+            f"torso='nature_cnn' needs images of at least {MIN_NATURE_SIDE} x {MIN_NATURE_SIDE}, got {shapes}; "
+            "use 'impala_resnet'"
+        )
+    if kind == "mlp":
+        leaves = tuple(leaf._replace(is_image=False) for leaf in leaves)
+    image_torso = ImpalaResNet if kind == "impala_resnet" or (kind == "auto" and small) else NatureCNN
+    return Encoder(leaves, image_torso, tuple(config.hidden), config.activation)
+
+
+def _side(leaf: Leaf) -> int:
+    return min(leaf.shape[1:] if leaf.channels_first else leaf.shape[:2])
+
+
+def _own_torso(torso: Any, given: Any) -> nn.Module:
+    if isinstance(torso, type) and issubclass(torso, nn.Module):
+        torso = torso()
+    if not isinstance(torso, nn.Module):
+        raise ConfigError(
+            f"torso {given!r} is {type(torso).__name__}, not a flax.linen module that maps observations [..., *shape] to "
+            f"features [..., F]; pass a module, its class, module:Class, or one of {', '.join(get_args(TorsoName))}"
+        )
+    return torso.clone(parent=None, name=None)
+
+
+def check_name(what: str, value: Any, choices: Iterable[str], also: str = "") -> None:
+    """Check that `value` is one of `choices`.
+
+    Raises:
+      ConfigError: it is not; names the nearest choice.
+    """
+    choices = list(choices)
+    if value in choices:
+        return
+    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    raise ConfigError(f"unknown network {what} {value!r}{hint} Choose one of {', '.join(choices)}{also}")
