@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jsrl.agents.base import Act, ActOutput, ActParams
+from jsrl.agents.base import Act, ActOutput, ActParams, masked_mean
 from jsrl.agents.distributions import Distribution, mask_logits
 from jsrl.agents.normalization import ACTION_MASK, normalize
 from jsrl.errors import ConfigError
@@ -18,6 +18,13 @@ from jsrl.types import Array, ArraySpec, Continuous, EnvSpec, Trajectory, Tree, 
 
 OptimizerName: TypeAlias = Literal["adam", "sgd", "rmsprop"]
 Schedule: TypeAlias = Literal["constant", "linear"]
+
+
+class Weights(NamedTuple):
+    """All that is trained."""
+
+    policy: Tree
+    value: Tree
 
 
 # -- several agents that share a policy: [T, B, N, ...] is folded to [T, B * N, ...] ----------------------------------
@@ -139,6 +146,18 @@ def apply_gradients(
     """Return (weights, opt_state) after one gradient step."""
     steps, opt_state = optimizer.update(gradients, opt_state, weights)
     return jax.tree.map(lambda w, s: w - learning_rate * s, weights, steps), opt_state
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def explained_variance(target: Array, value: Array, mask: Array, axis_name: str | None) -> Array:
+    """Return 1 - Var(target - value) / Var(target) over the unmasked rows of all devices; 1 is perfect."""
+
+    def variance(x: Array) -> Array:
+        return masked_mean(jnp.square(x - masked_mean(x, mask, axis_name)), mask, axis_name)
+
+    return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
 
 
 # -- checks of configs ------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import optax
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
+from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum, row_mask
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
@@ -98,13 +99,6 @@ class Parts(NamedTuple):
     network: ActorCritic
     distribution: Distribution
     optimizer: optax.GradientTransformation
-
-
-class Weights(NamedTuple):
-    """All that is trained."""
-
-    policy: Tree
-    value: Tree
 
 
 class Batch(NamedTuple):
@@ -191,7 +185,7 @@ def prepare(
         options = {"gamma": config.gamma, "lambda_": config.gae_lambda}
         advantage, target = vtrace(rows, log_rho, weight_advantage=False, **options)
 
-    metrics = {"explained_variance": explained_variance(target, value[:-1], mask, axis_name)}
+    metrics = {"explained_variance": ac.explained_variance(target, value[:-1], mask, axis_name)}
     if config.normalize_advantages:
         mean = masked_mean(advantage, mask, axis_name)
         variance = masked_mean(jnp.square(advantage - mean), mask, axis_name)
@@ -209,15 +203,6 @@ def prepare(
         trajectory.core,
     )
     return batch, metrics
-
-
-def explained_variance(target: Array, value: Array, mask: Array, axis_name: str | None) -> Array:
-    """Return 1 - Var(target - value) / Var(target) over the unmasked rows of all devices; 1 is perfect."""
-
-    def variance(x: Array) -> Array:
-        return masked_mean(jnp.square(x - masked_mean(x, mask, axis_name)), mask, axis_name)
-
-    return 1.0 - variance(target - value) / jnp.maximum(variance(target), 1e-8)
 
 
 def rescale_values(
@@ -285,7 +270,7 @@ def optimize(
         count = jnp.maximum(psum(jnp.sum(minibatch.mask), axis_name), 1.0)
         shares = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, minibatch, count)
         gradients, metrics = psum(shares, axis_name)  # shares of a global mean: their sum is the mean
-        metrics["grad_norm"] = optax.global_norm(gradients)
+        metrics["grad_norm"] = optax.tree.norm(gradients)
         going = jnp.asarray(True) if config.target_kl is None else metrics["approx_kl"] <= config.target_kl
         stepped = ac.apply_gradients(parts.optimizer, gradients, opt_state, weights, learning_rate)
         kept = jax.tree.map(lambda new, old: jnp.where(going, new, old), stepped, (weights, opt_state))

@@ -1,0 +1,201 @@
+"""IMPALA: an actor-critic that corrects for policy lag with V-trace; one gradient step per trajectory batch.
+
+Read `impala` first: `update` is the algorithm. Feed-forward and recurrent, for every action spec and number of devices.
+
+Source: Espeholt et al., 2018, arXiv 1802.01561.
+Differs: losses are means over the unmasked rows of all devices, not sums (so rates do not depend on the batch size).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import normalization as norm
+from jsrl.agents.actor_critic import Weights
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum, row_mask
+from jsrl.agents.distributions import Distribution, distribution
+from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
+from jsrl.agents.returns import Rows, vtrace
+from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
+from jsrl.types import Array, EnvSpec, Trajectory, Tree
+
+
+@dataclass(frozen=True)
+class IMPALAConfig:
+    """Hyperparameters of IMPALA.
+
+    Attributes:
+      learning_rate: of the optimizer. schedule: constant, or linear to 0 at update `total_updates`.
+      optimizer: adam, sgd or rmsprop. optimizer_eps: its epsilon. max_grad_norm: global clip, None off.
+      gamma: discount. vtrace_lambda: trace decay. rho_clip, c_clip: ceilings of the importance ratios.
+      value_loss: mse or huber. huber_delta: where Huber's loss turns linear.
+      value_coef, entropy_coef: weights in the loss.
+      normalize_advantages: mean 0, std 1 over the unmasked rows of all devices.
+      normalize_observations: by running moments (floating-point leaves only). normalize_values: PopArt.
+      network: the network.
+    """
+
+    learning_rate: float = 6e-4
+    schedule: ac.Schedule = "constant"
+    total_updates: int | None = None
+    optimizer: ac.OptimizerName = "rmsprop"
+    optimizer_eps: float = 1e-5
+    max_grad_norm: float | None = 0.5
+    gamma: float = 0.99
+    vtrace_lambda: float = 1.0
+    rho_clip: float = 1.0
+    c_clip: float = 1.0
+    value_loss: ValueLoss = "mse"
+    huber_delta: float = 10.0
+    value_coef: float = 0.5
+    entropy_coef: float = 0.01
+    normalize_advantages: bool = False
+    normalize_observations: bool = False
+    normalize_values: bool = False
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        ac.check_optimization(self)
+        ac.check_range("vtrace_lambda", self.vtrace_lambda, 0, 1)
+        ac.check_range("rho_clip", self.rho_clip, 1e-6)
+        ac.check_range("c_clip", self.c_clip, 0)
+        ac.check_choice("value_loss", self.value_loss, ("mse", "huber"))
+
+
+class Parts(NamedTuple):
+    """What an agent closes over."""
+
+    config: IMPALAConfig
+    network: ActorCritic
+    distribution: Distribution
+
+
+class Batch(NamedTuple):
+    """One update's rows. value moments: those the update started from, () when values are not normalised.
+
+    observation: normalised [T+1, B, ...]. mask: [T, B]. count: unmasked rows of all devices.
+    """
+
+    trajectory: Trajectory
+    observation: Tree
+    value_moments: Tree
+    mask: Array
+    count: Array
+
+
+def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
+    """Return IMPALA for environments of this spec.
+
+    Raises:
+      ConfigError: the spec or network cannot work with this config.
+    """
+    agent_spec = ac.one_agent(spec)
+    ac.check_action_mask(agent_spec)
+    parts = Parts(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))
+    optimizer = ac.make_optimizer(config.optimizer, eps=config.optimizer_eps, max_grad_norm=config.max_grad_norm)
+
+    def init(key: Array) -> AgentState:
+        weights = Weights(*parts.network.init(key))
+        moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
+        value_moments = norm.init_value_moments() if config.normalize_values else ()
+        params = ActParams(weights.policy, moments)
+        return AgentState(params, weights.value, optimizer.init(weights), value_moments, jnp.zeros((), jnp.int32))
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        del key  # nothing here is random
+        weights = Weights(state.params.weights, state.learner_params)
+        trajectory = ac.fold_agents(trajectory, spec.num_agents)
+        mask = row_mask(trajectory)
+        count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
+        observation = norm.normalize(state.params.moments, trajectory.observation)
+        batch = Batch(trajectory, observation, state.extra, mask, count)
+        # 1. The gradient of the loss: shares of a global mean, so their sum over devices is the mean.
+        gradients, (metrics, value, target) = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, batch, axis_name)
+        gradients, metrics = psum((gradients, metrics), axis_name)
+        # 2. One gradient step.
+        rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
+        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
+        # 3. The value function moves to the targets' units (PopArt), and the rows enter the observation moments.
+        value_moments = state.extra
+        if config.normalize_values:
+            value_moments = norm.merge_value_moments(state.extra, target, mask, axis_name=axis_name)
+            head = norm.rescale_head(weights.value, parts.network.value_head, state.extra, value_moments)
+            weights = weights._replace(value=head)
+        raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
+        params = ActParams(weights.policy, norm.merge_moments(state.params.moments, raw, mask, axis_name))
+        metrics["explained_variance"] = ac.explained_variance(target, value, mask, axis_name)
+        metrics["grad_norm"] = optax.tree.norm(gradients)
+        metrics["learning_rate"] = rate
+        return AgentState(params, weights.value, opt_state, value_moments, state.updates + 1), UpdateOutput(metrics)
+
+    act = ac.make_act(parts.network, parts.distribution, spec.num_agents)
+    return Agent(init, ac.make_initial_core(parts.network, spec.num_agents), act, update)
+
+
+def loss(
+    parts: Parts, weights: Weights, batch: Batch, axis_name: str | None = None
+) -> tuple[Array, tuple[dict[str, Array], Array, Array]]:
+    """Return this device's share of the loss, and (its share of the metrics, values [T, B], targets [T, B], raw units).
+
+    Shares are sums over this device's rows / `batch.count`.
+    """
+    config, network, chosen = parts
+    trajectory, mask = batch.trajectory, batch.mask
+    outputs, features, _ = network.policy(weights.policy, batch.observation, trajectory.is_first, trajectory.core)
+    value = network.value(weights.value, batch.observation, features)
+    played, played_observation, outputs = jax.tree.map(
+        lambda x: x[:-1], (trajectory._replace(core=()), batch.observation, outputs)
+    )
+    outputs = ac.mask_outputs(outputs, played_observation)
+    chex.assert_equal_shape([value[:-1], played.reward, played.discount, played.acts, played.log_prob])
+    log_prob = jnp.where(mask > 0, chosen.log_prob(outputs, played.action), 0.0)
+    log_rho = jax.lax.stop_gradient(jnp.where(mask > 0, log_prob - played.log_prob, 0.0))
+
+    raw = jax.lax.stop_gradient(value)
+    if config.normalize_values:
+        raw = norm.denormalize_value(batch.value_moments, raw)
+    advantage, target = vtrace(
+        Rows(raw, played.reward, played.discount, played.acts, trajectory.is_first),
+        log_rho,
+        gamma=config.gamma,
+        lambda_=config.vtrace_lambda,
+        rho_clip=config.rho_clip,
+        c_clip=config.c_clip,
+    )
+    goal = norm.normalize_value(batch.value_moments, target) if config.normalize_values else target
+    if config.normalize_values:
+        advantage = advantage / batch.value_moments.std
+    if config.normalize_advantages:
+        advantage = advantage - masked_mean(advantage, mask, axis_name)
+        advantage = advantage * jax.lax.rsqrt(masked_mean(jnp.square(advantage), mask, axis_name) + 1e-8)
+
+    def mean(x: Array) -> Array:
+        return jnp.sum(x * mask) / batch.count
+
+    loss_policy = mean(-log_prob * advantage)
+    loss_value = mean(value_loss(value[:-1], goal, goal, kind=config.value_loss, huber_delta=config.huber_delta))
+    entropy = mean(chosen.entropy(outputs))
+    total = loss_policy + config.value_coef * loss_value - config.entropy_coef * entropy
+    metrics = {
+        "loss": total,
+        "loss_policy": loss_policy,
+        "loss_value": loss_value,
+        "entropy": entropy,
+        "approx_kl": mean(approximate_kl(log_rho)),
+        "clip_fraction": mean(jnp.exp(log_rho) > config.rho_clip),
+    }
+    return total, (metrics, raw[:-1], target)

@@ -1,0 +1,145 @@
+"""Both algorithms on the probe environments: what they learn is known, so a failure says which part is wrong."""
+
+import jax
+import numpy as np
+import pytest
+from jsrl.networks.model import NetworkConfig, actor_critic
+
+from jsrl.agents import normalization as norm
+from jsrl.agents.impala import IMPALAConfig, impala
+from jsrl.agents.ppo import PPOConfig, ppo
+
+GAMMA = 0.7
+SMALL = NetworkConfig(hidden=(32,))
+
+
+def make_ppo(spec, *, network=SMALL, **options):
+    common = {"learning_rate": 0.01, "gamma": GAMMA, "num_epochs": 4, "num_minibatches": 4, "entropy_coef": 0.001}
+    return ppo(PPOConfig(**{**common, "network": network, **options}), spec)
+
+
+def make_impala(spec, *, network=SMALL, **options):
+    common = {"learning_rate": 0.01, "gamma": GAMMA, "optimizer": "adam", "entropy_coef": 0.001}
+    return impala(IMPALAConfig(**{**common, "network": network, **options}), spec)
+
+
+MAKERS = {"ppo": (make_ppo, 1), "impala": (make_impala, 6)}  # updates are worth that much less
+
+
+@pytest.fixture(params=MAKERS)
+def algorithm(request):
+    return MAKERS[request.param]
+
+
+def values(state, network, spec, observation):
+    """Raw values of observations [K, ...], each the first of its episode."""
+    observation = norm.normalize(state.params.moments, observation[None])
+    rows = observation.shape[1]
+    core = network.initial_core(rows)
+    _, features, _ = network.policy(state.params.weights, observation, np.ones((1, rows), bool), core)
+    value = network.value(state.learner_params, observation, features)[0]
+    return norm.denormalize_value(state.extra, value) if state.extra != () else value
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("constant_reward", [[0.0]], [1.0]),
+        ("seen_reward", [[-1.0], [1.0]], [-1.0, 1.0]),
+        ("delayed_reward", [[0.0], [1.0]], [GAMMA, 1.0]),
+    ],
+    ids=lambda case: case[0],
+)
+def test_values_are_what_the_probe_says(algorithm, probe, play, case, scaled):
+    (make, effort), (name, observation, expected) = algorithm, case
+    env = probe(name)
+    options = {"normalize_values": True, "normalize_observations": True} if scaled else {}
+    played = play(make(env.spec, **options), env, num_updates=40 * effort)
+    got = values(played.state, actor_critic(SMALL, env.spec), env.spec, np.asarray(observation, np.float32))
+    np.testing.assert_allclose(got, expected, atol=0.06)
+
+
+def test_a_truncation_bootstraps_where_a_termination_does_not(algorithm, probe, play):
+    """Truncated after one row of reward 1, with a last observation that looks the same: v = 1 / (1 - gamma)."""
+    make, effort = algorithm
+    env = probe("constant_reward", True)
+    played = play(make(env.spec, gamma=0.5), env, num_updates=60 * effort)
+    got = values(played.state, actor_critic(SMALL, env.spec), env.spec, np.zeros((1, 1), np.float32))
+    np.testing.assert_allclose(got, [2.0], atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("chosen_reward", "discrete", 0.9),
+        ("matching_reward", "discrete", 0.9),
+        ("matching_reward", "multi_discrete", 0.85),
+        ("matching_reward", "continuous", 0.6),
+        ("matching_reward", "squashed", 0.6),
+    ],
+    ids=lambda case: "-".join(case[:2]),
+)
+def test_policies_find_the_action_that_pays(algorithm, probe, play, case):
+    (make, effort), (name, kind, solved) = algorithm, case
+    env = probe(name, kind)
+    played = play(make(env.spec), env, num_updates=40 * effort)
+    assert played.score > solved, played.metrics[-1]
+
+
+def test_masked_actions_are_never_played_and_dict_observations_are_read(algorithm, probe, play):
+    make, effort = algorithm
+    env = probe("masked_reward")
+    played = play(make(env.spec), env, num_updates=40 * effort)
+    assert 0.9 < played.score <= 1.0
+    assert set(np.unique(played.trajectory.action)) == {0, 1}
+
+
+def test_agents_that_share_a_policy_and_act_in_turns(algorithm, probe, play):
+    make, effort = algorithm
+    env = probe("agents_reward")
+    played = play(make(env.spec), env, num_updates=40 * effort)
+    assert played.score > 0.9
+    assert played.trajectory.log_prob.shape == (17, 32, 2)
+
+
+@pytest.mark.parametrize("core", ["gru", "lstm"])
+def test_recurrent_remembers(algorithm, probe, play, core):
+    make, effort = algorithm
+    env = probe("remembered_reward")
+    network = NetworkConfig(hidden=(32,), core=core, core_size=32)
+    played = play(make(env.spec, network=network, gamma=0.9), env, num_updates=50 * effort, num_rows=20)
+    assert played.score > 0.8, played.metrics[-1]
+
+
+def test_feed_forward_cannot_remember(probe, play):
+    env = probe("remembered_reward")
+    assert abs(play(make_ppo(env.spec, gamma=0.9), env, num_updates=50, num_rows=20).score) < 0.35
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"returns": "vtrace"},
+        {"value_clip": 0.2, "dual_clip": 3.0, "value_loss": "huber"},
+        {"schedule": "linear", "total_updates": 40, "target_kl": 0.05},
+        {"optimizer": "rmsprop", "num_minibatches": 1, "num_epochs": 8},
+    ],
+    ids="-".join,
+)
+def test_ppo_learns_with_its_options(probe, play, options):
+    env = probe("matching_reward")
+    played = play(make_ppo(env.spec, **options), env, num_updates=40)
+    assert played.score > 0.85, played.metrics[-1]
+    assert all(np.isfinite(list(m.values())).all() for m in played.metrics)
+
+
+def test_the_greedy_policy_is_the_best_action(algorithm, probe, play):
+    make, effort = algorithm
+    env = probe("matching_reward")
+    agent = make(env.spec)
+    state = play(agent, env, num_updates=25 * effort).state
+    observation, is_first = np.array([[-1.0], [1.0]], np.float32), np.ones(2, bool)
+    for seed in range(3):
+        reply, _ = agent.act(state.params, jax.random.key(seed), observation, is_first, (), greedy=True)
+        assert np.asarray(reply.action).tolist() == [0, 1]

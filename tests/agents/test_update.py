@@ -1,0 +1,261 @@
+"""What one update must and must not do, apart from learning: masks, purity, PopArt, KL stop, recurrence, refusals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jsrl.networks.model import NetworkConfig, actor_critic
+
+from jsrl.agents import normalization as norm
+from jsrl.agents.actor_critic import Weights, learning_rate_at
+from jsrl.agents.impala import IMPALAConfig, impala
+from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.errors import ConfigError
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
+
+SMALL = NetworkConfig(hidden=(16,))
+SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
+FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
+T, B = 12, 8
+
+
+@pytest.fixture(params=FACTORIES)
+def factory(request):
+    make, config = FACTORIES[request.param]
+    return lambda spec=SPEC, **options: make(config(**{"network": SMALL, **options}), spec)
+
+
+def random_trajectory(seed: int, core=(), action=None) -> Trajectory:
+    """Rows that obey the row table, with a few waiting rows; log_prob as of a policy close to uniform."""
+    rng = np.random.default_rng(seed)
+    is_first = np.zeros((T + 1, B), bool)
+    discount = np.ones((T + 1, B), np.float32)
+    for column in range(B):
+        is_first[0, column] = column % 2
+        row = 2 + column % 3
+        while row < T:
+            is_first[row + 1, column], discount[row - 1, column] = True, rng.integers(2)
+            row += int(rng.integers(3, 7))
+    reward = rng.normal(size=(T + 1, B)).astype(np.float32)
+    acts = (rng.random((T + 1, B)) < 0.9).astype(np.uint8)
+    for leaf in (reward, discount, acts):
+        leaf[T] = 0
+    return Trajectory(
+        observation=rng.normal(size=(T + 1, B, 3)).astype(np.float32),
+        is_first=is_first,
+        action=rng.integers(4, size=(T + 1, B)).astype(np.int32) if action is None else action,
+        reward=reward,
+        discount=discount,
+        acts=acts,
+        log_prob=np.full((T + 1, B), np.log(0.25), np.float32),
+        extras=(),
+        version=np.zeros((T + 1, B), np.int64),
+        core=core,
+    )
+
+
+def run(agent, trajectory, *, seed=0):
+    state = jax.jit(agent.init)(jax.random.key(seed))
+    return jax.jit(agent.update)(state, trajectory, jax.random.key(1))
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_an_update_is_pure_and_moves_what_it_should(factory):
+    agent = factory(normalize_observations=True, normalize_values=True)
+    trajectory = random_trajectory(0)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    before = jax.tree.map(np.array, state)
+    update = jax.jit(agent.update)
+    (first, output), (second, _) = (update(state, trajectory, jax.random.key(1)) for _ in range(2))
+    assert_same(first, second)
+    assert_same(before, state)
+    assert first.updates == 1 and output.priorities is None
+    assert jax.tree.structure(first) == jax.tree.structure(state)
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(first), strict=True):
+        assert old.shape == new.shape and old.dtype == new.dtype and np.isfinite(new).all()
+    for old, new in ((before.params, first.params), (before.learner_params, first.learner_params)):
+        assert any((x != y).any() for x, y in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
+    assert all(v.shape == () and np.isfinite(v) for v in output.metrics.values())
+    names = {"loss", "loss_policy", "loss_value", "entropy", "approx_kl", "clip_fraction", "explained_variance"}
+    assert names | {"grad_norm", "learning_rate"} <= set(output.metrics)
+
+
+def test_what_masked_rows_hold_never_matters(factory):
+    """Action, log_prob and reward of a last observation's row, and row T's leaves: bit for bit the same state."""
+    agent = factory(normalize_observations=True, normalize_values=True)
+    trajectory = random_trajectory(1)
+    cut = np.concatenate([trajectory.is_first[1:], np.ones((1, B), bool)])
+    garbage = trajectory._replace(
+        action=np.where(cut, 3, trajectory.action).astype(np.int32),
+        log_prob=np.where(cut, -1e9, trajectory.log_prob).astype(np.float32),
+        reward=np.where(cut, 1e6, trajectory.reward).astype(np.float32),
+    )
+    assert cut[:-1].any()
+    assert_same(run(agent, trajectory), run(agent, garbage))
+
+
+def test_rows_of_others_are_not_trained_on_but_their_reward_counts(factory):
+    agent = factory(normalize_observations=True)
+    trajectory = random_trajectory(2)
+    waiting = (trajectory.acts == 0) & ~np.concatenate([trajectory.is_first[1:], np.ones((1, B), bool)])
+    other_action = trajectory._replace(
+        action=np.where(waiting, 0, trajectory.action).astype(np.int32),
+        log_prob=np.where(waiting, 30.0, trajectory.log_prob).astype(np.float32),
+    )
+    other_reward = trajectory._replace(reward=np.where(waiting, 5.0, trajectory.reward).astype(np.float32))
+    assert waiting.sum() > 3
+    state, _ = run(agent, trajectory)
+    assert_same(state, run(agent, other_action)[0])
+    changed, _ = run(agent, other_reward)
+    assert any((x != y).any() for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(changed), strict=True))
+
+
+def test_a_batch_without_a_single_trained_row_is_finite(factory):
+    agent = factory(normalize_observations=True, normalize_values=True)
+    trajectory = random_trajectory(3)
+    state, output = run(agent, trajectory._replace(acts=np.zeros_like(trajectory.acts)))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state, output)))
+
+
+def test_popart_moves_the_scale_and_keeps_raw_values(factory):
+    """With a rate of nearly 0 only PopArt changes the value function: raw values of every row stay."""
+    agent = factory(normalize_values=True, learning_rate=1e-12)
+    trajectory = random_trajectory(4)
+    trajectory = trajectory._replace(reward=trajectory.reward * 100 + 500)
+    network = actor_critic(SMALL, SPEC)
+    state = jax.jit(agent.init)(jax.random.key(0))
+
+    def raw(state):
+        _, features, _ = network.policy(state.params.weights, trajectory.observation, trajectory.is_first, ())
+        return norm.denormalize_value(
+            state.extra, network.value(state.learner_params, trajectory.observation, features)
+        )
+
+    after, _ = jax.jit(agent.update)(state, trajectory, jax.random.key(0))
+    assert after.extra.std > 50 and after.extra.mean > 200
+    np.testing.assert_allclose(raw(after), raw(state), atol=1e-3)
+
+
+def test_observations_are_normalised_by_the_moments_the_update_started_from():
+    agent = ppo(PPOConfig(network=SMALL, normalize_observations=True), SPEC)
+    plain = ppo(PPOConfig(network=SMALL), SPEC)
+    trajectory = random_trajectory(5)
+    trajectory = trajectory._replace(observation=np.clip(trajectory.observation, -9, 9))
+    state, _ = run(agent, trajectory)
+    expected, _ = run(plain, trajectory)  # the first moments are 0 and 1: nothing changes but the epsilon
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), state.params.weights, expected.params.weights
+    )
+    mask = trajectory.acts[:-1] * ~trajectory.is_first[1:]
+    rows = trajectory.observation[:-1][mask > 0]
+    np.testing.assert_allclose(state.params.moments.mean, rows.mean(0), atol=1e-5)
+    assert state.params.moments.count == len(rows)
+
+
+def test_behaviour_log_probs_are_reproduced_so_an_unlagged_update_starts_at_ratio_one():
+    agent = ppo(PPOConfig(network=SMALL, num_epochs=1, num_minibatches=1), SPEC)
+    state = agent.init(jax.random.key(0))
+    trajectory = random_trajectory(6)
+    observation = trajectory.observation.reshape(-1, 3)
+    reply, _ = agent.act(state.params, jax.random.key(1), observation, np.zeros(len(observation), bool), ())
+    played = trajectory._replace(
+        action=np.asarray(reply.action).reshape(T + 1, B), log_prob=np.asarray(reply.log_prob).reshape(T + 1, B)
+    )
+    _, output = agent.update(state, played, jax.random.key(2))
+    assert output.metrics["approx_kl"] < 1e-10 and output.metrics["clip_fraction"] == 0
+
+
+def test_target_kl_ends_the_update_early():
+    options = {"network": SMALL, "learning_rate": 0.05, "num_epochs": 6, "num_minibatches": 2}
+    trajectory = random_trajectory(7)
+    free, free_output = run(ppo(PPOConfig(**options), SPEC), trajectory)
+    stopped, output = run(ppo(PPOConfig(**options, target_kl=0.01), SPEC), trajectory)
+    loose, loose_output = run(ppo(PPOConfig(**options, target_kl=1e9), SPEC), trajectory)
+    assert free_output.metrics["epochs_run"] == loose_output.metrics["epochs_run"] == 6
+    assert 0 < output.metrics["epochs_run"] < 6
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), free.params, loose.params)
+    count = stopped.opt_state[1].count
+    assert count == output.metrics["epochs_run"] * 2
+    assert output.metrics["approx_kl"] < free_output.metrics["approx_kl"]
+
+
+def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
+    rates = [float(learning_rate_at(0.1, "linear", 4, jnp.asarray(n))) for n in range(6)]
+    np.testing.assert_allclose(rates, [0.1, 0.075, 0.05, 0.025, 0.0, 0.0], atol=1e-7)
+    agent = factory(schedule="linear", total_updates=2, learning_rate=0.1)
+    state = agent.init(jax.random.key(0))
+    ended = state._replace(updates=jnp.asarray(2, jnp.int32))
+    after, output = jax.jit(agent.update)(ended, random_trajectory(0), jax.random.key(0))
+    assert output.metrics["learning_rate"] == 0
+    assert_same(after.params.weights, ended.params.weights)
+
+
+def test_a_core_starts_afresh_where_an_episode_does(factory):
+    network = NetworkConfig(hidden=(16,), core="gru", core_size=8)
+    agent = factory(network=network)
+    state, core = agent.init(jax.random.key(0)), agent.initial_core(2)
+    observation = np.ones((2, 3), np.float32)
+    spoiled = jax.tree.map(lambda x: x + 0.7, core)
+    is_first = np.array([True, False])
+    (fresh, _), (reply, _) = (
+        agent.act(state.params, jax.random.key(1), observation, is_first, c, greedy=True) for c in (core, spoiled)
+    )
+    difference = np.abs(np.asarray(fresh.log_prob - reply.log_prob))
+    assert difference[0] == 0 and difference[1] > 1e-6
+    start = random_trajectory(0, core=agent.initial_core(B))
+    other = start._replace(core=jax.tree.map(lambda x: x + 0.7, start.core))
+    first_only = [t._replace(is_first=np.concatenate([np.ones((1, B), bool), t.is_first[1:]])) for t in (start, other)]
+    assert_same(*(run(agent, t)[0].params for t in first_only))
+    changed = zip(*(jax.tree.leaves(run(agent, t)[0].params) for t in (start, other)), strict=True)
+    assert any((x != y).any() for x, y in changed)
+
+
+@pytest.mark.parametrize("transform", ["clip", "squash"])
+def test_real_actions(factory, transform):
+    spec = EnvSpec(SPEC.observation, Continuous((-1.0, -2.0), (1.0, 2.0), transform))
+    action = np.random.default_rng(0).normal(size=(T + 1, B, 2)).astype(np.float32)
+    state, output = run(factory(spec), random_trajectory(0, action=action))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state, output)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
+        ({"schedule": "linear"}, "needs total_updates >= 1"),
+        ({"schedule": "cosine"}, "unknown schedule 'cosine'; choose one of constant, linear"),
+        ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose one of adam, sgd, rmsprop"),
+        ({"gamma": 1.5}, "gamma must be at least 0 and at most 1, got 1.5"),
+        ({"returns": "td"}, "unknown returns 'td'; choose one of gae, vtrace"),
+        ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
+        ({"dual_clip": 0.5}, "dual_clip must be at least 1, got 0.5"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        PPOConfig(**options)
+
+
+def test_specs_that_cannot_work_are_refused(factory):
+    with pytest.raises(
+        ConfigError, match=r"has shape \(3,\); every observation leaf needs the agent axis first: \(2, "
+    ):
+        factory(dataclasses.replace(SPEC, num_agents=2))
+    mask = {"x": SPEC.observation, "action_mask": ArraySpec((2,), "uint8")}
+    with pytest.raises(ConfigError, match="continuous actions, which cannot be masked"):
+        factory(EnvSpec(mask, Continuous((0.0, 0.0), (1.0, 1.0))))
+    with pytest.raises(ConfigError, match="num_minibatches=7 does not divide the 96 columns"):
+        run(ppo(PPOConfig(num_minibatches=7, network=SMALL), SPEC), random_trajectory(0))
+
+
+def test_weights_name_what_is_trained():
+    agent = ppo(PPOConfig(network=SMALL), SPEC)
+    state = agent.init(jax.random.key(0))
+    moments = state.opt_state[1].mu
+    assert isinstance(moments, Weights)
+    assert jax.tree.structure(moments.policy) == jax.tree.structure(state.params.weights)
