@@ -1,0 +1,149 @@
+"""What describes an environment: frozen, JSON-like, so that it can travel to a process and be built there."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jsrl.errors import ConfigError
+
+METRIC_KINDS = ("last", "sum", "mean", "min", "max")
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """Preprocessing of Atari games (ids `ALE/...`), as ale-py's C++ vector environment does it.
+
+    Attributes:
+      frame_skip: game frames per env step. stack: frames per observation.
+      repeat_action_probability: chance per game frame that the console repeats the action before (sticky actions).
+      full_action_space: all 18 actions instead of the game's own few.
+      episodic_life: a lost life ends an episode for the learner (discount 0) while the game goes on; `Episode` still
+        reports whole games.
+      noop_max: upper limit of no-ops at a game's start. fire_reset: press FIRE at a start where the game has it.
+      max_frames: game frames after which a game is truncated (108,000 are 30 minutes).
+      screen_size: height and width of an observation in pixels.
+      num_threads: C++ threads of one vector.
+    """
+
+    frame_skip: int = 4
+    stack: int = 4
+    repeat_action_probability: float = 0.0
+    full_action_space: bool = False
+    episodic_life: bool = False
+    noop_max: int = 30
+    fire_reset: bool = True
+    max_frames: int = 108_000
+    screen_size: int = 84
+    num_threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("frame_skip", "stack", "max_frames", "screen_size", "num_threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"atari.{name} is {getattr(self, name)}; give at least 1")
+        if self.noop_max < 0:
+            raise ConfigError(f"atari.noop_max is {self.noop_max}; give 0 (no no-ops) or more")
+        if not 0.0 <= self.repeat_action_probability < 1.0:
+            raise ConfigError(
+                f"atari.repeat_action_probability is {self.repeat_action_probability}; give a number from 0 "
+                "(every action counts) to below 1, 0.25 for the usual sticky actions"
+            )
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Which environment, and what is done to it.
+
+    Attributes:
+      id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, or your own
+        `module:factory`. A factory is called with `kwargs` and returns a gymnasium.Env; one with a parameter `num_envs`
+        returns a gymnasium or jsrl vector environment (it gets `seed` and `group` too where it has such parameters).
+      kwargs: keyword arguments of the environment.
+      wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
+      reward_scale, reward_clip: the reward that is learned from is clip(raw * scale, -clip, clip); episodes are
+        reported in raw reward.
+      episode_metrics: keys of the environment's `info` to aggregate per episode: `key` (its last value) or `key:sum`,
+        `key:mean`, `key:min`, `key:max`.
+      max_episode_steps: env steps after which an episode is truncated; None leaves the environment's own limit.
+      action_transform: how unclipped actions reach a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh);
+        see jsrl.types.Continuous.
+      backend: `auto` takes the fastest that fits; `native` asks for the environment's own vector entry point, `sync` for
+        a loop over single environments, `envpool` for EnvPool.
+      reseed_episodes: seed every reset by (seed, slot, episode) instead of only the first one (`sync` only).
+      atari: options of `ALE/...` ids.
+    """
+
+    id: str = "CartPole-v1"
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    wrappers: tuple[Any, ...] = ()
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+    episode_metrics: tuple[str, ...] = ()
+    max_episode_steps: int | None = None
+    action_transform: Literal["clip", "rescale", "squash"] = "clip"
+    backend: Literal["auto", "sync", "native", "envpool"] = "auto"
+    reseed_episodes: bool = False
+    atari: AtariConfig = AtariConfig()
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise ConfigError("the environment's id is empty; give a Gymnasium id, `probe:NAME` or `module:factory`")
+        if self.backend not in ("auto", "sync", "native", "envpool"):
+            raise ConfigError(f"backend {self.backend!r} is unknown; choose auto, sync, native or envpool")
+        if self.reward_clip is not None and not self.reward_clip > 0:
+            raise ConfigError(f"reward_clip is {self.reward_clip}; give a positive number, or None for no clipping")
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise ConfigError(f"max_episode_steps is {self.max_episode_steps}; give at least 1, or None")
+        for metric in self.episode_metrics:
+            split_metric(metric)
+        for wrapper in self.wrappers:
+            split_wrapper(wrapper)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dict of JSON values from which `from_json` builds an equal config."""
+        values = dataclasses.asdict(self)
+        values["wrappers"] = list(self.wrappers)
+        values["episode_metrics"] = list(self.episode_metrics)
+        return values
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> EnvConfig:
+        """Build a config from what `to_json` returned.
+
+        Raises:
+          ConfigError: a key that is no field.
+        """
+        unknown = sorted(set(values) - {f.name for f in dataclasses.fields(cls)})
+        if unknown:
+            raise ConfigError(f"no option of an environment is called {', '.join(unknown)}")
+        values = dict(values)
+        values["wrappers"] = tuple(values.get("wrappers", ()))
+        values["episode_metrics"] = tuple(values.get("episode_metrics", ()))
+        values["atari"] = AtariConfig(**values.get("atari", {}))
+        return cls(**values)
+
+
+def split_metric(metric: str) -> tuple[str, str]:
+    """Return (key of `info`, kind of aggregation) of an entry of `episode_metrics`.
+
+    Raises:
+      ConfigError: the kind is unknown.
+    """
+    key, _, kind = metric.partition(":")
+    if kind and kind not in METRIC_KINDS:
+        raise ConfigError(f"episode metric {metric!r}: {kind!r} is no aggregation; choose {', '.join(METRIC_KINDS)}")
+    return key, kind or "last"
+
+
+def split_wrapper(wrapper: Any) -> tuple[str, dict[str, Any]]:
+    """Return (reference, keyword arguments) of an entry of `wrappers`.
+
+    Raises:
+      ConfigError: it is neither `module:Class` nor {"wrapper": ..., "kwargs": ...}.
+    """
+    if isinstance(wrapper, str):
+        return wrapper, {}
+    if isinstance(wrapper, dict) and isinstance(wrapper.get("wrapper"), str) and set(wrapper) <= {"wrapper", "kwargs"}:
+        return wrapper["wrapper"], dict(wrapper.get("kwargs", {}))
+    raise ConfigError(f'wrapper {wrapper!r}: give "module:Class", or {{"wrapper": "module:Class", "kwargs": {{...}}}}')

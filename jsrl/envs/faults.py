@@ -1,0 +1,43 @@
+"""What to say when an environment misbehaves: which one, where in its life, with what values, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import EnvironmentFault
+from jsrl.types import Tree, named_leaves
+
+
+def fault(
+    name: str, what: str, advice: str, *, slot: int, seed: int | None = None, episode: int, step: int
+) -> EnvironmentFault:
+    """Return the error for environment `name`, slot `slot`, in its `episode`-th episode (from 0) after `step` steps."""
+    place = f"slot {slot}, episode {episode}, step {step}"
+    if seed is not None:
+        place += f", seed {seed}"
+    return EnvironmentFault(f"environment {name!r} ({place}) {what}. {advice}")
+
+
+def describe(value: Any, limit: int = 80) -> str:
+    """Return type, shape, dtype and a short print of a value for a message."""
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= limit else text[: limit - 3] + "..."
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype} {list(np.shape(value))} {text}"
+    return f"{type(value).__name__} {text}"
+
+
+def float_leaves(tree: Tree) -> list[tuple[str, np.ndarray]]:
+    """Return (name, leaf) of the float leaves: those which can hold NaN."""
+    return [(name or "observation", leaf) for name, leaf in named_leaves(tree) if leaf.dtype.kind == "f"]
+
+
+def first_non_finite(leaf: np.ndarray) -> tuple[int, tuple[int, ...], float] | None:
+    """Return (slot, index inside the observation, value) of the first entry of [B, ...] that is NaN or infinite."""
+    bad = np.argwhere(~np.isfinite(leaf))
+    if not len(bad):
+        return None
+    index = tuple(int(i) for i in bad[0])
+    return index[0], index[1:], float(leaf[index])

@@ -1,0 +1,223 @@
+"""From a config to a vector environment: which adapter serves which id."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.config import EnvConfig, split_wrapper
+from jsrl.envs.probes import make_probe
+from jsrl.envs.sync import SyncVectorEnv
+from jsrl.envs.vector import GymVectorEnv
+from jsrl.errors import ConfigError, MissingExtra
+from jsrl.importing import import_target, nearest
+from jsrl.types import Array, EnvSpec
+
+log = logging.getLogger("jsrl.envs")
+Seed = int | tuple[int, ...]
+
+
+def make(config: EnvConfig, num_envs: int, seed: Seed, *, group: int = 0) -> VectorEnv:
+    """Build a vector of `num_envs` environments.
+
+    Args:
+      config: which environment. num_envs: B, slots of this vector (one group).
+      seed: the experiment's; different (seed, group, slot) give different episodes, equal ones the same run.
+      group: index of this group of environments.
+
+    Raises:
+      ConfigError: unknown id, unsupported space, or options that do not fit together.
+      MissingExtra: the suite is not installed.
+      EnvironmentFault: the environment raised as it was made.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs is {num_envs}; give at least 1")
+    scheme = config.id.partition(":")[0]
+    if scheme == "probe":
+        _refuse_wrappers(config)
+        return make_probe(config, num_envs, seed, group)
+    if scheme == "envpool" or config.backend == "envpool":
+        from jsrl.envs.pool import make_pool
+
+        _refuse_wrappers(config)
+        return make_pool(config, num_envs, seed, group)
+    if config.id.startswith("ALE/") and config.backend in ("auto", "native") and not config.wrappers:
+        from jsrl.envs.atari import make_atari
+
+        return make_atari(config, num_envs, seed, group)
+    if ":" in config.id:
+        return _from_factory(config, num_envs, seed, group)
+    return _from_registry(config, num_envs, seed, group)
+
+
+def make_spec(config: EnvConfig) -> EnvSpec:
+    """Return what an agent has to know of the environment; makes one slot of it and closes it again."""
+    env = make(config, 1, 0)
+    try:
+        return env.spec
+    finally:
+        env.close()
+
+
+def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv:
+    _register_suites(config.id)
+    spec = gymnasium.registry.get(config.id)
+    if spec is None:
+        raise _unknown_id(config.id)
+    has_vector = spec.vector_entry_point is not None and not config.id.startswith("phys2d/")
+    if has_vector and config.backend == "auto" and config.wrappers:
+        log.warning(
+            "environment %s has a vectorised implementation, which wrappers rule out: %d environments are stepped one "
+            "after another instead, several times slower; wrappers=() brings it back",
+            config.id,
+            num_envs,
+        )
+    if config.backend == "native" and (not has_vector or config.wrappers):
+        why = "wrappers rule it out" if has_vector else "it has no vector entry point"
+        raise ConfigError(f"environment {config.id!r} with backend 'native': {why}; use backend 'auto' or 'sync'")
+    kwargs = dict(config.kwargs)
+    if config.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = config.max_episode_steps
+    if has_vector and not config.wrappers and config.backend != "sync" and not config.reseed_episodes:
+        vector = _built(
+            config,
+            lambda: gymnasium.make_vec(config.id, num_envs, vectorization_mode="vector_entry_point", **kwargs),
+        )
+        return GymVectorEnv(vector, config, seed, group)
+    single = _wrapped(config, lambda: gymnasium.make(config.id, disable_env_checker=True, **kwargs))
+    return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+
+
+def _from_factory(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv:
+    factory = import_target(config.id)
+    if not callable(factory):
+        raise ConfigError(f"{config.id!r} is {type(factory).__name__}; expected a function or class to call")
+    try:
+        parameters = set(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        parameters = set()
+    if "num_envs" not in parameters:
+        single = _wrapped(config, lambda: _single(config, factory))
+        return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+    given: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "group": group}
+    vector = _built(config, lambda: factory(**{k: v for k, v in given.items() if k in parameters}, **config.kwargs))
+    _refuse_wrappers(config)
+    if isinstance(vector, gymnasium.vector.VectorEnv):
+        return GymVectorEnv(vector, config, seed, group)
+    if all(hasattr(vector, name) for name in ("spec", "num_envs", "reset", "step", "close")):
+        plain = config.reward_scale == 1.0 and config.reward_clip is None
+        return vector if plain else ScaledReward(vector, config)
+    raise ConfigError(
+        f"{config.id!r} has a parameter `num_envs` but returned {type(vector).__name__}; expected a "
+        "gymnasium.vector.VectorEnv or jsrl's VectorEnv (for a single gymnasium.Env, drop the parameter)"
+    )
+
+
+def _single(config: EnvConfig, factory: Callable[..., Any]) -> gymnasium.Env:
+    env = factory(**config.kwargs)
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(
+            f"{config.id!r} returned {type(env).__name__}; expected a gymnasium.Env (a vector environment's factory has a "
+            "parameter `num_envs`)"
+        )
+    if config.max_episode_steps is not None:
+        return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+    return env
+
+
+def _wrapped(config: EnvConfig, single: Callable[[], gymnasium.Env]) -> Callable[[], gymnasium.Env]:
+    wrappers = [(import_target(target), kwargs) for target, kwargs in map(split_wrapper, config.wrappers)]
+
+    def build() -> gymnasium.Env:
+        env = single()
+        for wrapper, kwargs in wrappers:
+            env = wrapper(env, **kwargs)
+        return env
+
+    return build
+
+
+def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
+    """Call `build` and say in our words what kept the environment from being made."""
+    try:
+        return build()
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise MissingExtra(_missing(config.id, str(error))) from error
+    except ImportError as error:
+        raise MissingExtra(_missing(config.id, str(error))) from error
+    except (TypeError, gymnasium.error.Error) as error:
+        raise ConfigError(
+            f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs and wrappers"
+        ) from error
+
+
+def _missing(name: str, error: str) -> str:
+    spec = gymnasium.registry.get(name)
+    entry = str(spec.entry_point) if spec is not None else ""
+    extras = {"mujoco": "jsrl[mujoco]", "box2d": "gymnasium[box2d]", "toy_text": "gymnasium[toy-text]"}
+    extra = next((found for key, found in extras.items() if key in entry), None)
+    hint = f"pip install '{extra}'" if extra else "pip install what it names"
+    return f"environment {name!r} needs a package that is not installed ({error}): {hint}"
+
+
+def _unknown_id(name: str) -> ConfigError:
+    known = list(gymnasium.registry)
+    close = nearest(name, known)
+    if not close:
+        lowered = {known_id.lower(): known_id for known_id in known}
+        close = nearest(name.lower(), lowered)
+    return ConfigError(
+        f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, probes as "
+        "probe:NAME, EnvPool's as envpool:NAME"
+    )
+
+
+def _register_suites(name: str) -> None:
+    """Make the ids of an optional suite known where they are asked for."""
+    if not name.startswith("ALE/"):
+        return
+    try:
+        import ale_py
+    except ImportError:
+        raise MissingExtra(
+            f"environment {name!r} needs ale-py, which is not installed: pip install 'jsrl[atari]'"
+        ) from None
+    gymnasium.register_envs(ale_py)
+
+
+def _refuse_wrappers(config: EnvConfig) -> None:
+    if config.wrappers:
+        raise ConfigError(
+            f"environment {config.id!r} is a vector from the start, so Gymnasium's wrappers {list(config.wrappers)} cannot "
+            "wrap its slots; remove them, or use an id of single environments"
+        )
+
+
+class ScaledReward:
+    """A user's own VectorEnv with the config's reward scale and clip; its episodes stay raw."""
+
+    def __init__(self, env: VectorEnv, config: EnvConfig):
+        self._env, self._scale, self._clip = env, config.reward_scale, config.reward_clip
+        self.spec: EnvSpec = replace(env.spec)
+        self.num_envs = env.num_envs
+
+    def reset(self) -> EnvStep:
+        """Start every slot anew."""
+        return self._env.reset()
+
+    def step(self, action: Array) -> EnvStep:
+        """Step every slot."""
+        stepped = self._env.step(action)
+        reward = np.asarray(stepped.reward) * np.float32(self._scale)
+        return stepped._replace(reward=reward if self._clip is None else np.clip(reward, -self._clip, self._clip))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()

@@ -1,0 +1,215 @@
+"""The row table, kept in one place: what every adapter hands its raw rewards and endings to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.base import EnvStep, Episode
+from jsrl.envs.config import EnvConfig, split_metric
+from jsrl.envs.faults import fault, first_non_finite, float_leaves
+from jsrl.types import Tree
+
+
+def slot_seeds(seed: int | tuple[int, ...], group: int, num_envs: int) -> list[int]:
+    """Return one seed per slot (31 bits), distinct, the same for the same (seed, group, slot)."""
+    entropy = seed if isinstance(seed, int) else list(seed)
+    drawn: list[int] = []
+    for slot in range(num_envs):
+        for attempt in range(100):
+            key = (group, slot) if attempt == 0 else (group, slot, attempt)
+            value = int(np.random.SeedSequence(entropy, spawn_key=key).generate_state(1)[0]) & 0x7FFF_FFFF
+            if value not in drawn:
+                break
+        drawn.append(value)
+    return drawn
+
+
+def vector_seed(seed: int | tuple[int, ...], group: int) -> int:
+    """Return the seed (31 bits) of a vector environment that seeds its slots itself."""
+    entropy = seed if isinstance(seed, int) else list(seed)
+    return int(np.random.SeedSequence(entropy, spawn_key=(group,)).generate_state(1)[0]) & 0x7FFF_FFFF
+
+
+class Metrics:
+    """Aggregates the keys of `info` that `episode_metrics` names, per slot and episode."""
+
+    def __init__(self, names: tuple[str, ...], num_envs: int):
+        self.entries = [(name, *split_metric(name)) for name in names]
+        self.keys = {key for _, key, _ in self.entries}
+        self._values: list[dict[str, list[float]]] = [{} for _ in range(num_envs)]  # name -> [aggregate, count]
+
+    def add(self, slot: int, info: Mapping[str, Any]) -> None:
+        """Take one step's `info` of a slot."""
+        kept = self._values[slot]
+        for name, key, kind in self.entries:
+            if key not in info:
+                continue
+            value = float(info[key])
+            if name not in kept:
+                kept[name] = [value, 1.0]
+                continue
+            old, count = kept[name]
+            if kind in ("sum", "mean"):
+                value = old + value
+            elif kind == "min":
+                value = min(old, value)
+            elif kind == "max":
+                value = max(old, value)
+            kept[name] = [value, count + 1.0]
+
+    def add_all(self, info: Mapping[str, Any], skip: np.ndarray) -> None:
+        """Take a vector environment's `info`: arrays [B] with `_key` telling which slots they are of."""
+        for slot in np.flatnonzero(~skip):
+            self.add(
+                int(slot),
+                {key: info[key][slot] for key in self.keys if key in info and info.get(f"_{key}", _ALL)[slot]},
+            )
+
+    def close(self, slot: int) -> dict[str, float]:
+        """Return the aggregates of the slot's episode and begin another."""
+        kept, self._values[slot] = self._values[slot], {}
+        means = {name for name, _, kind in self.entries if kind == "mean"}
+        return {name: value / count if name in means else value for name, (value, count) in kept.items()}
+
+
+class _Always:
+    def __getitem__(self, slot: int) -> bool:
+        return True
+
+
+_ALL = _Always()
+
+
+class Rows:
+    """Turns raw rewards and endings under next-step auto-reset into EnvStep, and keeps the sums of episodes.
+
+    Attributes:
+      first: bool [B]: the slots whose next step starts an episode (their action will be ignored).
+      any_first: whether there is one.
+      episode: int64 [B]: episodes a slot has finished. length: see `lengths`.
+    """
+
+    def __init__(self, config: EnvConfig, num_envs: int, seeds: list[int] | None = None):
+        self.name = config.id
+        self.metrics = Metrics(config.episode_metrics, num_envs)
+        self.num_envs = num_envs
+        self._scale, self._clip, self._seeds = config.reward_scale, config.reward_clip, seeds
+        self._plain = self._scale == 1.0 and self._clip is None
+        self._none = np.zeros(num_envs, bool)
+        self._ones, self._acts = np.ones(num_envs, np.float32), np.ones(num_envs, np.uint8)
+        self._return = np.zeros(num_envs, np.float64)
+        self._opened_at = np.zeros(num_envs, np.int64)
+        self._time = 0
+        self.episode = np.zeros(num_envs, np.int64)
+        self.first, self.any_first = self._none, False
+
+    def opened(self, observation: Tree) -> EnvStep:
+        """Return what `reset` returns; unfinished episodes are forgotten."""
+        self.check_finite(observation)
+        self._return[:] = 0.0
+        self._opened_at[:] = self._time
+        self.first, self.any_first = self._none, False
+        for slot in range(self.num_envs):
+            self.metrics.close(slot)
+        zeros = np.zeros(self.num_envs, np.float32)
+        return EnvStep(observation, np.ones(self.num_envs, bool), zeros, self._ones, self._acts, [])
+
+    def step(self, observation: Tree, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> EnvStep:
+        """Return one step's EnvStep.
+
+        Args:
+          observation: tree of [B, ...], taken as it is. reward: [B], raw. terminated, truncated: bool [B]. All three
+          are disregarded in slots that start an episode with this step.
+        """
+        reward = reward.astype(np.float32)  # always our own copy: the environment may keep its array
+        first = self.first
+        ended = terminated | truncated
+        self._time += 1
+        if self.any_first:
+            reward[first] = 0.0
+            ended &= ~first
+            self._return[first] = 0.0
+            self._opened_at[first] = self._time
+        self.check_finite(observation, reward)
+        self._return += reward
+        discount, episodes = self._ones, []
+        self.any_first = bool(ended.any())
+        if self.any_first:
+            episodes = self._close(ended, terminated)
+            discount = np.where(ended & terminated, np.float32(0.0), np.float32(1.0))
+        self.first = ended
+        return EnvStep(observation, first, self.learned(reward), discount, self._acts, episodes)
+
+    def learned(self, reward: np.ndarray) -> np.ndarray:
+        """Return the reward that is learned from, of the raw one."""
+        if self._plain:
+            return reward
+        reward = reward * np.float32(self._scale)
+        return reward if self._clip is None else np.clip(reward, -self._clip, self._clip)
+
+    def lengths(self) -> np.ndarray:
+        """Return the env steps of each slot's open episode: int64 [B]."""
+        return self._time - self._opened_at
+
+    def fault(self, slot: int, what: str, advice: str) -> Exception:
+        """Return an EnvironmentFault that says where in which slot's life it happened."""
+        seed = self._seeds[slot] if self._seeds else None
+        step = 0 if self.first[slot] else int(self._time - self._opened_at[slot])
+        return fault(self.name, what, advice, slot=slot, seed=seed, episode=int(self.episode[slot]), step=step)
+
+    def check_finite(self, observation: Tree, reward: np.ndarray | None = None) -> None:
+        """Raise EnvironmentFault where a float of the observation or the reward is NaN or infinite."""
+        # one array, the usual case, is not worth a walk over the tree
+        leaves = [("observation", observation)] if isinstance(observation, np.ndarray) else float_leaves(observation)
+        for name, leaf in leaves:
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                self._raise_non_finite(name, leaf)
+        if reward is not None and not np.isfinite(reward).all():
+            self._raise_non_finite("reward", reward)
+
+    def _raise_non_finite(self, name: str, leaf: np.ndarray) -> None:
+        found = first_non_finite(leaf)
+        assert found is not None
+        slot, index, value = found
+        where = f"{name!r}{list(index) if index else ''}"
+        raise self.fault(
+            slot,
+            f"returned {value} in {where}; expected finite numbers",
+            "Look at what its step computes there (a division by zero, a square root, a diverged simulation), or end "
+            "the episode before it happens",
+        )
+
+    def _close(self, ended: np.ndarray, terminated: np.ndarray) -> list[Episode]:
+        episodes = []
+        for slot in np.flatnonzero(ended).tolist():
+            episodes.append(
+                Episode(
+                    slot=slot,
+                    return_=float(self._return[slot]),
+                    length=int(self._time - self._opened_at[slot]),
+                    terminated=bool(terminated[slot]),
+                    metrics=self.metrics.close(slot),
+                )
+            )
+        self.episode[ended] += 1
+        return episodes
+
+    def save(self) -> dict[str, np.ndarray]:
+        """Return the state of the open episodes as arrays (metrics excluded: they are reports, not state)."""
+        return {
+            "first": self.first.copy(),
+            "return": self._return.copy(),
+            "length": self.lengths(),
+            "episode": self.episode.copy(),
+        }
+
+    def load(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `save` returned."""
+        self.first = np.array(saved["first"], bool)
+        self.any_first = bool(self.first.any())
+        self._return[:] = saved["return"]
+        self._opened_at[:] = self._time - np.asarray(saved["length"])
+        self.episode[:] = saved["episode"]

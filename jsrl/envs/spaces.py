@@ -1,0 +1,272 @@
+"""Gymnasium spaces read as specs, and observations and actions taken across.
+
+| observation space | becomes |
+|---|---|
+| Box, floats | float32 of its shape |
+| Box, uint8 | uint8 of its shape (images) |
+| Box, other integers or bool | float32 of its shape |
+| Discrete(n, start) | float32 [n], one-hot |
+| MultiDiscrete | float32 [sum(nvec)], the one-hots of its parts one after another |
+| MultiBinary | float32 of its shape |
+| Dict, Tuple | dict of the above (a Tuple's keys are "0", "1", ...), nested where the space is |
+
+A leaf called `action_mask` stays uint8 whatever its space. Action spaces: Discrete, MultiDiscrete, MultiBinary, Box of
+floats (any shape: the agent sees it flat).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from jsrl.envs.faults import describe
+from jsrl.errors import ConfigError
+from jsrl.types import ActionSpec, ArraySpec, Continuous, Discrete, MultiDiscrete, Tree, to_environment
+
+MASK_KEY = "action_mask"
+MAX_ONE_HOT = 65_536
+
+
+class BadValue(ValueError):
+    """An observation that is not what its space declares; the message says leaf, value and expectation."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation.
+
+    Attributes:
+      path: keys into the environment's observation; () when the observation is the array.
+      names: keys into our tree. shape, dtype: what the environment declares. spec: what an agent sees.
+      offsets: first one-hot index of each part and `start` subtracted; None where the value is copied.
+    """
+
+    path: tuple[Any, ...]
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    spec: ArraySpec
+    offsets: np.ndarray | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the leaf's name for messages."""
+        return "/".join(self.names) or "observation"
+
+    def check(self, value: Any, batch: tuple[int, ...] = ()) -> None:
+        """Raise BadValue unless `value` has the declared shape (after `batch`) and a dtype that casts to it."""
+        found_shape = np.shape(value) if isinstance(value, np.ndarray | np.generic | int | float | list) else None
+        if found_shape != (*batch, *self.shape):
+            raise BadValue(
+                f"returned {describe(value)} as {self.name!r}; its space declares shape {list(self.shape)}"
+                + (f" for each of {batch[0]} slots" if batch else "")
+            )
+        dtype = np.asarray(value).dtype
+        if not np.can_cast(dtype, self.dtype, "same_kind"):
+            raise BadValue(
+                f"returned {describe(value)} as {self.name!r}; its space declares {self.dtype}, and {dtype} does not "
+                "cast to it without loss"
+            )
+
+    def encode(self, value: Any, out: np.ndarray) -> None:
+        """Write values [...] of the declared shape (with any leading axes) to `out`."""
+        if self.offsets is None:
+            out[...] = value
+            return
+        out[...] = 0
+        # [..., parts] whatever the declared shape: a Discrete is one part
+        index = np.asarray(value, np.int64).reshape(*out.shape[:-1], -1) + self.offsets
+        np.put_along_axis(out, index, 1, axis=-1)
+
+
+class ObservationLayout:
+    """How an observation space maps to a tree of arrays; `write` takes one slot across, `write_all` a batch."""
+
+    def __init__(self, space: spaces.Space, name: str, mask_size: int | None = None, num_actions: int | None = None):
+        """Read `space`; `mask_size` adds a leaf `action_mask` that is fed from `info`."""
+        self.environment = name
+        self.leaves: list[Leaf] = []
+        self._collect(space, (), ())
+        self.mask_in_info = mask_size is not None
+        if mask_size is not None and self.leaves[0].names == ():
+            only = self.leaves[0]
+            self.leaves = [Leaf((), ("observation",), only.shape, only.dtype, only.spec, only.offsets)]
+        self.spec: Tree = self._tree([leaf.spec for leaf in self.leaves])
+        if mask_size is not None:
+            self.spec[MASK_KEY] = ArraySpec((mask_size,), "uint8")
+        self._check_mask(num_actions)
+
+    @property
+    def plain(self) -> Leaf | None:
+        """Return the only leaf where an observation is one array that is copied, else None."""
+        only = self.leaves[0]
+        return only if len(self.leaves) == 1 and only.names == () and only.offsets is None else None
+
+    def buffers(self, num_envs: int) -> tuple[Tree, list[np.ndarray]]:
+        """Return (tree of zeros [B, ...], its arrays in the order of `leaves`, the mask from `info` last)."""
+        arrays = [leaf.spec.batched(num_envs).zeros() for leaf in self.leaves]
+        tree = self._tree(arrays)
+        if self.mask_in_info:
+            arrays.append(self.spec[MASK_KEY].batched(num_envs).zeros())
+            tree[MASK_KEY] = arrays[-1]
+        return tree, arrays
+
+    def write(self, arrays: list[np.ndarray], slot: int, observation: Any) -> None:
+        """Write one environment's observation to row `slot`. Raises BadValue."""
+        for leaf, array in zip(self.leaves, arrays, strict=False):
+            value = self._find(observation, leaf)
+            leaf.check(value)
+            leaf.encode(value, array[slot, ...] if array.ndim > 1 else array[slot : slot + 1])
+
+    def write_all(self, arrays: list[np.ndarray], observation: Any) -> None:
+        """Write a batch of observations [B, ...]. Raises BadValue."""
+        for leaf, array in zip(self.leaves, arrays, strict=False):
+            value = self._find(observation, leaf)
+            leaf.check(value, (len(array),))
+            leaf.encode(value, array)
+
+    def write_mask(self, arrays: list[np.ndarray], slot: int, mask: Any) -> None:
+        """Write the action mask that `info` brought for `slot`. Raises BadValue."""
+        array = arrays[-1]
+        flat = flat_mask(mask)
+        if flat.shape != array.shape[1:]:
+            raise BadValue(f"brought info[{MASK_KEY!r}] = {describe(mask)}; expected {array.shape[1]} entries")
+        array[slot] = flat
+
+    def _find(self, observation: Any, leaf: Leaf) -> Any:
+        for key in leaf.path:
+            try:
+                observation = observation[key]
+            except (KeyError, IndexError, TypeError):
+                raise BadValue(f"returned no {leaf.name!r}: {describe(observation)} has no {key!r}") from None
+        return observation
+
+    def _collect(self, space: spaces.Space, path: tuple[Any, ...], names: tuple[str, ...]) -> None:
+        if isinstance(space, spaces.Dict):
+            for key, child in space.spaces.items():
+                self._collect(child, (*path, key), (*names, str(key)))
+        elif isinstance(space, spaces.Tuple):
+            for index, child in enumerate(space.spaces):
+                self._collect(child, (*path, index), (*names, str(index)))
+        else:
+            self.leaves.append(_leaf(space, path, names, self.environment))
+
+    def _tree(self, values: list[Any]) -> Tree:
+        if self.leaves[0].names == ():
+            return values[0]
+        tree: dict[str, Any] = {}
+        for leaf, value in zip(self.leaves, values, strict=True):
+            node = tree
+            for name in leaf.names[:-1]:
+                node = node.setdefault(name, {})
+            node[leaf.names[-1]] = value
+        return tree
+
+    def _check_mask(self, num_actions: int | None) -> None:
+        mask = self.spec.get(MASK_KEY) if isinstance(self.spec, dict) else None
+        if mask is not None and num_actions is not None and mask.shape != (num_actions,):
+            raise ConfigError(
+                f"environment {self.environment!r}: the action mask has shape {list(mask.shape)}, but there are "
+                f"{num_actions} actions; give one entry per action (for MultiDiscrete, the parts one after another)"
+            )
+
+
+def _leaf(space: spaces.Space, path: tuple[Any, ...], names: tuple[str, ...], environment: str) -> Leaf:
+    where = "/".join(names) or "the observation"
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        nums = np.atleast_1d(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n).ravel()
+        starts = np.broadcast_to(np.asarray(space.start), np.shape(space.start) or (1,)).ravel()
+        size = int(nums.sum())
+        if size > MAX_ONE_HOT:
+            raise ConfigError(
+                f"environment {environment!r}: {where} is {space}, a one-hot of {size} entries; at most {MAX_ONE_HOT} "
+                "are supported: encode it in a wrapper, e.g. as a Box"
+            )
+        first = np.concatenate([[0], np.cumsum(nums)[:-1]]).astype(np.int64)
+        spec = ArraySpec((size,), "float32")
+        return Leaf(path, names, tuple(space.shape or ()), np.dtype(space.dtype), spec, first - starts)
+    if isinstance(space, spaces.Box | spaces.MultiBinary) and np.dtype(space.dtype).kind in "fiub":
+        dtype, shape = np.dtype(space.dtype), tuple(space.shape)
+        stays = dtype == np.uint8 or names[-1:] == (MASK_KEY,)
+        return Leaf(path, names, shape, dtype, ArraySpec(shape, "uint8" if stays else "float32"))
+    raise ConfigError(
+        f"environment {environment!r}: {where} has the space {space}, and {type(space).__name__} is not supported; "
+        "supported are Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple of them. Convert it in a wrapper"
+    )
+
+
+def flat_mask(mask: Any) -> np.ndarray:
+    """Return an action mask as uint8 [A]; a tuple or list of masks (MultiDiscrete) is joined."""
+    if isinstance(mask, tuple | list) and len(mask) and np.ndim(mask[0]):
+        mask = np.concatenate([np.ravel(part) for part in mask])
+    return np.asarray(mask).ravel().astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """How an agent's actions reach the environment.
+
+    Attributes:
+      spec: what the agent sees. num_choices: entries of a mask (None for continuous actions).
+      convert: [B, ...] of the agent's to [B, ...] of the environment's dtype, bounds and shape.
+    """
+
+    spec: ActionSpec
+    num_choices: int | None
+    convert: Callable[[np.ndarray], np.ndarray]
+
+
+def action_layout(space: spaces.Space, environment: str, transform: Any = "clip") -> ActionLayout:
+    """Read an action space.
+
+    Raises:
+      ConfigError: the space is not supported.
+    """
+    if isinstance(space, spaces.Discrete):
+        start, dtype = int(space.start), np.dtype(space.dtype)
+        if start == 0:
+            return ActionLayout(Discrete(int(space.n)), int(space.n), lambda action: action.astype(dtype, copy=False))
+        return ActionLayout(
+            Discrete(int(space.n)), int(space.n), lambda action: action.astype(dtype) + dtype.type(start)
+        )
+    if isinstance(space, spaces.MultiDiscrete):
+        return _several(tuple(int(n) for n in np.ravel(space.nvec)), np.asarray(space.start), space)
+    if isinstance(space, spaces.MultiBinary):
+        shape = tuple(space.shape or ())
+        return _several((2,) * int(np.prod(shape)), np.zeros(shape, int), space)
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
+        return ActionLayout(*_continuous(space, transform))
+    raise ConfigError(
+        f"environment {environment!r}: the action space {space} is not supported ({type(space).__name__}"
+        f"{' of ' + str(space.dtype) if isinstance(space, spaces.Box) else ''}); supported are Discrete, MultiDiscrete, "
+        "MultiBinary and Box of floats. Convert it in a wrapper (gymnasium.wrappers.TransformAction)"
+    )
+
+
+def _several(nums: tuple[int, ...], starts: np.ndarray, space: spaces.Space) -> ActionLayout:
+    shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+    starts = starts.astype(dtype)
+    return ActionLayout(
+        MultiDiscrete(nums), sum(nums), lambda action: action.reshape(-1, *shape).astype(dtype) + starts
+    )
+
+
+def _continuous(space: spaces.Box, transform: Any) -> tuple[Continuous, None, Callable[[np.ndarray], np.ndarray]]:
+    shape, dtype = tuple(space.shape), np.dtype(space.dtype)
+    spec = Continuous(tuple(np.ravel(space.low).tolist()), tuple(np.ravel(space.high).tolist()), transform)
+    low, high = (np.ravel(bound).astype(np.float32) for bound in (space.low, space.high))
+    bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
+
+    def convert(action: np.ndarray) -> np.ndarray:
+        if transform != "clip":
+            action = to_environment(spec, action)
+        elif bounded:
+            # two ufuncs: np.clip's own checks cost more than the work
+            action = np.minimum(np.maximum(action, low), high)
+        return action.reshape(-1, *shape).astype(dtype, copy=False)
+
+    return spec, None, convert

@@ -1,0 +1,161 @@
+"""Any gymnasium.Env, several of them stepped one after another by a loop that writes into preallocated arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from jsrl.envs.base import EnvStep
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import describe
+from jsrl.envs.rows import Rows, slot_seeds
+from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
+from jsrl.errors import EnvironmentFault
+from jsrl.types import Array, EnvSpec, Tree
+
+ADVICE_SPACE = "Correct the environment's declared space or what it returns"
+ADVICE_RAISED = "The traceback above is the environment's own; run it alone with this seed to see it again"
+
+
+class SyncVectorEnv:
+    """B single environments behind the vector protocol; each has its own seed.
+
+    Args:
+      factory: makes one environment. num_envs: B. seed, group: see jsrl.envs.make.make.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], gymnasium.Env],
+        config: EnvConfig,
+        num_envs: int,
+        seed: int | tuple[int, ...],
+        group: int = 0,
+    ):
+        self.num_envs = num_envs
+        self._seeds = slot_seeds(seed, group, num_envs)
+        self._reseeds = config.reseed_episodes
+        self._rows = Rows(config, num_envs, self._seeds)
+        self._envs: list[gymnasium.Env] = []
+        self._started = False
+        try:
+            for _ in range(num_envs):
+                self._envs.append(factory())
+            self._read_spaces(config)
+        except BaseException:
+            self.close()
+            raise
+        self._reward = np.zeros(num_envs, np.float32)
+        self._terminated, self._truncated = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+
+    def _read_spaces(self, config: EnvConfig) -> None:
+        env = self._envs[0]
+        actions = action_layout(env.action_space, config.id, config.action_transform)
+        self._actions = actions
+        space = env.observation_space
+        in_observation = isinstance(space, gymnasium.spaces.Dict) and MASK_KEY in space.spaces
+        mask_size = None
+        if actions.num_choices is not None and not in_observation:
+            # whether `info` carries masks shows only in a reset; the seeded one that `reset` does comes after it
+            _, info = env.reset(seed=self._seeds[0])
+            mask_size = flat_mask(info[MASK_KEY]).size if MASK_KEY in info else None
+        self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
+        self._tree, self._arrays = self._layout.buffers(self.num_envs)
+        self._plain = self._layout.plain
+        self._wants_info = self._layout.mask_in_info or bool(config.episode_metrics)
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id)
+
+    def reset(self) -> EnvStep:
+        """Start every slot anew; the first time with its seed, later with the random state it has come to."""
+        for slot in range(self.num_envs):
+            self._open(slot)
+        self._started = True
+        return self._rows.opened(self._tree)
+
+    def step(self, action: Array) -> EnvStep:
+        """Step every slot with `action` [B, ...]; slots whose episode ended start another instead.
+
+        Raises:
+          EnvironmentFault: an environment raised, or returned NaN, a wrong shape or a wrong dtype.
+        """
+        # Python numbers for discrete actions: environments index lists and dicts with them
+        converted = self._actions.convert(np.asarray(action))
+        actions: Any = converted.tolist() if converted.ndim == 1 and self._actions.num_choices else converted
+        first = self._rows.first.tolist() if self._rows.any_first else None
+        plain, reward, terminated, truncated = self._plain, self._reward, self._terminated, self._truncated
+        slot = 0
+        try:
+            for slot, env in enumerate(self._envs):
+                if first is not None and first[slot]:
+                    reward[slot], terminated[slot], truncated[slot] = 0.0, False, False
+                    self._open(slot)
+                    continue
+                observation, reward[slot], terminated[slot], truncated[slot], info = env.step(actions[slot])
+                if plain is not None and getattr(observation, "shape", None) == plain.shape:
+                    if observation.dtype is not plain.dtype:
+                        plain.check(observation)
+                    self._tree[slot] = observation
+                else:
+                    self._layout.write(self._arrays, slot, observation)
+                if self._wants_info:
+                    self._take(slot, info)
+        except EnvironmentFault:
+            raise
+        except BadValue as error:
+            raise self._rows.fault(slot, str(error), ADVICE_SPACE) from None
+        except Exception as error:
+            raise self._raised(slot, "step", error) from error
+        return self._rows.step(self._tree, reward, terminated, truncated)
+
+    def _open(self, slot: int) -> None:
+        """Reset one environment and write its first observation."""
+        env, episode = self._envs[slot], int(self._rows.episode[slot])
+        seed = None if self._started else self._seeds[slot]
+        if self._reseeds:
+            seed = slot_seeds((self._seeds[slot], episode), 0, 1)[0]
+        try:
+            observation, info = env.reset() if seed is None else env.reset(seed=seed)
+        except Exception as error:
+            raise self._raised(slot, "reset", error) from error
+        try:
+            self._layout.write(self._arrays, slot, observation)
+            if self._layout.mask_in_info:
+                self._layout.write_mask(self._arrays, slot, info.get(MASK_KEY))
+        except BadValue as error:
+            raise self._rows.fault(slot, f"(in reset) {error}", ADVICE_SPACE) from None
+
+    def _take(self, slot: int, info: dict[str, Any]) -> None:
+        if self._layout.mask_in_info:
+            self._layout.write_mask(self._arrays, slot, info.get(MASK_KEY))
+        if self._rows.metrics.entries:
+            self._rows.metrics.add(slot, info)
+
+    def _raised(self, slot: int, where: str, error: Exception) -> Exception:
+        if isinstance(error, ValueError | TypeError) and error.__traceback__ and not error.__traceback__.tb_next:
+            # raised by our own line: it did not return five values, or not numbers
+            return self._rows.fault(
+                slot,
+                f"returned what {where} must not: {error}",
+                "Expected (observation, reward, terminated, truncated, info) with a number as reward and bools",
+            )
+        return self._rows.fault(slot, f"raised {type(error).__name__} in {where}: {error}", ADVICE_RAISED)
+
+    def render(self, slot: int = 0) -> Any:
+        """Return slot's picture as the environment renders it (needs kwargs `render_mode`)."""
+        return self._envs[slot].render()
+
+    def observation_buffers(self) -> Tree:
+        """Return the arrays [B, ...] that every step writes its observations to."""
+        return self._tree
+
+    def close(self) -> None:
+        """Close every environment."""
+        envs, self._envs = self._envs, []
+        for env in envs:
+            env.close()
+
+    def __repr__(self) -> str:
+        return f"SyncVectorEnv({describe(self._rows.name)}, num_envs={self.num_envs})"

@@ -1,0 +1,179 @@
+"""Gymnasium vector environments behind the vector protocol, whatever auto-reset they declare.
+
+NEXT_STEP is the row table already. Under SAME_STEP and DISABLED every slot has to be stepped at every call, so in the
+call whose action is to be ignored the slot is stepped too, what it returns is thrown away, and
+`reset(options={"reset_mask": ...})` then starts the episode that the agent sees.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from jsrl.envs.base import EnvStep
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.rows import Rows, vector_seed
+from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
+from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
+from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.types import Array, EnvSpec, Tree, named_leaves
+
+
+class GymVectorEnv:
+    """A gymnasium.vector.VectorEnv behind the vector protocol; seeded as a whole, by (seed, group)."""
+
+    def __init__(self, env: gymnasium.vector.VectorEnv, config: EnvConfig, seed: int | tuple[int, ...], group: int = 0):
+        self._env: Any = env
+        self.num_envs = env.num_envs
+        self._seed: int | None = vector_seed(seed, group)
+        self._rows = Rows(config, self.num_envs, [self._seed] * self.num_envs)
+        try:
+            self._mode = _autoreset_mode(env, config.id)
+            self._read_spaces(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_spaces(self, config: EnvConfig) -> None:
+        actions = action_layout(self._env.single_action_space, config.id, config.action_transform)
+        space = self._env.single_observation_space
+        in_observation = isinstance(space, gymnasium.spaces.Dict) and MASK_KEY in space.spaces
+        mask_size = None
+        if actions.num_choices is not None and not in_observation:
+            _, info = self._env.reset(seed=self._seed)
+            mask_size = flat_mask(info[MASK_KEY][0]).size if MASK_KEY in info else None
+        self._actions = actions
+        self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
+        self._tree, self._arrays = self._layout.buffers(self.num_envs)
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id)
+
+    def reset(self) -> EnvStep:
+        """Start every slot anew; the first time with the group's seed, later with the random state it has come to."""
+        seed, self._seed = self._seed, None
+        try:
+            observation, info = self._env.reset(seed=seed)
+        except Exception as error:
+            raise self._raised("reset", error) from error
+        return self._rows.opened(self._take(observation, info))
+
+    def step(self, action: Array) -> EnvStep:
+        """Step every slot with `action` [B, ...]; slots whose episode ended start another instead.
+
+        Raises:
+          EnvironmentFault: the environment raised, or returned NaN, a wrong shape or a wrong dtype.
+        """
+        rows = self._rows
+        try:
+            if self._mode is AutoresetMode.DISABLED and rows.any_first:
+                self._env.reset(options={"reset_mask": rows.first.copy()})  # it may refuse to step an ended slot
+            observation, reward, terminated, truncated, info = self._env.step(self._actions.convert(np.asarray(action)))
+            tree = self._take(observation, info)
+            if self._mode is not AutoresetMode.NEXT_STEP:
+                if self._mode is AutoresetMode.SAME_STEP:
+                    self._restore_last(tree, terminated | truncated, info)
+                if rows.any_first:
+                    self._start(tree, rows.first)
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            raise self._raised("step", error) from error
+        if rows.metrics.entries:
+            rows.metrics.add_all(info, skip=rows.first)
+        return rows.step(tree, reward, terminated, truncated)
+
+    def _take(self, observation: Any, info: dict[str, Any]) -> Tree:
+        """Return our tree of what the environment returned; without a copy where it needs none."""
+        plain = self._layout.plain
+        if plain is not None and isinstance(observation, np.ndarray):
+            expected = (self.num_envs, *plain.shape)
+            # under next-step auto-reset we never write to it, so the environment's own array will do
+            fits = observation.shape == expected and observation.dtype == plain.spec.dtype
+            if fits and self._mode is AutoresetMode.NEXT_STEP:
+                return observation
+        try:
+            self._layout.write_all(self._arrays, observation)
+            if self._layout.mask_in_info:
+                present = info.get(f"_{MASK_KEY}", np.ones(self.num_envs, bool))
+                for slot in np.flatnonzero(present) if MASK_KEY in info else ():
+                    self._layout.write_mask(self._arrays, int(slot), info[MASK_KEY][slot])
+        except BadValue as error:
+            raise self._rows.fault(0, str(error), ADVICE_SPACE) from None
+        return self._tree
+
+    def _restore_last(self, tree: Tree, ended: np.ndarray, info: dict[str, Any]) -> None:
+        """Put the last observations of ended episodes in the place of the first ones of the next (SAME_STEP)."""
+        ended = ended & ~self._rows.first
+        if not ended.any():
+            return
+        if "final_obs" not in info:
+            raise self._rows.fault(
+                int(np.flatnonzero(ended)[0]),
+                f"ended an episode without info['final_obs'] (it has {sorted(info)})",
+                "It declares AutoresetMode.SAME_STEP: put the last observations there, as Gymnasium's do",
+            )
+        final = info["final_obs"]
+        for slot in np.flatnonzero(ended).tolist():
+            try:
+                self._layout.write(
+                    self._arrays, slot, final[slot] if not isinstance(final, dict) else _row(final, slot)
+                )
+                last = info.get("final_info", {})
+                if self._layout.mask_in_info and MASK_KEY in last:
+                    self._layout.write_mask(self._arrays, slot, last[MASK_KEY][slot])
+            except BadValue as error:
+                raise self._rows.fault(slot, f"(in final_obs) {error}", ADVICE_SPACE) from None
+
+    def _start(self, tree: Tree, first: np.ndarray) -> None:
+        """Reset the slots `first` and take their first observations; the others must stay as they are."""
+        before = [(name, leaf[~first].copy()) for name, leaf in named_leaves(tree)]
+        # slots that ended in this very step show their last observation, which the environment has no more
+        kept = [leaf.copy() for leaf in self._arrays]
+        observation, info = self._env.reset(options={"reset_mask": first.copy()})
+        ours = self._mode is AutoresetMode.SAME_STEP
+        self._take(observation, info)
+        changed = [
+            name
+            for (name, old), (_, leaf) in zip(before, named_leaves(tree), strict=True)
+            if len(old) and not np.array_equal(old, leaf[~first])
+        ]
+        for leaf, old in zip(self._arrays, kept, strict=True):
+            leaf[~first] = old[~first]
+        if changed and not ours:
+            raise self._rows.fault(
+                int(np.flatnonzero(first)[0]),
+                f"reset(options={{'reset_mask': ...}}) of {int(first.sum())} slots changed {changed} in others",
+                f"An environment that declares {self._mode} must honour `reset_mask`, or declare NEXT_STEP",
+            )
+
+    def _raised(self, where: str, error: Exception) -> Exception:
+        what = f"raised {type(error).__name__} in {where} of the vector: {error}"
+        return self._rows.fault(0, what, f"It may be another slot's. {ADVICE_RAISED}")
+
+    def render(self, slot: int = 0) -> Any:
+        """Return slot's picture as the environment renders it (needs kwargs `render_mode`)."""
+        pictures = self._env.render()
+        return pictures[slot] if pictures is not None else None
+
+    def close(self) -> None:
+        """Close the environment."""
+        if self._env is not None:
+            env, self._env = self._env, None
+            env.close()
+
+
+def _row(tree: Any, slot: int) -> Any:
+    return {key: _row(value, slot) for key, value in tree.items()} if isinstance(tree, dict) else tree[slot]
+
+
+def _autoreset_mode(env: gymnasium.vector.VectorEnv, name: str) -> AutoresetMode:
+    declared = (env.metadata or {}).get("autoreset_mode")
+    try:
+        return AutoresetMode(declared)
+    except ValueError:
+        raise ConfigError(
+            f"environment {name!r}: the vector environment declares metadata['autoreset_mode'] = {declared!r}; expected "
+            "a gymnasium.vector.AutoresetMode. Set it, so that last observations are not mistaken for first ones"
+        ) from None
