@@ -251,6 +251,8 @@ class InferenceServer(Protocol):
 class ParamsPublisher(Protocol):
     """Where a learner puts new params; never waits for a reader."""
 
+    address: str  # what subscribers connect to
+
     def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
         """Make these leaves (order of jsrl.types.leaves) the latest of `policy`; copied before it returns."""
         ...

@@ -1,0 +1,1 @@
+"""Experiments: one short function `config() -> Experiment` per file."""

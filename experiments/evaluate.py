@@ -1,0 +1,48 @@
+"""Play a run's snapshot: `python experiments/evaluate.py RUN@TAG --episodes 100`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from jsrl.envs.make import make
+from jsrl.errors import JsrlError
+from jsrl.launch.result import score
+from jsrl.policy import load_policy
+from jsrl.workers.evaluator import Score
+
+
+def main() -> int:
+    """Evaluate and print the score."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--num-envs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=12345)
+    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
+    parser.add_argument("--runs-dir", default="runs")
+    options = parser.parse_args()
+    run, _, tag = options.run.partition("@")
+    try:
+        policy = load_policy(run, tag or "best", runs_dir=options.runs_dir)
+        slots = min(options.num_envs, options.episodes)
+        env = make(policy.experiment.evaluation_env, slots, options.seed, group=0)
+        quota = [options.episodes // slots + (slot < options.episodes % slots) for slot in range(slots)]
+        result, step = Score(policy.version), env.reset()
+        while any(quota):
+            step = env.step(policy(step.observation, step.is_first, greedy=not options.sampled, raw=True))
+            for episode in step.episodes:
+                if quota[episode.slot]:
+                    quota[episode.slot] -= 1
+                    result.returns.append(episode.return_)
+                    result.lengths.append(episode.length)
+        env.close()
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.run}: {score(result.facts())}, mean length {result.facts()['length_mean']:.0f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

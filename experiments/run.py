@@ -1,0 +1,184 @@
+"""Run an experiment: `python experiments/run.py ppo_cartpole --placement serial`.
+
+The path through the system begins here: parse -> Experiment -> jsrl.launch.run -> a controller or serial mode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import configs
+
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.experiment import Experiment
+from jsrl.launch import command_line as cli
+
+USAGE = "usage: python experiments/run.py NAME [--option value ...]"
+
+
+def experiments() -> dict[str, Callable[[], Experiment]]:
+    """Return every experiment by name: the modules of experiments/configs, and the bare algorithms."""
+
+    def lazily(module: str) -> Callable[[], Experiment]:
+        return lambda: importlib.import_module(f"configs.{module}").config()
+
+    return {module.name: lazily(module.name) for module in pkgutil.iter_modules(configs.__path__)}
+
+
+def summaries() -> dict[str, str]:
+    """Return name -> first line of each experiment's description."""
+    texts = {}
+    for name in experiments():
+        source = Path(configs.__path__[0], f"{name}.py").read_text()
+        texts[name] = source.split('"""')[1].splitlines()[0]
+    return texts
+
+
+def take_name(arguments: list[str]) -> str | None:
+    """Remove NAME from the arguments, wherever it stands, and return it.
+
+    Raises:
+      ConfigError: the word that stands in its place is no experiment.
+    """
+    known = experiments()
+    if arguments and not arguments[0].startswith("-"):
+        name = arguments.pop(0)
+        if name in known:
+            return name
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}."
+        raise ConfigError(f"there is no experiment {name!r}; {hint} (Add one as experiments/configs/{name}.py.)")
+    for index, word in enumerate(arguments):
+        before = arguments[index - 1] if index else ""
+        if word in known and not (before.startswith("--") and before in ("--run-name", "--resume", "--init-from")):
+            return arguments.pop(index)
+    return None
+
+
+def resumed(arguments: Sequence[str]) -> Experiment | None:
+    """Return the experiment of the run that --resume names, if it does."""
+    from jsrl.reference import from_json
+    from jsrl.services.runs import RunFolder
+
+    words = [w for argument in arguments for w in argument.split("=", 1)] if arguments else []
+    if "--resume" not in words:
+        return None
+    position = words.index("--resume") + 1
+    if position == len(words):
+        raise ConfigError("--resume needs a run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run.")
+    runs_dir = words[words.index("--runs-dir") + 1] if "--runs-dir" in words[:-1] else "runs"
+    folder = RunFolder.open(words[position], runs_dir)
+    sys.path.insert(0, str(folder.path / "source"))
+    return from_json(folder.config)
+
+
+MAY_CHANGE = (
+    "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
+    "restart", "actor.", "inference.", "evaluator.", "snapshots.", "learner.num-devices", "learner.threads",
+    "learner.memory-share", "learner.check-finite",
+)  # fmt: skip
+
+
+def check_resume(old: Experiment, new: Experiment) -> None:
+    """Show what a resume changes; refuse what would make it another experiment."""
+    for name, (before, after) in cli.differences(old, new).items():
+        if not name.startswith(MAY_CHANGE):
+            raise ConfigError(
+                f"--{name} cannot change on resume ({before} -> {after}); limits and placement may. To begin anew from "
+                "this run's params use --init-from RUN@TAG."
+            )
+        print(f"changed: --{name} {before} -> {after}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status (0: ended as intended)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return command(words)
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def command(words: list[str]) -> int:
+    """Do what the words ask for."""
+    wants_help = [w for w in words if w in ("-h", "--help", "--help-all")]
+    words = [w for w in words if w not in wants_help]
+    name = take_name(words)
+    stored = resumed(words) if name is None else None
+    if name is None and stored is None:
+        if wants_help:
+            print(cli.short_help(experiments()["ppo"](), USAGE, summaries()))
+            return 0
+        print(USAGE + "\n\nexperiments:")
+        print("\n".join(f"  {name:<18} {text}" for name, text in summaries().items()))
+        print("\n`run.py NAME --help` shows the options of one.")
+        return 0 if not words else 2
+    default = stored or experiments()[name or ""]()
+    if wants_help:
+        every = "--help-all" in wants_help
+        print(cli.full_help(default) if every else cli.short_help(default, USAGE, summaries()))
+        return 0
+    asked = cli.parse(words, default)
+    if stored is not None:
+        check_resume(stored, asked.experiment)
+    return execute(asked)
+
+
+def execute(asked: cli.CommandLine) -> int:
+    """Plan, or run one seed or several."""
+    from jsrl.launch.run import run
+
+    options = asked.run
+    if options.plan:
+        from jsrl.launch.plan import accelerators, describe, make_plan
+
+        print(describe(make_plan(asked.experiment, "(not run)", Path("/dev/shm/jsrl")), accelerators()))
+        return 0
+    seeds = parse_seeds(options.seeds) if options.seeds else [asked.experiment.seed]
+    results = []
+    for seed in seeds:
+        experiment = dataclasses.replace(asked.experiment, seed=seed)
+        result = run(
+            experiment,
+            runs_dir=options.runs_dir,
+            name=f"{options.run_name}-seed{seed}" if options.run_name and len(seeds) > 1 else options.run_name,
+            overwrite=options.overwrite,
+            resume=options.resume,
+            init_from=options.init_from,
+            display=options.display,
+        )
+        if options.display != "quiet":
+            print(result)
+        results.append(result)
+        if not result.as_intended:
+            return 130
+    if len(results) > 1:
+        from jsrl.services.comparison import summarise
+        from jsrl.services.runs import load_runs
+
+        print(summarise(load_runs([r.folder for r in results]), "evaluator/final_return_mean"))
+    return 0
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds of `0-4` or `1,5,9`."""
+    try:
+        if "-" in text:
+            first, last = text.split("-")
+            return list(range(int(first), int(last) + 1))
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds is {text!r}, expected a range such as 0-4 or a list such as 1,5,9.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

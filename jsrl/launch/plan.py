@@ -1,0 +1,275 @@
+"""From an experiment to jobs: schemas, addresses, devices and threads of every process, and the same as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsrl.envs.make import make_spec
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment, build_agent, resolved_agent
+from jsrl.transport.base import InferenceSpec
+from jsrl.types import ArraySpec, leaves, make_trajectory_spec, map_tree
+from jsrl.workers.jobs import Job, Links, Origin, Schemas
+
+JAX_PROCESS_MB, ACTOR_MB = 220, 45  # resident, as measured on CPU; environments come on top
+STAGING_BUFFERS = 3
+
+
+def make_schemas(experiment: Experiment) -> Schemas:
+    """Return everything that streams will carry, by tracing the agent's functions on shapes alone.
+
+    Raises:
+      ConfigError: the environment cannot be made, or the agent does not fit its spaces.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    spec = make_spec(experiment.env)
+    agent = build_agent(experiment.agent, spec)
+    state = jax.eval_shape(lambda seed: agent.init(jax.random.key(seed)), jax.ShapeDtypeStruct((), jnp.uint32))
+    observation = map_tree(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), spec.observation)
+    core = jax.eval_shape(lambda: agent.initial_core(1))
+
+    def act(params, seed, observation, is_first, core):
+        return agent.act(params, jax.random.key(seed), observation, is_first, core)
+
+    is_first = jax.ShapeDtypeStruct((1,), jnp.bool_)
+    seed = jax.ShapeDtypeStruct((), jnp.uint32)
+    output, core_after = jax.eval_shape(act, state.params, seed, observation, is_first, core)
+    if _specs(core_after) != _specs(core):
+        raise ConfigError(
+            f"act returns a core of {_specs(core_after)}, initial_core one of {_specs(core)}; they must agree."
+        )
+    one = jax.tree.map(_without_batch, (output.action, output.log_prob, output.extras, core))
+    act_spec = InferenceSpec(spec.observation, *one)
+    trajectory = make_trajectory_spec(
+        spec, act_spec.extras, act_spec.core, num_rows=experiment.rollout_length, num_envs=experiment.group_size
+    )
+    _check_action(spec.action.array, spec.num_agents, act_spec.action)
+    return Schemas(spec, act_spec, trajectory, _size_bytes(state.params), _size_bytes(state))
+
+
+def _without_batch(leaf: Any) -> ArraySpec:
+    return ArraySpec(tuple(leaf.shape[1:]), str(leaf.dtype))
+
+
+def _specs(tree: Any) -> list[tuple[tuple[int, ...], str]]:
+    import jax
+
+    return [(tuple(leaf.shape), str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+
+
+def _size_bytes(tree: Any) -> int:
+    import jax
+
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _check_action(expected: ArraySpec, num_agents: int | None, given: ArraySpec) -> None:
+    if num_agents is not None:
+        expected = expected.batched(num_agents)
+    if given != expected:
+        raise ConfigError(
+            f"act returns actions of shape {given.shape} and dtype {given.dtype} per environment; the environment takes "
+            f"shape {expected.shape} and dtype {expected.dtype}. Return exactly that from `act`."
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which workers exist, joined by which streams. `memory_folder`: where shared memory of this run lies."""
+
+    experiment: Experiment
+    schemas: Schemas
+    jobs: tuple[Job, ...]
+    memory_folder: Path
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Return the bytes that this run takes of the shared-memory file system."""
+        if self.experiment.placement == "serial" or self.experiment.road != "shared-memory":
+            return 3 * self.schemas.params_bytes
+        rows = self.experiment.num_envs * sum(leaf.size_bytes for leaf in leaves(self.schemas.act))
+        return self.stream_bytes + 3 * self.schemas.params_bytes + 2 * rows
+
+    @property
+    def stream_bytes(self) -> int:
+        """Return the bytes of all blocks of the sample stream."""
+        block = sum(leaf.size_bytes for leaf in leaves(self.schemas.trajectory))
+        return block * self.experiment.groups * self.experiment.actor.blocks_per_group
+
+
+def make_plan(experiment: Experiment, folder: str, memory_folder: Path, origin: Origin | None = None) -> Plan:
+    """Return the jobs of an experiment.
+
+    Args:
+      experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets. origin: where to begin.
+    """
+    experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
+    schemas = make_schemas(experiment)
+    links = make_links(experiment, memory_folder)
+    served = experiment.placement in ("served", "apart")
+    without_agent = dataclasses.replace(experiment, agent=None)
+
+    def job(kind: str, name: str, index: int = 0) -> Job:
+        own = without_agent if kind == "actor" and served else experiment
+        poll_s = 0.0 if experiment.placement == "serial" else 0.1
+        return Job(kind, name, index, own, schemas, links, folder, origin or Origin(), poll_s=poll_s)
+
+    jobs = [job("learner", "learner")]
+    if links.params_relay is not None:
+        jobs.append(job("parameter-server", "parameter-server"))
+    jobs += [job("inference", f"inference-{i}", i) for i in range(len(links.inference))]
+    jobs += [job("actor", f"actor-{i}", i) for i in range(experiment.actors)]
+    if experiment.evaluator.enabled:
+        jobs.append(job("evaluator", "evaluator"))
+    return Plan(experiment, schemas, tuple(jobs), memory_folder)
+
+
+def make_links(experiment: Experiment, memory_folder: Path) -> Links:
+    """Return where the streams of an experiment are bound."""
+    names = str(memory_folder / "names")
+    served = experiment.placement in ("served", "apart")
+    servers = range(experiment.num_inference_servers if served else 0)
+    if experiment.placement == "serial":
+        unique = memory_folder.name
+        return Links(names, f"local:{unique}-samples", f"local:{unique}-params", None, ())
+    params = f"shm:{memory_folder}/params"
+    if experiment.road == "zeromq":
+        free_port = "tcp://127.0.0.1:0"
+        return Links(names, free_port, params, free_port, tuple(free_port for _ in servers))
+    inference = tuple(f"shm:{memory_folder}/inference-{i}" for i in servers)
+    return Links(names, f"shm:{memory_folder}/samples", params, None, inference)
+
+
+# -- the environment of a process: devices and threads, in one place, before anything is imported ---------------------
+
+
+def accelerators() -> list[str]:
+    """Return the indices of the accelerators that processes of this host may use, without loading jax."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms == "cpu":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [index for index in visible.split(",") if index.strip() not in ("", "-1")]
+    return [str(i) for i in range(64) if os.path.exists(f"/dev/nvidia{i}")]
+
+
+def process_environment(job: Job, gpus: list[str]) -> dict[str, str]:
+    """Return the environment variables that give a worker its devices, memory share and threads."""
+    variables: dict[str, str] = {}
+    e = job.experiment
+    on_gpu = bool(gpus) and job.kind in ("learner", "inference")
+    if job.kind == "inference" and (e.inference.device == "cpu" or (e.placement == "apart" and len(gpus) < 2)):
+        on_gpu = on_gpu and e.inference.device not in ("cpu", "auto")
+    threads = {"learner": e.learner.threads, "inference": e.inference.threads}.get(job.kind, 1)
+    if threads is not None:
+        variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    if not on_gpu:
+        variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        variables |= cpu_flags(threads, e.learner.num_devices if job.kind == "learner" else None)
+        return variables
+    shared = e.placement == "served" and e.inference.device == "auto"
+    own, last = gpus, gpus[-1]
+    if e.placement == "apart" and len(gpus) > 1:
+        own = gpus[:-1] if job.kind == "learner" else [last]
+    if job.kind == "inference" and e.inference.device.startswith("gpu:"):
+        own = [gpus[int(e.inference.device.split(":")[1]) % len(gpus)]]
+    if job.kind == "inference" and shared:
+        own = gpus[:1]
+    share = (
+        e.learner.memory_share if job.kind == "learner" else (0.9 - e.learner.memory_share) / e.num_inference_servers
+    )
+    variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    if shared or job.kind == "inference":
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
+    return variables
+
+
+def cpu_flags(threads: int | None, devices: int | None) -> dict[str, str]:
+    """Return XLA's flags for a CPU process of so many threads and (fake) devices."""
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
+    variables: dict[str, str] = {}
+    if threads == 1:
+        flags.append("--xla_cpu_multi_thread_eigen=false")
+    if devices is not None and devices > 1:
+        flags.append(f"--xla_force_host_platform_device_count={devices}")
+        variables["PJRT_NPROC"] = str(max(8, 2 * devices))  # fewer threads deadlock in the all-reduce
+    if flags:
+        variables["XLA_FLAGS"] = " ".join(flags)
+    return variables
+
+
+# -- the plan as text -------------------------------------------------------------------------------------------------
+
+
+def describe(plan: Plan, gpus: list[str]) -> str:
+    """Return the worker and stream graph with process counts, devices and memory, for people."""
+    e, schemas = plan.experiment, plan.schemas
+    lines = [
+        f"{e.name}: {type(e.agent).__name__} on {e.env.id}, placement {e.placement}, road {_road(e)}",
+        f"  {e.num_envs} environments = {e.actors} actor(s) x ring {e.ring} x {e.group_size} slots; "
+        f"batch {e.batch_columns} x {e.rollout_length} rows; {e.total_updates} updates; order {e.order}; "
+        f"max policy lag {e.max_policy_lag}",
+        "",
+        f"  {'worker':<18}{'processes':>9}  {'device':<24}{'memory MB (estimate)':>20}",
+    ]
+    total = 0
+    for kind in dict.fromkeys(job.kind for job in plan.jobs):
+        jobs = [job for job in plan.jobs if job.kind == kind]
+        memory = len(jobs) * _memory_mb(plan, jobs[0])
+        total += memory
+        count = "0 (serial)" if e.placement == "serial" else str(len(jobs))
+        lines.append(f"  {kind:<18}{count:>9}  {_device(jobs[0], gpus):<24}{memory:>20}")
+    lines += [f"  {'in all':<18}{len(plan.jobs) if e.placement != 'serial' else 1:>9}  {'':<24}{total:>20}", ""]
+    lines += ["  streams", *(f"    {line}" for line in _streams(plan))]
+    lines.append(
+        f"  shared memory: {plan.shared_memory_bytes / 2**20:.1f} MiB; params {schemas.params_bytes / 2**10:.0f} KiB"
+    )
+    return "\n".join(lines)
+
+
+def _road(e: Experiment) -> str:
+    return "in-process" if e.placement == "serial" else e.road
+
+
+def _memory_mb(plan: Plan, job: Job) -> int:
+    if job.kind == "actor" and plan.experiment.placement in ("served", "apart"):
+        return ACTOR_MB
+    staging = (
+        STAGING_BUFFERS * plan.stream_bytes // plan.experiment.actor.blocks_per_group if job.kind == "learner" else 0
+    )
+    return JAX_PROCESS_MB + (staging + 2 * plan.schemas.state_bytes) // 2**20
+
+
+def _device(job: Job, gpus: list[str]) -> str:
+    if job.experiment.placement == "serial":
+        return "this process"
+    variables = process_environment(job, gpus)
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    share = variables.get("XLA_PYTHON_CLIENT_MEM_FRACTION")
+    if not visible:
+        return "cpu"
+    return f"gpu {visible}" + (f" ({float(share):.0%} of memory)" if share else "")
+
+
+def _streams(plan: Plan) -> list[str]:
+    e = plan.experiment
+    block = sum(leaf.size_bytes for leaf in leaves(plan.schemas.trajectory))
+    row = sum(leaf.size_bytes for leaf in leaves(plan.schemas.act.observation))
+    road = _road(e)
+    streams = [
+        f"actor -> learner    samples    {road}: blocks of {block / 2**10:.0f} KiB, "
+        f"{e.actor.blocks_per_group} per group, {e.groups} groups"
+    ]
+    if e.placement in ("served", "apart"):
+        streams.append(f"actor <-> inference  inference  {road}: {row} B per observation, groups of {e.group_size}")
+    reader = "inference" if e.placement in ("served", "apart") else "actor"
+    relay = "learner -> parameter-server -> " if plan.jobs[0].links.params_relay else "learner -> "
+    streams.append(f"{relay}{reader}, evaluator   params     latest wins")
+    return streams

@@ -1,0 +1,100 @@
+"""Worker processes: started as `python -m jsrl.workers KIND`, watched, and ended for good."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jsrl.reference import SpawnEnvironment, to_json
+from jsrl.workers.jobs import Job
+
+
+@dataclass
+class Process:
+    """One worker process and what is known of it."""
+
+    job: Job
+    popen: subprocess.Popen[bytes]
+    log: Path
+    started_s: float
+    stage: str = "starting the interpreter"
+    stage_s: float = field(default_factory=time.monotonic)
+    beat_s: float = field(default_factory=time.monotonic)
+    left: bool = False
+    restarts: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return the worker's name."""
+        return self.job.name
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the worker works."""
+        return self.stage == "ready"
+
+    @property
+    def exit_status(self) -> int | None:
+        """Return the exit status, None while it lives."""
+        return self.popen.poll()
+
+    def exit_text(self) -> str:
+        """Return how the process ended, for people."""
+        status = self.popen.poll()
+        if status is None:
+            return "still running"
+        if status < 0:
+            with contextlib.suppress(ValueError):
+                return f"killed by signal {-status} ({signal.Signals(-status).name})"
+        return f"exit status {status}"
+
+    def last_lines(self, count: int = 15) -> str:
+        """Return the end of the worker's log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+        except OSError:
+            return ""
+
+    def kill(self) -> None:
+        """End the process and whatever it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait(5.0)
+
+
+def start(
+    job: Job, control: str, folder: Path, spawn: SpawnEnvironment, variables: dict[str, str], restarts: int = 0
+) -> Process:
+    """Start a worker in its own session, with its output in the run's logs."""
+    jobs, logs = folder / "jobs", folder / "logs"
+    jobs.mkdir(exist_ok=True)
+    logs.mkdir(exist_ok=True)
+    path = jobs / f"{job.name}.json"
+    path.write_text(json.dumps(to_json(job)))
+    log = logs / f"{job.name}.log"
+    command = [sys.executable, "-m", "jsrl.workers", job.kind, "--job", str(path), "--control", control]
+    command += ["--name", job.name, "--incarnation", str(job.incarnation), "--parent", str(os.getpid())]
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **spawn.variables, **variables},
+            cwd=spawn.working_directory,
+            start_new_session=True,
+        )
+    return Process(job, popen, log, time.monotonic(), restarts=restarts)
+
+
+def next_life(process: Process) -> Job:
+    """Return the job of a worker that takes a dead one's place."""
+    return dataclasses.replace(process.job, incarnation=process.job.incarnation + 1)

@@ -1,0 +1,76 @@
+"""What a run hands back, and why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    Attributes:
+      folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, or interrupted.
+      env_steps, updates, wall_s: reached. ledger: of the sample stream.
+      evaluation: the last score that was told (or that reached stop_at_return). final: 100 fresh episodes of it.
+      state: the agent's final state (host arrays); loaded from the final snapshot.
+    """
+
+    folder: Path
+    ended: str
+    env_steps: int
+    updates: int
+    wall_s: float
+    ledger: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)
+    final: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def as_intended(self) -> bool:
+        """Return whether the run ended for a reason that it was given."""
+        return self.ended in INTENDED
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Return the run's metrics as columns: name -> numpy array with NaN where a line had no value."""
+        from jsrl.services.runs import read_metrics
+
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def params(self) -> Any:
+        """Return the final params as a tree of numpy arrays."""
+        from jsrl.services.snapshots import SnapshotStore
+
+        return SnapshotStore(self.folder / "snapshots" / "state").load("latest").tree["state"]["params"]
+
+    def __str__(self) -> str:
+        """Return the closing lines for people."""
+        lines = [
+            f"ended by {self.ended} after {self.env_steps:,} env steps, {self.updates:,} updates, {self.wall_s:.1f} s",
+        ]
+        if self.evaluation:
+            e = self.evaluation
+            lines.append(f"evaluation: {score(e)} at {int(e.get('env_steps', 0)):,} env steps")
+        if self.final:
+            lines.append(f"final evaluation, fresh seeds: {score(self.final)}")
+        if self.ledger:
+            dropped = ", ".join(f"{k} {v}" for k, v in sorted(self.ledger.get("dropped", {}).items())) or "0"
+            total = self.ledger["consumed"] + sum(self.ledger.get("dropped", {}).values()) + self.ledger["in_flight"]
+            verdict = "balanced" if total == self.ledger["produced"] else "NOT BALANCED"
+            lines.append(
+                f"ledger: produced {self.ledger['produced']} = consumed {self.ledger['consumed']} + dropped ({dropped}) "
+                f"+ in flight {self.ledger['in_flight']}: {verdict}"
+            )
+        lines.append(f"run folder: {self.folder}")
+        return "\n".join(lines)
+
+
+def score(facts: dict[str, float]) -> str:
+    """Return an evaluation's score as text."""
+    mean, half, episodes = facts["return_mean"], facts["return_ci95"], int(facts["episodes"])
+    return f"return {mean:.1f} ± {half:.1f} (95% CI, {episodes} greedy episodes)"

@@ -1,0 +1,167 @@
+"""What serial and process execution share: the run folder's files, the counters, and the question of when to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+from jsrl.experiment import Experiment
+from jsrl.launch.result import Result
+from jsrl.services.control import Event, Report
+from jsrl.services.display import Display
+from jsrl.services.display_state import DisplayState
+from jsrl.services.metrics import MetricsHub
+from jsrl.services.runs import RunFolder
+
+LINE_S = 1.0
+
+
+class Session:
+    """One run as the launching process sees it.
+
+    Attributes:
+      env_steps, updates: trained so far. reason: why it shall end (None: it shall not). evaluation: the last score,
+      or the one that reached `stop_at_return`.
+    """
+
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder, display: Display, sinks: tuple[Any, ...] = ()
+    ) -> None:
+        self.experiment, self.folder, self.display = experiment, folder, display
+        self.hub = MetricsHub(
+            folder.metrics_path, tensorboard=folder.tensorboard, sinks=sinks, on_warning=display.message
+        )
+        self.env_steps = self.updates = 0
+        self.reason: str | None = None
+        self.evaluation: dict[str, float] = {}
+        self.curve: list[tuple[int, float]] = []
+        self._stages: dict[str, str] = {}
+        self.final: dict[str, float] = {}
+        self.ledger: dict[str, Any] = {}
+        self._begin_s = time.monotonic()
+        self._line_s = time.monotonic() + LINE_S
+        self._warned: set[str] = set()
+        self.finished_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the wall-clock seconds of this life of the run, up to its end."""
+        return (self.finished_s or time.monotonic()) - self._begin_s
+
+    @property
+    def line_due(self) -> bool:
+        """Return whether the next tick writes a line."""
+        return self.now() >= self._line_s
+
+    def now(self) -> float:
+        """Return the clock that the session goes by."""
+        return time.monotonic()
+
+    def kind_of(self, worker: str) -> str:
+        """Return the kind in a worker's name: `actor` for `actor-3`."""
+        head, _, tail = worker.rpartition("-")
+        return head if tail.isdigit() else worker
+
+    def report(self, message: Report) -> None:
+        """Take a worker's report."""
+        self.hub.receive(message.worker, self.kind_of(message.worker), message.metrics)
+        self.facts(message.facts)
+
+    def facts(self, facts: dict[str, Any]) -> None:
+        """Take counters from a report or a worker's last words."""
+        self.env_steps = max(self.env_steps, facts.get("env_steps", 0) if "updates" in facts else 0)
+        self.updates = max(self.updates, facts.get("updates", 0))
+        self.ledger = facts.get("ledger", self.ledger)
+
+    def event(self, message: Event) -> None:
+        """Take an event: scores, the end of the updates, warnings."""
+        facts = message.facts
+        if message.name == "evaluated":
+            self._evaluated(facts)
+        elif message.name == "evaluated finally":
+            self.final = dict(facts)
+            line = {f"evaluator/final_{name}": value for name, value in facts.items()}
+            self.hub.write(line, self.env_steps, self.updates)
+        elif message.name == "finished":
+            self.facts(facts)
+            self.end("total_env_steps")
+        elif message.name == "warning" and message.text not in self._warned:
+            self._warned.add(message.text)
+            self.display.message(f"{message.worker}: {message.text}", "warning")
+        elif message.name == "note":
+            self.display.message(f"{message.worker}: {message.text}")
+
+    def _evaluated(self, facts: dict[str, Any]) -> None:
+        metrics = facts["metrics"]
+        if self.reason is None:
+            self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
+        self.curve.append((facts["env_steps"], facts["return_mean"]))
+        self.hub.write(metrics, facts["env_steps"], facts["updates"])
+        goal = self.experiment.stop_at_return
+        if goal is not None and facts["return_mean"] >= goal:
+            self.end("stop_at_return")
+
+    def end(self, reason: str) -> None:
+        """Note why the run ends; the first reason stays."""
+        if self.reason is None:
+            self.reason, self.finished_s = reason, time.monotonic()
+
+    def stage(self, worker: str, stage: str) -> None:
+        """Note which stage a worker is in; `ready` ends its start."""
+        self._stages[worker] = stage
+
+    def tick(self) -> None:
+        """Write a line of metrics every second, refresh the display, look at the clock."""
+        limit = self.experiment.max_minutes
+        if limit is not None and self.elapsed_s >= limit * 60:
+            self.end("max_minutes")
+        self.display.update(self.state())
+        if self.line_due:
+            self._line_s = self.now() + LINE_S
+            if self.updates:
+                self.hub.tick(self.env_steps, self.updates)
+
+    def state(self) -> DisplayState:
+        """Return what the display shows."""
+        kinds: dict[str, int] = {}
+        for worker in self._stages:
+            kinds[self.kind_of(worker)] = kinds.get(self.kind_of(worker), 0) + 1
+        waiting = [f"{worker}: {stage}" for worker, stage in self._stages.items() if stage != "ready"]
+        limit = self.experiment.max_minutes
+        return DisplayState(
+            run=self.folder.name,
+            elapsed_s=self.elapsed_s,
+            env_steps=self.env_steps,
+            updates=self.updates,
+            total_env_steps=self.experiment.total_env_steps,
+            total_s=None if limit is None else limit * 60,
+            workers=kinds,
+            metrics=dict(self.hub.latest),
+            evaluations=self.curve,
+            stage=", ".join(waiting[:2]),
+        )
+
+    def result(self) -> Result:
+        """Return the outcome, and write it down as result.json."""
+        result = Result(
+            folder=self.folder.path,
+            ended=self.reason or "interrupted",
+            env_steps=self.env_steps,
+            updates=self.updates,
+            wall_s=round(self.elapsed_s, 3),
+            ledger=self.ledger,
+            evaluation=self.evaluation,
+            final=self.final,
+        )
+        text = json.dumps(dataclasses.asdict(result) | {"folder": str(result.folder)}, indent=2, default=float)
+        (self.folder.path / "result.json").write_text(text + "\n")
+        return result
+
+    def close(self) -> None:
+        """Write the last line and close files and display."""
+        if self.updates:
+            self.hub.tick(self.env_steps, self.updates)
+        self.hub.close()
+        self.display.close()

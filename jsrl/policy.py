@@ -1,0 +1,89 @@
+"""Out of the run: a trained policy as numpy in, numpy out, with its normaliser and core, for one's own loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from jsrl.agents.base import ActParams, Agent
+from jsrl.envs.make import make_spec
+from jsrl.experiment import Experiment, build_agent, resolved_agent
+from jsrl.reference import from_json
+from jsrl.services.runs import RunFolder
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.base import Request
+from jsrl.types import EnvSpec, leaves, to_environment
+from jsrl.workers.acting import Engine
+
+
+class Policy:
+    """A policy with its own recurrent state.
+
+    Attributes:
+      experiment: what trained it. spec: the environment it knows. version: of the params. meta: the snapshot's facts.
+    """
+
+    def __init__(
+        self, experiment: Experiment, spec: EnvSpec, params: ActParams, version: int, meta: dict[str, Any]
+    ) -> None:
+        self.experiment, self.spec, self.version, self.meta = experiment, spec, version, meta
+        self._agent: Agent = build_agent(resolved_agent(experiment), spec)
+        self._params = params
+        self._engines: dict[tuple[int, bool], tuple[Engine, Any]] = {}
+        self._step = 0
+
+    def __call__(self, observation: Any, is_first: Any = None, *, greedy: bool = True, raw: bool = False) -> np.ndarray:
+        """Return actions for a batch of observations, as the environment takes them (clipped or scaled to its bounds).
+
+        Args:
+          observation: tree of [B, ...], as the environment gives it; batches of one size share a recurrent state.
+          is_first: bool [B], True where an episode begins (its recurrent state is reset); None: True on the first call.
+          greedy: the most likely action instead of a sample. raw: actions as the agent stores them.
+        """
+        observation = jax.tree.map(np.asarray, observation)
+        size = leaves(observation)[0].shape[0]
+        fresh = (size, greedy) not in self._engines
+        if fresh:
+            engine = Engine(
+                self._agent, self.spec, num_slots=size, sizes=[size], seed=self.experiment.seed, greedy=greedy
+            )
+            engine.set_params(self.version, [np.array(leaf) for leaf in jax.tree.leaves(self._params)])
+            self._engines[size, greedy] = (engine, engine.serve(0, size))
+        engine, served = self._engines[size, greedy]
+        first = np.full(size, fresh) if is_first is None else np.asarray(is_first, bool)
+        self._step += 1
+        action = np.array(engine.act(served, Request(observation, first, step=self._step)).action)
+        return action if raw else to_environment(self.spec.action, action)
+
+    def reset(self) -> None:
+        """Forget every recurrent state: the next call begins new episodes."""
+        self._engines.clear()
+
+
+def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs") -> Policy:
+    """Return the policy of a run's snapshot.
+
+    Args:
+      run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run. tag: best, latest, final, or a version.
+
+    Raises:
+      ConfigError: there is no such run or tag.
+    """
+    from jsrl.launch.run import params_source
+
+    folder = RunFolder.open(run, runs_dir)
+    if (folder.path / "source").is_dir():
+        sys.path.insert(0, str(folder.path / "source"))
+    experiment: Experiment = from_json(folder.config)
+    source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
+    snapshot = SnapshotStore(source).load_snapshot(selector)
+    spec = make_spec(experiment.env)
+    agent = build_agent(resolved_agent(experiment), spec)
+    shapes = jax.eval_shape(agent.init, jax.random.key(0)).params
+    tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]
+    params = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(tree))
+    return Policy(experiment, spec, params, snapshot.version, snapshot.meta)

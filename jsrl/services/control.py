@@ -1,0 +1,216 @@
+"""The control road: workers tell the controller how they are, the controller tells them what to do.
+
+Fixed-schema msgpack messages over one ZeroMQ ROUTER at the controller and a DEALER per worker, on a Unix socket that only
+its owner can open. Every worker runs one thread that owns its socket, so that heartbeats go on while the worker works.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import msgspec
+import zmq
+
+from jsrl.errors import StreamClosed
+
+MAX_MESSAGE_BYTES = 16 << 20
+HEARTBEAT_S = 0.2
+
+
+class Message(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
+    """What a worker says of itself; `worker` and `incarnation` say who."""
+
+    worker: str
+    incarnation: int
+
+
+class Stage(Message, tag="stage"):
+    """Where a worker is on its way to being ready, and its process id."""
+
+    stage: str
+    pid: int
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Alive; `activity` is what the worker is inside of, since `activity_s` seconds (empty: between steps)."""
+
+    progress: int
+    activity: str = ""
+    activity_s: float = 0.0
+
+
+class Report(Message, tag="report"):
+    """Metrics since the last report, and facts that only this worker knows."""
+
+    metrics: dict[str, float]
+    facts: dict[str, Any] = {}
+
+
+class Event(Message, tag="event"):
+    """Something to tell the user (`warning`, `note`) or to act on (`finished`, `evaluated`)."""
+
+    name: str
+    text: str = ""
+    facts: dict[str, Any] = {}
+
+
+class Crash(Message, tag="crash"):
+    """The last words of a worker: error type, message and traceback."""
+
+    error: str
+    text: str
+    trace: str
+
+
+class Bye(Message, tag="bye"):
+    """A worker has closed in order; `facts` holds its ledger and last counters."""
+
+    facts: dict[str, Any] = {}
+
+
+class Command(msgspec.Struct, forbid_unknown_fields=True):
+    """What the controller asks of a worker: `stop`, `snapshot`, `evaluate`, ..."""
+
+    name: str
+    facts: dict[str, Any] = {}
+
+
+AnyMessage = Stage | Heartbeat | Report | Event | Crash | Bye
+
+
+class ControlClient:
+    """A worker's end of the control road. The thread beats; everything else is queued to it.
+
+    Attributes:
+      stop: set when the controller said stop, or is gone.
+      commands: what else the controller asked for.
+    """
+
+    def __init__(self, address: str, worker: str, incarnation: int, *, parent_pid: int | None = None) -> None:
+        self.worker, self.incarnation = worker, incarnation
+        self.stop = threading.Event()
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.progress = 0
+        self._activity: tuple[str, float, float | None] = ("", 0.0, None)
+        self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._address, self._parent_pid = address, parent_pid
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread.start()
+
+    def send(self, kind: type[Message], **fields: Any) -> None:
+        """Queue a message to the controller."""
+        self._outgoing.put(kind(worker=self.worker, incarnation=self.incarnation, **fields))
+
+    def stage(self, stage: str) -> None:
+        """Say which stage of the start this worker is in; `ready` ends it."""
+        self.send(Stage, stage=stage, pid=os.getpid())
+
+    def entering(self, activity: str, deadline_s: float | None = None) -> None:
+        """Note what the worker enters; after `deadline_s` inside it, the process ends with a typed report."""
+        self._activity = (activity, time.monotonic(), deadline_s)
+
+    def left(self) -> None:
+        """Note that the worker is between activities again."""
+        self._activity = ("", 0.0, None)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what is queued and end the thread."""
+        self._closing.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.IDENTITY, f"{self.worker}/{self.incarnation}".encode())
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.connect(self._address)
+        beat_at = 0.0
+        try:
+            while not (self._closing.is_set() and self._outgoing.empty()):
+                while not self._outgoing.empty():
+                    socket.send(msgspec.msgpack.encode(self._outgoing.get()))
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + HEARTBEAT_S
+                    self._beat(socket)
+                if socket.poll(20):
+                    self._obey(msgspec.msgpack.decode(socket.recv(), type=Command))
+        finally:
+            socket.close()
+            context.term()
+
+    def _beat(self, socket: zmq.Socket) -> None:
+        activity, since, deadline_s = self._activity
+        inside_s = time.monotonic() - since if activity else 0.0
+        beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
+        socket.send(msgspec.msgpack.encode(beat))
+        if self._parent_pid is not None and os.getppid() != self._parent_pid:
+            self.stop.set()
+        if deadline_s is not None and activity and inside_s > deadline_s:
+            text = (
+                f"{activity} did not return within {deadline_s:g} s. Expected a step of the environment to take less; if it "
+                "is only slow, raise actor.step_deadline_s, else look at the stack below."
+            )
+            crash = Crash(self.worker, self.incarnation, "EnvironmentFault", text, main_stack())
+            socket.send(msgspec.msgpack.encode(crash))
+            time.sleep(0.3)
+            os._exit(70)
+
+    def _obey(self, command: Command) -> None:
+        if command.name == "stop":
+            self.stop.set()
+        else:
+            self.commands.put(command)
+
+
+def main_stack() -> str:
+    """Return the main thread's stack, as text."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+class ControlServer:
+    """The controller's end of the control road."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        old = os.umask(0o177)
+        try:
+            self._socket.bind(address)
+        finally:
+            os.umask(old)
+
+    def poll(self, timeout_s: float) -> list[AnyMessage]:
+        """Return what workers said, waiting up to `timeout_s` for the first message."""
+        if self._socket.closed:
+            raise StreamClosed("the control road is closed; nothing can be asked of workers any more.")
+        messages: list[AnyMessage] = []
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return messages
+        while self._socket.poll(0):
+            frames = self._socket.recv_multipart()
+            messages.append(msgspec.msgpack.decode(frames[-1], type=AnyMessage))
+        return messages
+
+    def tell(self, worker: str, incarnation: int, name: str, **facts: Any) -> None:
+        """Send a command; lost when the worker is gone."""
+        frame = msgspec.msgpack.encode(Command(name, facts))
+        self._socket.send_multipart([f"{worker}/{incarnation}".encode(), frame])
+
+    def close(self) -> None:
+        """Close the socket."""
+        if not self._socket.closed:
+            self._socket.close()
+            self._context.term()

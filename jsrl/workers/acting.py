@@ -1,0 +1,190 @@
+"""Acting: one jitted `act` with the cores of all served environments beside it, used by every worker that acts.
+
+The key of a group's step is fold_in(fold_in(seed key, group), step), so that actions do not depend on who hosts the group.
+A merged batch (several groups at once) takes its key from a counter instead; its bits depend on what arrived together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.agents.base import Agent
+from jsrl.errors import StreamTimeout
+from jsrl.transport.base import ParamsSubscriber, Reply, Request
+from jsrl.types import EnvSpec, Tree, leaves, map_tree, version_updates
+
+ACT_STREAM, UPDATE_STREAM, INIT_STREAM = 1, 2, 0
+
+
+def stream_key(seed: int, stream: int) -> jax.Array:
+    """Return the key of one use of randomness (acting, updating, initialising) of a run's seed."""
+    return jax.random.fold_in(jax.random.key(seed), stream)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A group of environments whose cores live in an engine: its number, and its rows `index` [B] of the core table."""
+
+    group: int
+    index: np.ndarray
+
+
+class Engine:
+    """Params, cores, and the compiled act.
+
+    Args:
+      agent: whose act. spec: of the environment. num_slots: environments served at most.
+      sizes: batch sizes that are compiled; a batch is padded to the smallest that holds it.
+      seed: of the run. greedy: take the most likely action.
+    """
+
+    def __init__(
+        self, agent: Agent, spec: EnvSpec, *, num_slots: int, sizes: Sequence[int], seed: int, greedy: bool = False
+    ) -> None:
+        self._agent, self._spec, self._greedy = agent, spec, greedy
+        self.sizes = sorted(set(sizes))
+        self._num_slots, self._next_slot = num_slots, 0
+        self._table = agent.initial_core(num_slots + 1)  # the last row is scratch, for padding
+        self.has_core = bool(jax.tree.leaves(self._table))
+        self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
+        self._params: Tree = None
+        self.version = -1
+        self.compilations = 0
+        self.batches = 0
+        self._key = stream_key(seed, ACT_STREAM)
+        self._act = jax.jit(self._traced, donate_argnums=1 if self.has_core else ())
+        self._padded = {size: self._buffers(size) for size in self.sizes}
+
+    def _buffers(self, size: int) -> tuple[Tree, np.ndarray, np.ndarray]:
+        observation = map_tree(lambda s: s.batched(size).zeros(), self._spec.observation)
+        return observation, np.ones(size, bool), np.full(size, self._num_slots, np.int32)
+
+    def _traced(self, params, table, index, key, ids, observation, is_first):
+        self.compilations += 1  # runs when traced only: once per compilation
+        key = jax.random.fold_in(jax.random.fold_in(key, ids[0]), ids[1])
+        core = jax.tree.map(lambda rows: rows[index], table)
+        output, new_core = self._agent.act(params, key, observation, is_first, core, greedy=self._greedy)
+        table = jax.tree.map(lambda rows, new: rows.at[index].set(new), table, new_core)
+        return output, core, table
+
+    def serve(self, group: int, num_envs: int) -> Served:
+        """Make room for a group's cores (slots are not given back: an engine serves a known number of them)."""
+        first = self._next_slot
+        if first + num_envs > self._num_slots:
+            first = 0 if num_envs <= self._num_slots else self._num_slots
+        self._next_slot = first + num_envs
+        return Served(group, np.arange(first, first + num_envs, dtype=np.int32) % (self._num_slots + 1))
+
+    def set_params(self, version: int, values: list[np.ndarray]) -> None:
+        """Take new params: leaves in jax.tree order, which this engine may keep."""
+        self._params = jax.tree.unflatten(self._structure, [jnp.asarray(v) for v in values])
+        self.version = version
+
+    def warm_up(self) -> None:
+        """Compile every batch size (with the params set, or zeros of their shapes); cores and keys stay untouched."""
+        params = self._params
+        if params is None:
+            shapes = jax.eval_shape(self._agent.init, jax.random.key(0)).params
+            params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        for size in self.sizes:
+            observation, is_first, index = self._padded[size]
+            ids = np.zeros(2, np.uint32)
+            output, _, self._table = self._act(params, self._table, index, self._key, ids, observation, is_first)
+            jax.block_until_ready(output)
+
+    def act(self, served: Served, request: Request) -> Reply:
+        """Act for one group, with the group's own key: the same bits wherever the group is hosted."""
+        ids = np.array([served.group, request.step], np.uint32)
+        result = self._call(served.index, ids, request.observation, request.is_first)
+        return self._replies(result, [(served, request)])[0]
+
+    def act_merged(self, requests: list[tuple[Served, Request]]) -> list[Reply]:
+        """Act for several groups in one padded batch."""
+        rows = sum(len(served.index) for served, _ in requests)
+        size = next((s for s in self.sizes if s >= rows), rows)
+        observation, is_first, index = self._padded.get(size) or self._buffers(size)
+        at = 0
+        for served, request in requests:
+            part = slice(at, at + len(served.index))
+            for target, source in zip(leaves(observation), leaves(request.observation), strict=True):
+                target[part] = source
+            is_first[part], index[part] = request.is_first, served.index
+            at = part.stop
+        is_first[at:], index[at:] = True, self._num_slots
+        self.batches += 1
+        ids = np.array([0xFFFFFFFF, self.batches & 0xFFFFFFFF], np.uint32)
+        return self._replies(self._call(index, ids, observation, is_first), requests)
+
+    def _call(self, index: np.ndarray, ids: np.ndarray, observation: Tree, is_first: np.ndarray):
+        output, core, self._table = self._act(self._params, self._table, index, self._key, ids, observation, is_first)
+        # Blocks until the call is over: only then may the caller's buffers, which JAX aliases on CPU, be written again.
+        return jax.device_get((output.action, output.log_prob, output.extras)), core
+
+    def _replies(self, result, requests: list[tuple[Served, Request]]) -> list[Reply]:
+        (action, log_prob, extras), core = result
+        if self.has_core and any(request.wants_core for _, request in requests):
+            core = jax.device_get(core)
+        replies, at = [], 0
+        for served, request in requests:
+            part = slice(at, at + len(served.index))
+            at = part.stop
+            own_core = map_tree(lambda x, p=part: x[p], core) if self.has_core and request.wants_core else ()
+            own_extras = map_tree(lambda x, p=part: x[p], extras)
+            replies.append(Reply(action[part], log_prob[part], own_extras, self.version, own_core, request.policy))
+        return replies
+
+
+class InlineInference:
+    """An InferenceClient that acts in the caller's process, with params from a subscriber (IMPALA-style placement)."""
+
+    def __init__(self, engine: Engine, params: ParamsSubscriber, group_sizes: dict[int, int]) -> None:
+        self._engine, self._params = engine, params
+        self._served = {group: engine.serve(group, size) for group, size in group_sizes.items()}
+        self._pending: list[tuple[int, Request]] = []
+        self.infer_s = 0.0
+
+    def send(self, group: int, request: Request) -> None:
+        """Queue a request. Its arrays are read when it is received, which is before that group is stepped again."""
+        self._pending.append((group, request))
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        """Act for the first group whose version has come.
+
+        Raises:
+          StreamTimeout: nothing is asked, or the params it must wait for did not come in time.
+        """
+        if not self._pending:
+            raise StreamTimeout("no request is pending; send one before receiving.")
+        self._refresh()
+        if self._first_ready() is None and timeout_s > 0:
+            self._params.wait(0, min(request.min_updates for _, request in self._pending), timeout_s)
+            self._refresh()
+        ready = self._first_ready()
+        if ready is None:
+            raise StreamTimeout(f"params with {self._pending[0][1].min_updates} updates did not come in {timeout_s} s.")
+        group, request = self._pending.pop(ready)
+        start = time.perf_counter()
+        reply = self._engine.act(self._served[group], request)
+        self.infer_s += time.perf_counter() - start
+        return group, reply
+
+    def _refresh(self) -> None:
+        newer = self._params.poll(0)
+        if newer is not None:
+            self._engine.set_params(*newer)
+
+    def _first_ready(self) -> int | None:
+        if self._engine.version < 0:
+            return None
+        updates = version_updates(self._engine.version)
+        return next((i for i, (_, request) in enumerate(self._pending) if request.min_updates <= updates), None)
+
+    def close(self) -> None:
+        """Leave the params road."""
+        self._params.close()

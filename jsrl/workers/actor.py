@@ -1,0 +1,277 @@
+"""The actor: steps groups of environments, asks for actions, writes trajectories in place. Never imports jax.
+
+The groups of one actor are its environment ring: one steps while the others wait for their actions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.base import EnvStep, Episode, VectorEnv
+from jsrl.envs.make import make
+from jsrl.errors import StreamTimeout
+from jsrl.services.control import Command
+from jsrl.services.metrics import Recorder
+from jsrl.transport.base import Block, InferenceClient, Reply, Request, SampleProducer
+from jsrl.transport.inference import connect_inference
+from jsrl.transport.samples import connect_samples
+from jsrl.types import Array, leaves, version_updates
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+
+SEED_STRIDE = 7_919  # a restarted actor must not play its predecessor's episodes again
+
+
+@dataclass
+class Group:
+    """One group of environments on its way through a trajectory.
+
+    Attributes:
+      number: of the group in the experiment. env: its vector. row: the row that waits for its action.
+      step: requests sent so far. trajectory: number of the trajectory that is being written (None: not known yet).
+      block, arrays: the room for it, and its leaves in writing order. waiting: a reply that came before there was room.
+    """
+
+    number: int
+    env: VectorEnv
+    latest: EnvStep
+    row: int = 0
+    step: int = 0
+    trajectory: int | None = None
+    block: Block | None = None
+    observation: list[Array] = field(default_factory=list)
+    waiting: Reply | None = None
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """What an actor has to know: T rows, the lag that trajectory n may have (None: any), where the run stands."""
+
+    num_rows: int
+    max_lag: int | None
+    start_updates: int = 0
+    updates_per_batch: int = 1
+    step_deadline_s: float = 60.0
+    poll_s: float = 0.1
+
+
+class Actor:
+    """A worker that produces trajectories.
+
+    Args:
+      name: `actor-0`. environments: group number -> the function that makes its vector environment.
+      connect: group sizes -> (inference client, sample producer), called when the environments exist.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: ActorSettings,
+        environments: Mapping[int, Callable[[], VectorEnv]],
+        connect: Callable[[dict[int, int]], tuple[InferenceClient, SampleProducer]],
+        reporter: Reporter,
+    ) -> None:
+        self.name, self._settings, self._reporter = name, settings, reporter
+        self._environments, self._connect = environments, connect
+        self._groups: dict[int, Group] = {}
+        self._returns: deque[float] = deque(maxlen=100)
+        self._lengths: deque[int] = deque(maxlen=100)
+        self._custom: dict[str, deque[float]] = {}
+        self._recorder = Recorder("actor")
+        self._counts = {"env_steps": 0, "episodes": 0, "trajectories": 0}
+
+    def setup(self) -> None:
+        """Make and reset the environments, connect, and ask for the first actions."""
+        self._reporter.stage("making environments")
+        for number, make_group in self._environments.items():
+            self._reporter.entering(
+                f"{self.name}: making environments of group {number}", self._settings.step_deadline_s
+            )
+            env = make_group()
+            self._groups[number] = Group(number, env, env.reset())
+            self._reporter.left()
+        self._reporter.stage("connecting to streams")
+        self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
+        for group in self._groups.values():
+            self._ask(group)
+
+    def step(self) -> int:
+        """Give one group its actions and step it; return the env steps made (0: nobody was answered in time)."""
+        stalled = [g for g in self._groups.values() if g.waiting is not None]
+        for group in stalled:
+            if self._make_room(group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s):
+                return self._advance(group)
+        if stalled and len(stalled) == len(self._groups):
+            return 0
+        start = time.perf_counter()
+        try:
+            number, reply = self._client.receive(self._settings.poll_s)
+        except StreamTimeout:
+            self._recorder.spent("wait_inference", time.perf_counter() - start)
+            return 0
+        self._recorder.spent("wait_inference", time.perf_counter() - start)
+        group = self._groups[number]
+        group.waiting = reply
+        return self._advance(group) if self._make_room(group, 0.0) else 0
+
+    def _make_room(self, group: Group, timeout_s: float) -> bool:
+        """See that the group has a block; its row 0 is the observation that the last trajectory ended with."""
+        if group.block is not None:
+            return True
+        start = time.perf_counter()
+        try:
+            group.block = self._producer.reserve(timeout_s)
+        except StreamTimeout:
+            return False
+        finally:
+            self._recorder.spent("wait_block", time.perf_counter() - start)
+        group.observation = leaves(group.block.trajectory.observation)
+        self._write_observation(group, 0)
+        return True
+
+    def _advance(self, group: Group) -> int:
+        """Write row t's decision, step the environments, write what came of it and the observation of row t+1."""
+        assert group.block is not None and group.waiting is not None
+        rows, reply, t = group.block.trajectory, group.waiting, group.row
+        group.waiting = None
+        rows.action[t] = reply.action
+        rows.log_prob[t] = reply.log_prob
+        rows.version[t] = reply.version
+        rows.acts[t] = group.latest.acts
+        for target, source in zip(leaves(rows.extras), leaves(reply.extras), strict=True):
+            target[t] = source
+        if t == 0:
+            self._begin(group, reply)
+        action = np.array(reply.action)  # the reply's arrays are only lent, and environments may keep the action
+        self._step_environments(group, action)
+        rows.reward[t] = group.latest.reward
+        rows.discount[t] = group.latest.discount
+        group.row = t + 1
+        self._write_observation(group, t + 1)
+        if group.row == self._settings.num_rows:
+            self._commit(group)
+        self._ask(group)
+        self._counts["env_steps"] += group.env.num_envs
+        self._recorder.rate("env_steps", group.env.num_envs)
+        return group.env.num_envs
+
+    def _begin(self, group: Group, reply: Reply) -> None:
+        assert group.block is not None
+        for target, source in zip(leaves(group.block.trajectory.core), leaves(reply.core), strict=True):
+            target[...] = source
+        if group.trajectory is None:
+            group.trajectory = version_updates(reply.version) // self._settings.updates_per_batch
+
+    def _step_environments(self, group: Group, action: Array) -> None:
+        self._reporter.entering(f"{self.name}: step of group {group.number}", self._settings.step_deadline_s)
+        start = time.perf_counter()
+        group.latest = group.env.step(action)
+        self._recorder.spent("env", time.perf_counter() - start)
+        self._reporter.left()
+        if group.latest.episodes:
+            self._count_episodes(group.latest.episodes)
+
+    def _write_observation(self, group: Group, row: int) -> None:
+        assert group.block is not None
+        for target, source in zip(group.observation, leaves(group.latest.observation), strict=True):
+            target[row] = source
+        group.block.trajectory.is_first[row] = group.latest.is_first
+
+    def _commit(self, group: Group) -> None:
+        assert group.block is not None and group.trajectory is not None
+        group.block.commit(group.number)
+        group.block, group.row = None, 0
+        group.trajectory += 1
+        self._counts["trajectories"] += 1
+
+    def _ask(self, group: Group) -> None:
+        request = Request(
+            observation=group.latest.observation,
+            is_first=group.latest.is_first,
+            min_updates=self._min_updates(group),
+            step=group.step,
+            wants_core=group.row == 0,
+        )
+        group.step += 1
+        self._client.send(group.number, request)
+
+    def _min_updates(self, group: Group) -> int:
+        """Trajectory n waits for the params that its batch may be at most `max_lag` updates ahead of."""
+        if self._settings.max_lag is None:
+            return -1
+        if group.trajectory is None:
+            return self._settings.start_updates
+        return group.trajectory * self._settings.updates_per_batch - self._settings.max_lag
+
+    def _count_episodes(self, episodes: list[Episode]) -> None:
+        for episode in episodes:
+            self._counts["episodes"] += 1
+            self._recorder.count("episodes")
+            self._returns.append(episode.return_)
+            self._lengths.append(episode.length)
+            for name, value in episode.metrics.items():
+                self._custom.setdefault(name, deque(maxlen=100)).append(value)
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return rates and shares of time since the last report, and the last 100 episodes' means."""
+        if self._returns:
+            self._recorder.last("return_mean", float(np.mean(self._returns)))
+            self._recorder.last("length_mean", float(np.mean(self._lengths)))
+        for name, values in self._custom.items():
+            self._recorder.last(f"episode_{name}_mean", float(np.mean(values)))
+        return self._recorder.flush(), dict(self._counts)
+
+    def command(self, command: Command) -> None:
+        """Actors take no commands but stop."""
+
+    def close(self) -> dict[str, Any]:
+        """Abandon open trajectories, leave the streams, close the environments."""
+        for group in self._groups.values():
+            if group.block is not None:
+                group.block.abandon()
+                group.block = None
+        if hasattr(self, "_client"):
+            self._client.close()
+            self._producer.close()
+        for group in self._groups.values():
+            group.env.close()
+        return dict(self._counts)
+
+
+def build_actor(job: Job, reporter: Reporter) -> Actor:
+    """Return the actor of a job: it hosts groups index * ring to index * ring + ring - 1."""
+    e = job.experiment
+    settings = ActorSettings(
+        num_rows=e.rollout_length,
+        max_lag=e.min_updates_lag,
+        start_updates=job.origin.updates,
+        updates_per_batch=e.learner.reuse,
+        step_deadline_s=e.actor.step_deadline_s,
+        poll_s=job.poll_s,
+    )
+    groups = range(job.index * e.ring, (job.index + 1) * e.ring)
+
+    def make_group(group: int) -> VectorEnv:
+        return make(e.env, e.group_size, e.seed + SEED_STRIDE * job.incarnation, group=group)
+
+    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
+        producer = connect_samples(
+            job.find("samples"), job.schemas.trajectory, job.producer, e.groups, CONNECT_TIMEOUT_S
+        )
+        if e.placement in ("serial", "inline"):
+            from jsrl.workers.build_acting import inline_client
+
+            return inline_client(job, group_sizes), producer
+        server = job.find(f"inference-{job.index % len(job.links.inference)}")
+        client = connect_inference(server, job.schemas.act, job.producer, group_sizes, timeout_s=CONNECT_TIMEOUT_S)
+        return client, producer
+
+    environments = {group: partial(make_group, group) for group in groups}
+    return Actor(job.name, settings, environments, connect, reporter)

@@ -1,0 +1,133 @@
+"""What all workers share: setup / step / close, the loop around them, reports, and the last words of a crash."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jsrl.errors import StreamClosed
+from jsrl.services.control import Bye, Command, ControlClient, Crash, Event, Report
+
+REPORT_S = 0.5
+
+
+class Reporter(Protocol):
+    """Where a worker's words go: the control road in processes, a plain list of calls in serial mode."""
+
+    def stage(self, stage: str) -> None:
+        """Say which stage of the start this worker is in."""
+        ...
+
+    def event(self, name: str, text: str = "", **facts: Any) -> None:
+        """Tell the controller that something happened."""
+        ...
+
+    def entering(self, activity: str, deadline_s: float | None = None) -> None:
+        """Note what may hang, and for how long it may."""
+        ...
+
+    def left(self) -> None:
+        """Note that it did not."""
+        ...
+
+
+class Worker(Protocol):
+    """A worker: `step` is bounded in time, so that one process can call all workers in turn."""
+
+    name: str
+
+    def setup(self) -> None:
+        """Connect, build, compile."""
+        ...
+
+    def step(self) -> int:
+        """Do a bounded amount of work; return how much was achieved (0: nothing to do now)."""
+        ...
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return (metrics since the last report, facts)."""
+        ...
+
+    def command(self, command: Command) -> None:
+        """Do what the controller asked for."""
+        ...
+
+    def close(self) -> dict[str, Any]:
+        """Leave in order; return the last facts (ledger, counters)."""
+        ...
+
+
+class ControlReporter:
+    """Reporter over the control road."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control = control
+        self.stage = control.stage
+        self.entering = control.entering
+        self.left = control.left
+
+    def event(self, name: str, text: str = "", **facts: Any) -> None:
+        """Tell the controller that something happened."""
+        self._control.send(Event, name=name, text=text, facts=facts)
+
+
+def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
+    """Run a worker until it is told to stop; return the exit status (0 in order, 1 after a crash)."""
+    worker: Worker | None = None
+    try:
+        control.stage("building")
+        worker = build(ControlReporter(control))
+        worker.setup()
+        control.stage("ready")
+        _loop(worker, control)
+        facts = worker.close()
+        worker = None
+        control.send(Bye, facts=facts)
+        return 0
+    except StreamClosed as error:
+        return _closed(error, control)
+    except BaseException as error:
+        control.left()
+        control.send(Crash, error=type(error).__name__, text=str(error), trace=traceback.format_exc())
+        return 1
+    finally:
+        control.close()
+
+
+def _closed(error: StreamClosed, control: ControlClient) -> int:
+    """A stream's other end is gone: in order when the run is stopping, else a crash that waits for whoever died first."""
+    if control.stop.wait(3.0):
+        control.send(Bye)
+        return 0
+    control.send(Crash, error="StreamClosed", text=str(error), trace=traceback.format_exc())
+    return 1
+
+
+def _loop(worker: Worker, control: ControlClient) -> None:
+    report_at = time.monotonic() + REPORT_S
+    while not control.stop.is_set():
+        control.progress += worker.step()
+        while not control.commands.empty():
+            worker.command(control.commands.get())
+        if time.monotonic() >= report_at:
+            report_at = time.monotonic() + REPORT_S
+            metrics, facts = worker.report()
+            control.send(Report, metrics=metrics, facts=facts)
+    metrics, facts = worker.report()
+    control.send(Report, metrics=metrics, facts=facts)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to end this process when its parent dies (Linux), and leave at once if it already has."""
+    pr_set_pdeathsig = 1
+    try:
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    except (OSError, AttributeError):
+        pass  # not Linux: the control thread watches the parent's pid instead
+    if os.getppid() != parent_pid:
+        os._exit(0)

@@ -1,0 +1,237 @@
+"""Joining trajectories into batches: one copy, from a stream's block to a staging buffer in device form.
+
+Staging buffers [D, T+1, B/D, ...] rotate; one is written again only after the update that read it is ready, because JAX
+on CPU aliases NumPy memory. Blocks are released right after they are copied.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jsrl.errors import StreamTimeout
+from jsrl.transport.base import Lease, SampleConsumer
+from jsrl.types import ArraySpec, Trajectory, leaves, map_tree, version_epoch, version_updates
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How batches are made.
+
+    Attributes:
+      order: by_group | fifo | freshest. groups, group_size, columns: see Experiment. num_rows: T. devices: D.
+      max_lag: updates that a row may be behind when its batch is first used, None for any. reuse: updates per batch.
+      start_updates, epoch: where this life of the learner begins.
+    """
+
+    order: str
+    groups: int
+    group_size: int
+    columns: int
+    num_rows: int
+    devices: int = 1
+    max_lag: int | None = 0
+    reuse: int = 1
+    start_updates: int = 0
+    epoch: int = 0
+    buffers: int = 3
+
+
+@dataclass
+class Batch:
+    """A full staging buffer: trajectory in device form, the lag of each trajectory as its first update starts."""
+
+    trajectory: Trajectory
+    lags: list[int]
+    number: int
+
+
+@dataclass
+class _Staging:
+    """A staging buffer that is being filled, with views on each column of groups."""
+
+    trajectory: Trajectory
+    filled: set[int] = field(default_factory=set)
+    lags: list[int] = field(default_factory=list)
+
+
+class Batcher:
+    """Takes leases from a consumer, fills batches. `pump` is called from one thread at a time."""
+
+    def __init__(self, consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> None:
+        """Allocate the staging buffers; `spec` is the schema of one group's trajectory."""
+        self._consumer, self._spec, self._plan = consumer, spec, plan
+        self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
+        for _ in range(plan.buffers):
+            self._free.put(self._allocate(spec))
+        self._staging: _Staging | None = None
+        self._waiting: deque[Lease] = deque()
+        self._number = 0
+        self.wait_free_s = 0.0
+
+    def _allocate(self, spec: Trajectory) -> Trajectory:
+        plan = self._plan
+        per_device = plan.columns // plan.devices
+
+        def rows(leaf: ArraySpec) -> np.ndarray:
+            return np.zeros((plan.devices, plan.num_rows + 1, per_device, *leaf.shape[2:]), leaf.dtype)
+
+        def core(leaf: ArraySpec) -> np.ndarray:
+            return np.zeros((plan.devices, per_device, *leaf.shape[1:]), leaf.dtype)
+
+        body = map_tree(rows, spec._replace(core=()))
+        return body._replace(core=map_tree(core, spec.core))
+
+    def example(self) -> Trajectory:
+        """Return a batch of zeros in device form, to compile the update with."""
+        return self._allocate(self._spec)
+
+    def recycle(self, batch: Batch) -> None:
+        """Give a batch's buffer back, once every update that reads it is ready."""
+        self._free.put(batch.trajectory)
+
+    def pump(self, timeout_s: float) -> Batch | None:
+        """Take what the stream has; return a batch when one is full, None when nothing came within `timeout_s`."""
+        if self._staging is None:
+            try:
+                self._staging = _Staging(self._free.get(timeout=timeout_s) if timeout_s else self._free.get_nowait())
+            except queue.Empty:
+                return None
+        if self._plan.order == "freshest":
+            return self._pump_freshest(timeout_s)
+        if self._pump_waiting():
+            return self._finish()
+        try:
+            lease = self._consumer.get(timeout_s)
+        except StreamTimeout:
+            return None
+        self._place(lease)
+        return self._finish() if self._full() else None
+
+    def _pump_waiting(self) -> bool:
+        """Place trajectories that came while their columns were taken; return whether the batch is full."""
+        for _ in range(len(self._waiting)):
+            self._place(self._waiting.popleft())
+        return self._full()
+
+    def _pump_freshest(self, timeout_s: float) -> Batch | None:
+        """Keep what arrives; when a batch is there, take the newest and let go of what is older than two batches."""
+        assert self._staging is not None
+        needed = self._plan.columns // self._plan.group_size
+        try:
+            self._waiting.append(self._consumer.get(timeout_s))
+            while True:
+                self._waiting.append(self._consumer.get(0.0))
+        except StreamTimeout:
+            pass
+        while len(self._waiting) > 2 * needed:
+            self._consumer.release(self._waiting.popleft(), "stale")
+        while len(self._staging.lags) < needed and self._waiting:
+            if len(self._staging.lags) + len(self._waiting) < needed:
+                return None
+            self._place(self._waiting.pop())
+        return self._finish() if self._full() else None
+
+    def _full(self) -> bool:
+        assert self._staging is not None
+        return len(self._staging.lags) * self._plan.group_size == self._plan.columns
+
+    def _place(self, lease: Lease) -> None:
+        """Copy a trajectory into its columns and release it; drop it where it is too old, keep it where they are taken."""
+        assert self._staging is not None
+        plan, staging = self._plan, self._staging
+        reason, lag = self._judge(lease)
+        if reason:
+            self._consumer.release(lease, reason)
+            return
+        part = lease.entry.group if plan.order == "by_group" else len(staging.lags)
+        if part in staging.filled:
+            self._waiting.append(lease)
+            return
+        self._copy(lease.trajectory, staging.trajectory, part * plan.group_size)
+        self._consumer.release(lease)
+        staging.filled.add(part)
+        staging.lags.append(lag)
+
+    def _judge(self, lease: Lease) -> tuple[str, int]:
+        """Return (reason to drop, or empty; lag as the batch's first update starts): the maximum over the rows."""
+        plan, version = self._plan, lease.trajectory.version[:-1]
+        updates_then = plan.start_updates + self._number * plan.reuse
+        oldest = int(version_updates(version).min())
+        if int(version_epoch(version).min()) < plan.epoch and int(version_updates(version).max()) > plan.start_updates:
+            return "rolled_back", 0
+        lag = updates_then - oldest
+        return ("stale" if plan.max_lag is not None and lag + plan.reuse - 1 > plan.max_lag else ""), lag
+
+    def _copy(self, source: Trajectory, target: Trajectory, column: int) -> None:
+        """Copy B_g columns to columns `column`.. of a [D, T+1, B/D, ...] buffer; groups may span devices."""
+        per_device, size = self._plan.columns // self._plan.devices, self._plan.group_size
+        start = 0
+        while start < size:
+            device, at = divmod(column + start, per_device)
+            count = min(size - start, per_device - at)
+            taken, put = slice(start, start + count), slice(at, at + count)
+            for to, value in zip(leaves(target._replace(core=())), leaves(source._replace(core=())), strict=True):
+                np.copyto(to[device][:, put], value[:, taken])
+            for to, value in zip(leaves(target.core), leaves(source.core), strict=True):
+                np.copyto(to[device][put], value[taken])
+            start += count
+
+    def _finish(self) -> Batch:
+        assert self._staging is not None
+        batch = Batch(self._staging.trajectory, self._staging.lags, self._number)
+        self._staging, self._number = None, self._number + 1
+        return batch
+
+    def close(self) -> None:
+        """Let go of trajectories that no batch took."""
+        while self._waiting:
+            self._consumer.release(self._waiting.popleft(), "closed")
+
+
+class Prefetcher:
+    """A thread that pumps a batcher, so that batch N+1 is joined while update N runs."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self._ready: queue.Queue[Batch] = queue.Queue(maxsize=1)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                batch = self._batcher.pump(0.1)
+                while batch is not None and not self._stop.is_set():
+                    try:
+                        self._ready.put(batch, timeout=0.1)
+                        batch = None
+                    except queue.Full:
+                        continue
+        except BaseException as error:
+            self._error = error
+
+    def pump(self, timeout_s: float) -> Batch | None:
+        """Return the next batch, or None; an error of the thread is raised here."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._ready.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def recycle(self, batch: Batch) -> None:
+        """Give a batch's buffer back."""
+        self._batcher.recycle(batch)
+
+    def close(self) -> None:
+        """End the thread, then let go of what it held."""
+        self._stop.set()
+        self._thread.join(5.0)
+        self._batcher.close()

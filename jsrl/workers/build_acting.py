@@ -1,0 +1,98 @@
+"""Building the workers that act with jax: inference servers, evaluators, and the inline client of actors."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jsrl.agents.base import Agent
+from jsrl.envs.base import VectorEnv
+from jsrl.envs.make import make
+from jsrl.experiment import build_agent
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.base import InferenceServer, ParamsSubscriber
+from jsrl.transport.inference import bind_inference
+from jsrl.transport.params import connect_params
+from jsrl.workers.acting import Engine, InlineInference
+from jsrl.workers.base import Reporter
+from jsrl.workers.evaluator import Evaluator, EvaluatorSettings
+from jsrl.workers.inference import InferenceSettings, InferenceWorker
+from jsrl.workers.jobs import Job
+
+PARAMS_STORE = "params"
+
+
+def make_agent(job: Job) -> Agent:
+    """Return the job's agent."""
+    return build_agent(job.experiment.agent, job.schemas.env)
+
+
+def subscribe(job: Job) -> ParamsSubscriber:
+    """Return the subscriber to the run's params."""
+    return connect_params(job.find(job.params_name))
+
+
+def inline_client(job: Job, group_sizes: dict[int, int]) -> InlineInference:
+    """Return the client that acts in the actor's own process."""
+    slots = sum(group_sizes.values())
+    engine = Engine(
+        make_agent(job), job.schemas.env, num_slots=slots, sizes=[*group_sizes.values()], seed=job.experiment.seed
+    )
+    engine.warm_up()
+    return InlineInference(engine, subscribe(job), group_sizes)
+
+
+def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
+    """Return the inference server of a job."""
+    e = job.experiment
+    share = -(-e.actors // len(job.links.inference)) * e.ring * e.group_size
+    merge = not e.is_deterministic and share > e.group_size
+    sizes = batch_sizes(e.group_size, min(share, max(e.inference.max_rows, e.group_size))) if merge else [e.group_size]
+    engine = Engine(make_agent(job), job.schemas.env, num_slots=2 * share, sizes=sizes, seed=e.seed)
+    settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
+
+    def connect() -> tuple[InferenceServer, ParamsSubscriber]:
+        server = bind_inference(job.links.inference[job.index], job.schemas.act)
+        job.announce(job.name, server.address)
+        return server, subscribe(job)
+
+    return InferenceWorker(job.name, engine, settings, connect, reporter)
+
+
+def batch_sizes(group_size: int, most: int) -> list[int]:
+    """Return the sizes that batches are padded to: the group's, doubling, up to `most`."""
+    sizes = [group_size]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return sizes
+
+
+def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
+    """Return the evaluator of a job."""
+    e = job.experiment
+    settings = EvaluatorSettings(
+        seed=e.seed,
+        episodes=e.evaluator.episodes,
+        sampled_episodes=e.evaluator.sampled_episodes,
+        final_episodes=e.evaluator.final_episodes,
+        num_envs=e.evaluator.num_envs,
+        period_updates=e.evaluation_period,
+        rows_per_update=e.rows_per_update,
+        updates_per_batch=e.learner.reuse,
+        start_updates=job.origin.updates,
+    )
+
+    def make_env(num_envs: int, seed: int) -> VectorEnv:
+        return make(e.evaluation_env, num_envs, seed, group=0)
+
+    store = params_store(job, reporter)
+    return Evaluator(
+        make_agent(job), job.schemas.env, settings, make_env, functools.partial(subscribe, job), store, reporter
+    )
+
+
+def params_store(job: Job, reporter: Any) -> SnapshotStore:
+    """Return the store of params snapshots (`best`)."""
+    return SnapshotStore(
+        f"{job.folder}/snapshots/{PARAMS_STORE}", on_warning=functools.partial(reporter.event, "warning")
+    )

@@ -1,0 +1,105 @@
+"""Building the learner: devices, the restored state, streams."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+
+from jsrl.agents.base import AgentState
+from jsrl.errors import ConfigError
+from jsrl.experiment import build_agent
+from jsrl.parallel import data_parallel
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.base import ParamsPublisher, SampleConsumer
+from jsrl.transport.params import bind_params
+from jsrl.transport.samples import bind_samples
+from jsrl.types import leaves, spec_of
+from jsrl.workers.acting import INIT_STREAM, stream_key
+from jsrl.workers.base import Reporter
+from jsrl.workers.batching import BatchPlan
+from jsrl.workers.jobs import Job, Origin
+from jsrl.workers.learner import Learner, LearnerSettings
+
+STATE_STORE = "state"
+
+
+def build_learner(job: Job, reporter: Reporter) -> Learner:
+    """Return the learner of a job."""
+    e = job.experiment
+    agent = build_agent(e.agent, job.schemas.env)
+    devices = learner_devices(e.learner.num_devices, e.batch_columns)
+    plan = BatchPlan(
+        order=e.order,
+        groups=e.groups,
+        group_size=e.group_size,
+        columns=e.batch_columns,
+        num_rows=e.rollout_length,
+        devices=len(devices),
+        max_lag=e.max_policy_lag,
+        reuse=e.learner.reuse,
+        start_updates=job.origin.updates,
+        epoch=job.origin.epoch,
+    )
+    settings = LearnerSettings(
+        seed=e.seed,
+        plan=plan,
+        total_updates=e.total_updates,
+        rows_per_update=e.rows_per_update,
+        check_finite=e.learner.check_finite,
+        snapshot_period_s=e.snapshots.period_s,
+        prefetch=e.placement != "serial",
+        poll_s=job.poll_s,
+        failure_folder=f"{job.folder}/failed-update",
+    )
+
+    def connect() -> tuple[SampleConsumer, ParamsPublisher]:
+        blocks = e.ring * e.actor.blocks_per_group
+        consumer = bind_samples(job.links.samples, job.schemas.trajectory, blocks_per_producer=blocks)
+        job.announce("samples", consumer.address)
+        publisher = bind_params(job.links.params)
+        job.announce("params", publisher.address)
+        return consumer, publisher
+
+    update = data_parallel(agent.update, devices, donate=not e.learner.check_finite)
+    warn = functools.partial(reporter.event, "warning")
+    store = SnapshotStore(f"{job.folder}/snapshots/{STATE_STORE}", keep_last=max(3, e.snapshots.keep), on_warning=warn)
+    fresh = functools.partial(agent.init, stream_key(e.seed, INIT_STREAM))
+    state = restore(job.origin, jax.eval_shape(fresh), fresh) if job.origin.restore else None
+    return Learner(agent, update, settings, job.schemas.trajectory, connect, store, reporter, state=state)
+
+
+def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
+    """Return the devices to spread a batch over.
+
+    Raises:
+      ConfigError: there are not so many, or the batch cannot be split over them.
+    """
+    found = jax.local_devices()
+    if number is None:
+        number = 1 if found[0].platform == "cpu" else len(found)
+        while columns % number:
+            number -= 1
+    if number > len(found):
+        raise ConfigError(
+            f"learner.num_devices is {number}, but this process sees {len(found)} ({found[0].platform}); lower it."
+        )
+    return found[:number]
+
+
+def restore(origin: Origin, shapes: AgentState, fresh) -> AgentState:
+    """Return the state that a run begins with: a snapshot's, or a fresh one with a snapshot's params."""
+    folder, _, selector = str(origin.restore).rpartition("@")
+    store = SnapshotStore(folder)
+    if not origin.params_only:
+        return store.load(selector, template={"state": shapes}).tree["state"]
+    loaded = store.load(selector).tree
+    params = loaded["params"] if "params" in loaded else loaded["state"]["params"]
+    state = jax.device_get(jax.jit(fresh)())
+    wanted, given = leaves(spec_of(state.params)), leaves(spec_of(params))
+    if wanted != given:
+        raise ConfigError(
+            f"the params in {origin.restore} are not this experiment's: expected {wanted}, found {given}; "
+            "`init-from` needs the same network and spaces."
+        )
+    return state._replace(params=jax.tree.unflatten(jax.tree.structure(state.params), leaves(params)))

@@ -1,0 +1,123 @@
+"""What each worker is told: frozen values that travel as JSON and are the same in serial mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsrl.experiment import Experiment
+from jsrl.services.names import FileNames
+from jsrl.transport.base import InferenceSpec, ProducerId
+from jsrl.types import EnvSpec, Trajectory
+
+CONNECT_TIMEOUT_S = 120.0
+FOREVER_S = 10 * 365 * 86_400.0
+
+
+@dataclass(frozen=True)
+class Schemas:
+    """Everything that streams carry, as specs: computed once by whoever launches, so that actors need no jax.
+
+    Attributes:
+      env: the environment. act: one environment's request and reply. trajectory: of one group (T rows + 1).
+      params_bytes, state_bytes: size of what is published, and of the agent's whole state.
+    """
+
+    env: EnvSpec
+    act: InferenceSpec
+    trajectory: Trajectory
+    params_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where streams are bound, and the folder of the names under which their ends find each other."""
+
+    names: str
+    samples: str
+    params: str
+    params_relay: str | None
+    inference: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where this life of the run begins.
+
+    Attributes:
+      epoch: of the learner. updates: made before. restore: "store folder@selector" of the state to begin with, or None.
+      params_only: take only the params of `restore` (a fresh optimizer, counters at 0).
+    """
+
+    epoch: int = 0
+    updates: int = 0
+    restore: str | None = None
+    params_only: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One worker of one run.
+
+    Attributes:
+      kind: actor, inference, learner, evaluator, parameter-server. index: among its kind. incarnation: which life.
+      experiment: the whole; without its agent for workers that must not load jax. folder: the run's.
+    """
+
+    kind: str
+    name: str
+    index: int
+    experiment: Experiment
+    schemas: Schemas
+    links: Links
+    folder: str
+    origin: Origin = field(default_factory=Origin)
+    incarnation: int = 0
+    poll_s: float = 0.1
+
+    @property
+    def producer(self) -> ProducerId:
+        """Return who this worker is on its streams."""
+        return ProducerId(self.name, self.incarnation)
+
+    @property
+    def names(self) -> FileNames:
+        """Return the registry of this run's addresses."""
+        return FileNames(self.links.names)
+
+    def announce(self, name: str, address: str) -> None:
+        """Register where a stream of this worker is bound."""
+        self.names.register(name, address, self.incarnation, lease_s=FOREVER_S)
+
+    def find(self, name: str) -> str:
+        """Return where a stream is bound, waiting for whoever binds it."""
+        return self.names.lookup(name, CONNECT_TIMEOUT_S).address
+
+    @property
+    def params_name(self) -> str:
+        """Return under which name this worker finds params: the learner's own road, or the relay between hosts."""
+        return "params" if self.links.params_relay is None else "params-relay"
+
+
+def build(job: Job, reporter: Any) -> Any:
+    """Return the worker that a job describes; only what its kind needs is imported.
+
+    Raises:
+      ConfigError: no such kind.
+    """
+    from importlib import import_module
+
+    from jsrl.errors import ConfigError
+
+    modules = {
+        "actor": "actor",
+        "inference": "build_acting",
+        "learner": "build_learner",
+        "evaluator": "build_acting",
+        "parameter-server": "parameter_server",
+    }
+    if job.kind not in modules:
+        raise ConfigError(f"there is no worker of kind {job.kind!r}; there are: {', '.join(modules)}.")
+    module = import_module(f"jsrl.workers.{modules[job.kind]}")
+    return getattr(module, f"build_{job.kind.replace('-', '_')}")(job, reporter)

@@ -1,0 +1,213 @@
+"""The learner: batches in, data-parallel updates, params out, snapshots behind its back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jsrl.agents.base import Agent, AgentState
+from jsrl.errors import NonFiniteUpdate, SnapshotError
+from jsrl.parallel import DataParallel
+from jsrl.services.control import Command
+from jsrl.services.metrics import Recorder
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.base import ParamsPublisher, SampleConsumer
+from jsrl.types import Trajectory, make_version
+from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
+from jsrl.workers.base import Reporter
+from jsrl.workers.batching import Batch, Batcher, BatchPlan, Prefetcher
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """What a learner has to know: seed, how batches are made, when it ends, and where snapshots go."""
+
+    seed: int
+    plan: BatchPlan
+    total_updates: int
+    rows_per_update: int
+    check_finite: bool = True
+    snapshot_period_s: float = 60.0
+    prefetch: bool = True
+    poll_s: float = 0.1
+    failure_folder: str = ""
+
+
+class Learner:
+    """A worker that owns the agent's state.
+
+    Args:
+      agent: whose update. state: a restored state, or None for a fresh one. spec: schema of one group's trajectory.
+      connect: () -> (sample consumer, params publisher), called when the update is compiled.
+    """
+
+    name = "learner"
+
+    def __init__(
+        self,
+        agent: Agent,
+        update: DataParallel,
+        settings: LearnerSettings,
+        spec: Trajectory,
+        connect: Callable[[], tuple[SampleConsumer, ParamsPublisher]],
+        store: SnapshotStore,
+        reporter: Reporter,
+        *,
+        state: AgentState | None = None,
+    ) -> None:
+        self._agent, self._update, self._settings, self._spec = agent, update, settings, spec
+        self._connect, self._store, self._reporter, self._restored = connect, store, reporter, state
+        self.updates = settings.plan.start_updates
+        self._key = stream_key(settings.seed, UPDATE_STREAM)
+        self._metrics: dict[str, float] = {}
+        self._recorder = Recorder("learner")
+        self._finished = False
+        self._snapshot_at = time.monotonic() + settings.snapshot_period_s
+
+    @property
+    def version(self) -> int:
+        """Return the version of the params as they are now."""
+        return make_version(self._settings.plan.epoch, self.updates)
+
+    @property
+    def env_steps(self) -> int:
+        """Return the env steps trained on so far."""
+        return self.updates // self._settings.plan.reuse * self._settings.rows_per_update
+
+    @property
+    def finished(self) -> bool:
+        """Return whether all updates are made."""
+        return self.updates >= self._settings.total_updates
+
+    def setup(self) -> None:
+        """Make the state, compile the update, bind the streams, publish the first params."""
+        self._reporter.stage("making the agent's state")
+        state = self._restored
+        if state is None:
+            state = jax.jit(self._agent.init)(stream_key(self._settings.seed, INIT_STREAM))
+        self._state = self._update.place(state)
+        self._reporter.stage("binding streams")
+        self._consumer, self._publisher = self._connect()
+        batcher = Batcher(self._consumer, self._spec, self._settings.plan)
+        self._publish(self._update.fetch(self._state.params))
+        self._reporter.stage("compiling the update")
+        self._update.compile(self._state, batcher.example(), self._key)
+        self._batches: Prefetcher | Batcher = Prefetcher(batcher) if self._settings.prefetch else batcher
+
+    def step(self) -> int:
+        """Make the updates of one batch and publish; return how many (0: no batch in time, or all are made)."""
+        if self.finished:
+            self._tell_finished()
+            time.sleep(self._settings.poll_s)
+            return 0
+        start = time.perf_counter()
+        batch = self._batches.pump(self._settings.poll_s)
+        self._recorder.spent("wait_batch", time.perf_counter() - start)
+        if batch is None:
+            return 0
+        for _ in range(self._settings.plan.reuse):
+            self._learn(batch)
+        self._batches.recycle(batch)
+        self._recorder.spread("policy_lag", batch.lags)
+        self._recorder.rate("rows", self._settings.rows_per_update)
+        if time.monotonic() >= self._snapshot_at:
+            self._snapshot_at = time.monotonic() + self._settings.snapshot_period_s
+            self.save(wait=False)
+        self._tell_finished()
+        return self._settings.plan.reuse
+
+    def _learn(self, batch: Batch) -> None:
+        """One update: apart from publishing, what the whole system is for."""
+        start = time.perf_counter()
+        key = jax.random.fold_in(self._key, self.updates)
+        before = self._state if self._settings.check_finite else None
+        self._state, output = self._update(self._state, batch.trajectory, key)
+        metrics, params = self._update.fetch((output.metrics, self._state.params))  # waits for the update
+        self._metrics = {name: float(value) for name, value in metrics.items()}
+        self._recorder.spent("update", time.perf_counter() - start)
+        if before is not None:
+            self._refuse_non_finite(before, batch)
+        self.updates += 1
+        self._recorder.rate("updates")
+        self._recorder.means(self._metrics)
+        self._publish(params)
+
+    def _publish(self, params: Any) -> None:
+        start = time.perf_counter()
+        self._publisher.publish(0, self.version, jax.tree.leaves(params))
+        self._recorder.spent("publish", time.perf_counter() - start)
+
+    def _refuse_non_finite(self, before: AgentState, batch: Batch) -> None:
+        bad = [name for name, value in self._metrics.items() if not np.isfinite(value)]
+        if not bad:
+            return
+        folder = Path(self._settings.failure_folder)
+        failure = SnapshotStore(folder)
+        tree = {"state": self._update.fetch(before), "batch": batch.trajectory}
+        failure.save(self.updates, tree, meta={"updates": self.updates, "bad_metric": bad[0]}, wait=True)
+        raise NonFiniteUpdate(
+            f"update {self.updates + 1} made {bad[0]} = {self._metrics[bad[0]]} ({len(bad)} of {len(self._metrics)} metrics "
+            f"are not finite); nothing of it was published. The state before it and its batch lie in {folder}. Replay it "
+            f"with: python -m jsrl.launch.replay_update {folder.parent}"
+        )
+
+    def _tell_finished(self) -> None:
+        if self.finished and not self._finished:
+            self._finished = True
+            self._reporter.event("finished", updates=self.updates, env_steps=self.env_steps)
+
+    def save(self, *, wait: bool, tags: tuple[str, ...] = ("latest",)) -> None:
+        """Write the whole state as a snapshot; training goes on without it when the disk does not want it."""
+        state = self._update.fetch(self._state)
+        meta = {"updates": self.updates, "env_steps": self.env_steps, "epoch": self._settings.plan.epoch}
+        try:
+            self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
+        except SnapshotError as error:
+            self._reporter.event("warning", f"snapshot of update {self.updates} failed: {error}")
+
+    @property
+    def state(self) -> AgentState:
+        """Return the agent's state as host arrays."""
+        return self._update.fetch(self._state)
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return the mean of the updates' metrics, rates, lag, and the ledger."""
+        self._recorder.last("queue_depth", self._consumer.pending())
+        ledger = self._consumer.ledger
+        dropped = sum((ledger.dropped or {}).values())
+        counts = {"produced": ledger.produced, "consumed": ledger.consumed, "dropped": dropped}
+        counts["in_flight"] = ledger.in_flight
+        metrics = self._recorder.flush() | {f"ledger/{name}": float(value) for name, value in counts.items()}
+        return metrics, self._facts()
+
+    def _facts(self) -> dict[str, Any]:
+        ledger = self._consumer.ledger
+        counts = {"produced": ledger.produced, "consumed": ledger.consumed, "in_flight": ledger.in_flight}
+        return {
+            "updates": self.updates,
+            "env_steps": self.env_steps,
+            "ledger": counts | {"dropped": dict(ledger.dropped or {})},
+        }
+
+    def command(self, command: Command) -> None:
+        """Obey `snapshot`."""
+        if command.name == "snapshot":
+            self.save(wait=True)
+            self._reporter.event("snapshotted", updates=self.updates)
+
+    def close(self) -> dict[str, Any]:
+        """Write the final snapshot and leave the streams; the ledger must balance."""
+        self.save(wait=True, tags=("latest", "final"))
+        if isinstance(self._batches, Prefetcher | Batcher):
+            self._batches.close()
+        self._consumer.close()
+        facts = self._facts()
+        self._publisher.close()
+        self._store.close()
+        return facts

@@ -1,0 +1,83 @@
+"""The parameter server: relays params between hosts, away from the learner, and keeps numbered copies of them on disk."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import jax
+
+from jsrl.experiment import build_agent
+from jsrl.services.control import Command
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.params import bind_params, connect_params
+from jsrl.types import version_updates
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job
+
+
+class ParameterServer:
+    """A worker between the learner's params road (this host) and everybody else's (ZeroMQ)."""
+
+    name = "parameter-server"
+
+    def __init__(self, job: Job, store: SnapshotStore, reporter: Reporter) -> None:
+        self._job, self._store, self._reporter = job, store, reporter
+        self._latest: tuple[int, list[Any]] | None = None
+        self._relayed = 0
+        self._saved_at = time.monotonic()
+
+    def setup(self) -> None:
+        """Connect to the learner's road and bind the relay."""
+        self._reporter.stage("connecting to the learner's params")
+        agent = build_agent(self._job.experiment.agent, self._job.schemas.env)
+        self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
+        self._subscriber = connect_params(self._job.find("params"))
+        assert self._job.links.params_relay is not None
+        self._relay = bind_params(self._job.links.params_relay)
+        self._job.announce("params-relay", self._relay.address)
+
+    def step(self) -> int:
+        """Relay newer params; return 1 when there were some."""
+        newer = self._subscriber.poll(0)
+        if newer is None:
+            time.sleep(0.001)
+            return 0
+        self._latest = newer
+        self._relay.publish(0, *newer)
+        self._relayed += 1
+        if time.monotonic() - self._saved_at >= self._job.experiment.snapshots.period_s:
+            self._save(wait=False)
+        return 1
+
+    def _save(self, *, wait: bool) -> None:
+        self._saved_at = time.monotonic()
+        if self._latest is not None:
+            version, values = self._latest
+            params = jax.tree.unflatten(self._structure, values)
+            meta = {"version_updates": version_updates(version)}
+            self._store.save(version, {"params": params}, meta=meta, wait=wait)
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return how many versions were relayed."""
+        return {"parameter_server/relayed": float(self._relayed)}, {"relayed": self._relayed}
+
+    def command(self, command: Command) -> None:
+        """Obey `snapshot`."""
+        if command.name == "snapshot":
+            self._save(wait=True)
+
+    def close(self) -> dict[str, Any]:
+        """Write the latest params and leave."""
+        self._save(wait=True)
+        self._relay.close()
+        self._subscriber.close()
+        self._store.close()
+        return {"relayed": self._relayed}
+
+
+def build_parameter_server(job: Job, reporter: Reporter) -> ParameterServer:
+    """Return the parameter server of a job."""
+    warn = functools.partial(reporter.event, "warning")
+    return ParameterServer(job, SnapshotStore(f"{job.folder}/snapshots/params", on_warning=warn), reporter)
