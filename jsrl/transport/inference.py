@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from jsrl.errors import ConfigError
+from jsrl.transport.address import check_producer
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId
 
 _SCHEMES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
@@ -18,7 +19,7 @@ def bind_inference(address: str, spec: InferenceSpec, **options: Any) -> Inferen
 
     Args:
       address: where. spec: schema of one environment's request and reply.
-      options: for ZeroMQ, as ZmqInferenceServer takes them.
+      options: for ZeroMQ, `allow_remote`.
 
     Raises:
       ConfigError: the address cannot be, or is taken.
@@ -49,12 +50,13 @@ def connect_inference(
       client: which life of which worker asks; a higher incarnation fences an older one.
       group_sizes: rows B of each group (group -> B).
       timeout_s: how long to wait for the server to be there and to answer the hello.
-      options: for ZeroMQ, as ZmqInferenceClient takes them.
+      options: none so far.
 
     Raises:
       SpecMismatch: the two ends mean different arrays; names the leaf. StreamTimeout: no server answered in time.
       StreamClosed: the server refused (the message says why). ConfigError: the address cannot be.
     """
+    check_producer(client)
     scheme, _, rest = address.partition(":")
     if scheme == "local":
         from jsrl.transport.inference_local import connect_local

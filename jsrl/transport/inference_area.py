@@ -141,6 +141,17 @@ class AreaLayout:
             self.offsets[group] = (starts[0], starts[1], starts[2])
         self.size_bytes = max(end, 64)
 
+    def question(self, group: int) -> slice:
+        """Return where the bytes of a group's request lie in the buffer."""
+        at_question, at_answer, _ = self.offsets[group]
+        return slice(at_question, at_answer)
+
+    def answer(self, group: int, has_core: bool) -> slice:
+        """Return where the bytes of a group's reply lie in the buffer."""
+        _, at_answer, at_core = self.offsets[group]
+        core_bytes = self.parts(self.group_sizes[group])[2].size_bytes if has_core else 0
+        return slice(at_answer, at_core + core_bytes)
+
     def parts(self, rows: int) -> tuple[Layout, Layout, Layout]:
         """Return the layouts of request, reply and core of a group of `rows` rows."""
         schemas = (question_schema(self.spec, rows), answer_schema(self.spec, rows), core_schema(self.spec, rows))

@@ -17,7 +17,7 @@ def bind_params(address: str, **options: Any) -> ParamsPublisher:
     """Return the publishing end at `address`; its `.address` is what subscribers connect to (tcp port 0: a free one).
 
     Args:
-      address: where. options: as the road's publisher takes them (shm: `checksum`; ZeroMQ: `curve`).
+      address: where. options: as the road's publisher takes them (shm: `checksum`; ZeroMQ: `allow_remote`).
 
     Raises:
       ConfigError: the address cannot be, or is taken.

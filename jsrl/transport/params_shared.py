@@ -4,8 +4,8 @@ A segment per policy holds three copies of the params; the writer fills the olde
 reader copies the latest and looks once more: had the writer come round to that copy meanwhile (two publishes during one
 copy), its number would differ and the reader starts over. A sum over all words is checked as well.
 
-A new life of the learner puts a new file in the old one's place and marks the old one; readers follow at their next look.
-Who waits for params hangs a doorbell into the folder `NAME.bells`, which every publish rings.
+A new life of the learner puts a new file in the old one's place and marks the old one; readers follow at their next
+look. Who waits for params hangs a doorbell into the folder `NAME.bells`, which every publish rings.
 """
 
 from __future__ import annotations
@@ -300,8 +300,8 @@ class SharedParamsSubscriber:
                 continue
             if words[_CHECKED] and _sum(fresh) != expected_sum:
                 raise CodecError(
-                    f"{self.address}: params of policy {policy}, version {version}, fail their checksum: the memory was "
-                    "written by somebody else. Stop the run and look for a second learner in the same run folder."
+                    f"{self.address}: params of policy {policy}, version {version}, fail their checksum: the memory "
+                    "was written by somebody else. Stop the run and look for a second learner in the same run folder."
                 )
             source.seen_number = number
             return version, bank.layout.views(fresh)

@@ -25,8 +25,8 @@ def _short_name(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _new_socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+def _new_socket(kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
+    return socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
 
 
 def listen_socket(path: Path) -> socket.socket:
@@ -37,7 +37,7 @@ def listen_socket(path: Path) -> socket.socket:
     """
     try:
         with _short_name(path) as name:
-            if _is_alive(name):
+            if is_alive(name):
                 raise ConfigError(f"{path} is bound already by a living process; close it or choose another name.")
             path.unlink(missing_ok=True)
             listener = _new_socket()
@@ -55,8 +55,9 @@ def listen_socket(path: Path) -> socket.socket:
     return listener
 
 
-def _is_alive(name: str) -> bool:
-    with _new_socket() as probe:
+def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
+    """Return whether a living process listens at a Unix socket (of `kind`) called `name`."""
+    with _new_socket(kind) as probe:
         probe.setblocking(False)
         try:
             probe.connect(name)

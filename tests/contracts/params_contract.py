@@ -141,7 +141,7 @@ def test_wait_times_out_and_says_what_it_has(road: Road) -> None:
     publisher.publish(0, make_version(2, 4), make_values(4))
     subscriber.wait(0, 4, TIMEOUT_S)
     started = time.monotonic()
-    with pytest.raises(StreamTimeout, match="at least 5 updates.*has 4 updates"):
+    with pytest.raises(StreamTimeout, match=r"at least 5 updates.*has 4 updates"):
         subscriber.wait(0, 5, 0.05)
     assert time.monotonic() - started < 5
     assert subscriber.poll() is not None  # waiting polled nothing away

@@ -13,7 +13,7 @@ from tests.contracts.inference_contract import SPEC, Road
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["local", "shm"])
+@pytest.fixture(params=["local", "shm", "tcp", "ipc"])
 def road(request: pytest.FixtureRequest, tmp_path) -> Road:
     scheme = request.param
     folder = tmp_path / "run"

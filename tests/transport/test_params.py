@@ -12,7 +12,7 @@ from tests.contracts.params_contract import Road
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["local", "shm"])
+@pytest.fixture(params=["local", "shm", "tcp", "ipc"])
 def road(request: pytest.FixtureRequest, tmp_path) -> Road:
     scheme = request.param
 
