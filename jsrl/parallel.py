@@ -1,0 +1,158 @@
+"""One update on several devices: the only file that says pmap.
+
+`update(state, trajectory, key, axis_name="devices")` runs on every device with its share of the batch; it sums what must be
+summed over the axis itself. The state carries no device axis: each device holds all of it, and all hold the same.
+
+Only device 0's share of the returned state is used (`out_axes=None`), so an update whose devices disagree is wrong without a
+sign of it: tests compare all shards with `replicas`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.agents.base import AgentState, Update, UpdateOutput
+from jsrl.errors import ConfigError, SpecMismatch
+from jsrl.types import Array, Trajectory, Tree, named_leaves
+
+AXIS_NAME = "devices"
+
+
+class DataParallel:
+    """An update over `devices`. Made by `data_parallel`.
+
+    With several processes (jax.distributed) each passes its own devices' share of the batch.
+    """
+
+    def __init__(self, update: Update, devices: Sequence[jax.Device], *, donate: bool = True) -> None:
+        self.devices = tuple(devices)
+        every = list(self.devices) if jax.process_count() == 1 else None
+        self._update = jax.pmap(
+            functools.partial(update, axis_name=AXIS_NAME),
+            axis_name=AXIS_NAME,
+            in_axes=(None, 0, None),
+            out_axes=(None, UpdateOutput(None, 0)),  # type: ignore[arg-type]
+            donate_argnums=(0,) if donate else (),
+            devices=every,
+        )
+        self._copy = jax.pmap(
+            lambda tree, _: jax.tree.map(jnp.copy, tree),
+            axis_name=AXIS_NAME,
+            in_axes=(None, 0),
+            out_axes=None,
+            devices=every,
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """Return D, the devices of this process."""
+        return len(self.devices)
+
+    def place(self, state: Tree) -> Tree:
+        """Return a copy of `state` (host, single-device or replicated arrays) on all devices.
+
+        The caller's own arrays stay valid: what a call donates is only what `place` or an earlier call returned.
+        """
+        return jax.block_until_ready(self._copy(self.fetch(state), np.zeros(len(self.devices))))
+
+    def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
+        """Update `state` with a batch whose leaves are [D, T+1, B/D, ...] (core: [D, B/D, ...]).
+
+        Args:
+          state: from `place` or from the last call; it is donated, so it must not be used again (unless `donate=False`).
+          batch: numpy or device arrays. Numpy buffers may be read until the result is ready.
+          key: the same in every process.
+
+        Returns:
+          the new state, and metrics and priorities ([D, B/D, ...], see `join_devices`; or None).
+
+        Raises:
+          SpecMismatch: a leaf's leading axis is not D.
+        """
+        for name, leaf in named_leaves(batch):
+            if not leaf.shape or leaf.shape[0] != len(self.devices):
+                raise SpecMismatch(
+                    f"batch leaf {name} has shape {tuple(leaf.shape)}, but its first axis must be the {len(self.devices)} "
+                    "device(s); split a [T+1, B, ...] trajectory with jsrl.parallel.split_devices"
+                )
+        return self._update(state, batch, key)
+
+    def compile(self, state: AgentState, batch: Trajectory, key: Array) -> None:
+        """Compile for arrays like these without running; the next call with such arrays starts at once."""
+        self._update.lower(state, batch, key).compile()  # fills the cache that calls look into
+
+    def fetch(self, tree: Tree) -> Tree:
+        """Return a tree of replicated arrays as numpy arrays of their own, from the first shard: nothing is gathered."""
+        return jax.tree.map(_first_shard, tree)
+
+
+def data_parallel(update: Update, devices: Sequence[jax.Device] | None = None, *, donate: bool = True) -> DataParallel:
+    """Return `update` spread over `devices` (None: all of this process); B is split evenly between them.
+
+    Args:
+      update: an agent's `update`, or any function of its signature.
+      donate: let an update write the new state over the old one.
+
+    Raises:
+      ConfigError: no devices, or not all of this process's where several processes work together.
+    """
+    chosen = list(jax.local_devices() if devices is None else devices)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ConfigError(f"data_parallel needs one or more different devices, got {chosen}")
+    if jax.process_count() > 1 and set(chosen) != set(jax.local_devices()):
+        raise ConfigError(
+            f"with {jax.process_count()} processes every process uses all of its devices; got {chosen} "
+            f"of {jax.local_devices()}. Hide the others (CUDA_VISIBLE_DEVICES), or leave `devices` out"
+        )
+    return DataParallel(update, chosen, donate=donate)
+
+
+def split_devices(trajectory: Trajectory, num_devices: int) -> Trajectory:
+    """Return a [T+1, B, ...] trajectory (core [B, ...]) as [D, T+1, B/D, ...] (core [D, B/D, ...]).
+
+    Device d gets environments d B/D to (d+1) B/D - 1.
+
+    Raises:
+      ConfigError: B cannot be divided by `num_devices`.
+    """
+    num_envs = trajectory.is_first.shape[1]
+    if num_envs % num_devices:
+        below = num_envs // num_devices * num_devices
+        fitting = " or ".join(str(n) for n in (below, below + num_devices) if n)
+        raise ConfigError(
+            f"a batch of {num_envs} environments cannot be split evenly over {num_devices} devices; use {fitting}"
+        )
+
+    def rows(x: Array) -> Array:
+        split = x.reshape(x.shape[0], num_devices, num_envs // num_devices, *x.shape[2:])
+        return split.swapaxes(0, 1)
+
+    core = jax.tree.map(lambda x: x.reshape(num_devices, num_envs // num_devices, *x.shape[1:]), trajectory.core)
+    return jax.tree.map(rows, trajectory._replace(core=()))._replace(core=core)
+
+
+def join_devices(tree: Tree) -> Tree:
+    """Return this process's part of device-split arrays [D, B/D, ...] (priorities) as numpy arrays [B, ...]."""
+
+    def join(x: Any) -> np.ndarray:
+        shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        local = np.concatenate([np.asarray(shard.data) for shard in shards])
+        return local.reshape(-1, *local.shape[2:])
+
+    return jax.tree.map(join, tree)
+
+
+def replicas(tree: Tree) -> list[Tree]:
+    """Return the tree as each device of this process holds it (numpy): for checks that all hold the same."""
+    count = len(jax.tree.leaves(tree)[0].addressable_shards)
+    return [jax.tree.map(lambda x, d=d: np.array(x.addressable_shards[d].data), tree) for d in range(count)]
+
+
+def _first_shard(x: Any) -> np.ndarray:
+    return np.array(x.addressable_shards[0].data if isinstance(x, jax.Array) else x)

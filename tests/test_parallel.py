@@ -1,0 +1,68 @@
+"""One update on 1 and on 4 (fake) devices. XLA counts its devices once, so each case runs in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jsrl.errors import ConfigError, SpecMismatch
+from jsrl.parallel import data_parallel, split_devices
+from jsrl.types import Trajectory
+
+SCRIPT = Path(__file__).parent / "parallel_cases.py"
+
+
+def run_case(name: str) -> None:
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PJRT_NPROC": "8",  # with fewer threads than that the all-reduce deadlocks
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_cpu_collective_call_terminate_timeout_seconds=20",
+    }
+    command = [sys.executable, "-W", "error", str(SCRIPT), name]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr[-4000:]
+    assert f"passed {name}" in ran.stdout
+
+
+@pytest.mark.parametrize("name", ["equal", "place", "loop", "priorities", "compile"])
+def test_four_devices(name):
+    run_case(name)
+
+
+def make_batch(num_envs: int) -> Trajectory:
+    rows = np.arange(3 * num_envs, dtype=np.float32).reshape(3, num_envs)
+    return Trajectory(*[rows] * 9, core=np.arange(num_envs * 2).reshape(num_envs, 2))
+
+
+def test_split_keeps_environments_together():
+    batch = make_batch(6)
+    split = split_devices(batch, 3)
+    for device in range(3):
+        here = slice(2 * device, 2 * device + 2)
+        np.testing.assert_array_equal(split.reward[device], batch.reward[:, here])
+        np.testing.assert_array_equal(split.core[device], batch.core[here])
+
+
+def test_split_refuses_uneven_batches():
+    with pytest.raises(ConfigError, match=r"batch of 6 environments.*4 devices; use 4 or 8"):
+        split_devices(make_batch(6), 4)
+    with pytest.raises(ConfigError, match=r"use 4$"):
+        split_devices(make_batch(2), 4)
+
+
+def test_refuses_devices_that_cannot_be():
+    with pytest.raises(ConfigError, match="one or more different devices"):
+        data_parallel(lambda *_: None, [])
+    with pytest.raises(ConfigError, match="one or more different devices"):
+        data_parallel(lambda *_: None, jax.devices()[:1] * 2)
+
+
+def test_refuses_an_unsplit_batch():
+    parallel = data_parallel(lambda *_: None, jax.devices()[:1])
+    with pytest.raises(SpecMismatch, match=r"batch leaf observation has shape \(3, 4\).*split_devices"):
+        parallel(None, make_batch(4), jax.random.key(0))
