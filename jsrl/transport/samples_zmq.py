@@ -34,6 +34,8 @@ from jsrl.transport.schema import make_layout
 from jsrl.types import Trajectory, Tree
 
 _SYNC_S = 0.5
+_COPY_BYTES = 65536  # up to here a copy is cheaper than keeping track of who reads the bytes
+_BUFFER_BYTES = 1 << 20  # of the kernel, each way
 _FAREWELL_S = 5.0
 _HEARTBEAT_MS = 2000
 _SILENCE_MS = 20000
@@ -45,6 +47,8 @@ def configure(socket: zmq.Socket, max_message_bytes: int) -> None:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDBUF, _BUFFER_BYTES)
+    socket.setsockopt(zmq.RCVBUF, _BUFFER_BYTES)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
@@ -167,7 +171,11 @@ class ZmqSampleProducer(ProducerEnd):
     def _send_block(self, number: int) -> None:
         block = self._blocks[number]
         header, payload = encode("sample", block.fields, block.raw)
-        tracker = self._socket.send_multipart([header, payload], copy=False, track=True)
+        self._socket.send(header, zmq.SNDMORE)
+        if payload.nbytes <= _COPY_BYTES:
+            self._socket.send(payload)
+            return
+        tracker = self._socket.send(payload, copy=False, track=True)
         if tracker is not None:
             block.trackers.append(tracker)
 

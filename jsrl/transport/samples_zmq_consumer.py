@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import math
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,15 @@ from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, Strea
 from jsrl.transport.address import check_reach
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
-from jsrl.transport.handshake import HELLO, WELCOME, bind, read_hello, refusal_frames
+from jsrl.transport.handshake import HELLO, WELCOME, bind, read_hello, refusal_frames, remaining
 from jsrl.transport.samples_ends import Admissions, SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples_zmq import configure, read_number
 from jsrl.transport.schema import compare_schemas, flatten_schema, make_layout
 from jsrl.types import Array, Tree
 
 _LINGER_MS = 500
+_ATTEND_S = 0.02
+_LOOK_S = 0.1  # how often `get` lets go of the socket's lock
 _HEADER_BYTES = 1 << 20
 
 
@@ -41,7 +44,8 @@ class _Peer:
 class ZmqSampleConsumer:
     """The reading end of `tcp://` and `ipc://` addresses.
 
-    A thread owns the socket: it takes samples in, and answers hellos and syncs while the consumer is busy.
+    `get` receives in the caller's own thread. An attendant thread looks at the socket every 20 ms while nobody else does,
+    so that hellos and syncs are answered while the consumer is busy; whoever uses the socket holds its lock.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class ZmqSampleConsumer:
         self._peers: dict[bytes, _Peer] = {}
         self._owing: list[list[Any]] = []  # what the thread has to send
         self._lock = threading.RLock()
+        self._socket_lock = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         configure(self._socket, max(self._layout.size_bytes, _HEADER_BYTES))
@@ -67,14 +72,14 @@ class ZmqSampleConsumer:
             self._context.destroy(linger=0)
             raise
         self._queue = SampleQueue(self.address)
-        self._stopping = False
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._serve, name="sample-receiver", daemon=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
         self._thread.start()
 
     @property
     def ledger(self) -> Ledger:
         """Return what became of every trajectory that has arrived so far."""
+        self._serve()
         return self._queue.ledger
 
     def get(self, timeout_s: float) -> Lease:
@@ -87,7 +92,15 @@ class ZmqSampleConsumer:
           StreamTimeout: none arrived in time. StreamClosed: this end is closed.
           SpecMismatch: a producer with another schema asked to join (raised once).
         """
-        return self._queue.take_within(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while (lease := self._queue.take()) is None:
+            left_s = remaining(deadline)
+            with self._socket_lock:
+                heard = self._socket.poll(math.ceil(1000 * min(left_s, _LOOK_S)))
+                self._receive_and_send()
+            if not heard and left_s <= 0:
+                raise self._queue.nothing_came(timeout_s)
+        return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         """Give the memory back once nothing reads it any more; the producer may send one more."""
@@ -98,9 +111,11 @@ class ZmqSampleConsumer:
             peer.released += 1
             if peer.route in self._peers:
                 self._owe(peer.route, _credit(peer))
+        self._serve()
 
     def pending(self) -> int:
         """Return how many arrived trajectories wait."""
+        self._serve()
         return len(self._queue)
 
     def feedback(self, ids: Array, priorities: Array) -> None:
@@ -112,20 +127,20 @@ class ZmqSampleConsumer:
             self._admissions.fence(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
                 self._part(peer, "this incarnation was fenced by the consumer.")
+        self._serve()
 
     def close(self) -> None:
         """Drop what is in flight (reason `closed`) and free the memory; producers get StreamClosed."""
         if not self._queue.close():
             return
+        self._stop.set()
+        self._thread.join(10)
         with self._lock:
             for peer in list(self._peers.values()):
                 self._part(peer, "the consumer is closed.")
-            self._stopping = True
-            self._wake()
-        self._thread.join(10)
-        self._context.destroy(linger=_LINGER_MS)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._socket_lock:
+            self._receive_and_send()
+            self._context.destroy(linger=_LINGER_MS)
 
     def _part(self, peer: _Peer, reason: str) -> None:
         self._peers.pop(peer.route, None)
@@ -133,34 +148,28 @@ class ZmqSampleConsumer:
 
     def _owe(self, route: bytes, frames: list[Any]) -> None:
         self._owing.append([route, *frames])
-        if threading.current_thread() is not self._thread:
-            self._wake()
 
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except BlockingIOError:
-            pass  # the pipe is full: the thread will wake anyway
+    # -- the socket, with its lock held
 
-    # -- the thread that owns the socket
+    def _attend(self) -> None:
+        while not self._stop.wait(_ATTEND_S):
+            self._serve()
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._wake_read in ready:
-                os.read(self._wake_read, 65536)
-            if self._socket in ready:
-                self._receive()
-            with self._lock:
-                owing, self._owing = self._owing, []
-                stopping = self._stopping
-            for frames in owing:
-                self._socket.send_multipart(frames)
-            if stopping:
-                return
+        """Take in and send what there is, unless another thread is at it."""
+        if self._socket_lock.acquire(blocking=False):
+            try:
+                if not self._socket.closed:
+                    self._receive_and_send()
+            finally:
+                self._socket_lock.release()
+
+    def _receive_and_send(self) -> None:
+        self._receive()
+        with self._lock:
+            owing, self._owing = self._owing, []
+        for frames in owing:
+            self._socket.send_multipart(frames)
 
     def _receive(self) -> None:
         """Take in the messages that have arrived (a bounded number, so that answers get their turn)."""
