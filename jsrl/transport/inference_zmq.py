@@ -39,7 +39,7 @@ from jsrl.transport.handshake import (
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout, AskingArea
 from jsrl.transport.inference_ends import ServerEnd, check_request, still_in_flight, unknown_group
 from jsrl.transport.schema import compare_schemas, flatten_schema, schema_from_fields, schema_to_fields
-from jsrl.transport.zmq_socket import bind_alone, configure_socket
+from jsrl.transport.zmq_socket import bind_alone, configure_socket, remove_ipc_path
 
 _MAX_MESSAGE_BYTES = 1 << 28
 _PING_S = 0.5
@@ -250,6 +250,7 @@ class ZmqInferenceServer(ServerEnd):
     def _shut(self) -> None:
         self._routes.clear()
         self._context.destroy(linger=_LINGER_MS)
+        remove_ipc_path(self.address)
 
 
 class ZmqInferenceClient:

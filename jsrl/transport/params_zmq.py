@@ -24,7 +24,7 @@ from jsrl.transport.address import check_reach
 from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.params_local import LatestStore
 from jsrl.transport.schema import Leaf, compare_schemas, flatten_schema
-from jsrl.transport.zmq_socket import bind_alone, configure_socket
+from jsrl.transport.zmq_socket import bind_alone, configure_socket, remove_ipc_path
 
 _MAX_MESSAGE_BYTES = 1 << 33
 _QUESTION_LIMITS = Limits(header_bytes=4096, frames=1, message_bytes=4096)
@@ -175,6 +175,7 @@ class ZmqParamsPublisher:
             self._closed = True
             self._thread.stop()
             self._context.destroy(linger=0)
+            remove_ipc_path(self.address)
 
 
 class _SubscriberThread(_Thread):

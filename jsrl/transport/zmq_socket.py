@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket as sockets
+from pathlib import Path
 
 import zmq
 
@@ -37,3 +38,10 @@ def bind_alone(socket: zmq.Socket, endpoint: str) -> str:
     bound = bind(socket, endpoint)
     os.chmod(path, 0o600)
     return bound
+
+
+def remove_ipc_path(endpoint: str) -> None:
+    """Remove the socket's file of an ipc endpoint that was bound here; ZeroMQ leaves it."""
+    path = endpoint.removeprefix("ipc://")
+    if path != endpoint:
+        Path(path).unlink(missing_ok=True)
