@@ -19,7 +19,7 @@ from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
 from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.types import Array, EnvSpec, Tree, named_leaves
+from jsrl.types import Array, EnvSpec, Tree
 
 
 class GymVectorEnv:
@@ -75,7 +75,7 @@ class GymVectorEnv:
                 if self._mode is AutoresetMode.SAME_STEP:
                     self._restore_last(tree, terminated | truncated, info)
                 if rows.any_first:
-                    self._start(tree, rows.first)
+                    self._start(tree, rows.first, (terminated | truncated) & ~rows.first)
         except EnvironmentFault:
             raise
         except Exception as error:
@@ -126,27 +126,21 @@ class GymVectorEnv:
             except BadValue as error:
                 raise self._rows.fault(slot, f"(in final_obs) {error}", ADVICE_SPACE) from None
 
-    def _start(self, tree: Tree, first: np.ndarray) -> None:
+    def _start(self, tree: Tree, first: np.ndarray, ended: np.ndarray) -> None:
         """Reset the slots `first` and take their first observations; the others must stay as they are."""
-        before = [(name, leaf[~first].copy()) for name, leaf in named_leaves(tree)]
-        # slots that ended in this very step show their last observation, which the environment has no more
         kept = [leaf.copy() for leaf in self._arrays]
-        observation, info = self._env.reset(options={"reset_mask": first.copy()})
-        ours = self._mode is AutoresetMode.SAME_STEP
-        self._take(observation, info)
-        changed = [
-            name
-            for (name, old), (_, leaf) in zip(before, named_leaves(tree), strict=True)
-            if len(old) and not np.array_equal(old, leaf[~first])
-        ]
+        observation, told = self._env.reset(options={"reset_mask": first.copy()})
+        self._take(observation, told)
+        running = ~first & ~ended  # one that ended in this very step shows its last observation only here
         for leaf, old in zip(self._arrays, kept, strict=True):
+            if not np.array_equal(leaf[running], old[running]):
+                raise self._rows.fault(
+                    int(np.flatnonzero(first)[0]),
+                    f"its vector declares {self._mode}, but reset(options={{'reset_mask': ...}}) of {int(first.sum())} "
+                    "slots changed the others' observations",
+                    "Honour `reset_mask` as Gymnasium's vector environments do, or declare NEXT_STEP",
+                )
             leaf[~first] = old[~first]
-        if changed and not ours:
-            raise self._rows.fault(
-                int(np.flatnonzero(first)[0]),
-                f"reset(options={{'reset_mask': ...}}) of {int(first.sum())} slots changed {changed} in others",
-                f"An environment that declares {self._mode} must honour `reset_mask`, or declare NEXT_STEP",
-            )
 
     def _raised(self, where: str, error: Exception) -> Exception:
         what = f"raised {type(error).__name__} in {where} of the vector: {error}"

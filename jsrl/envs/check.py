@@ -1,0 +1,218 @@
+"""The contract of environments as a call: `check_env(EnvConfig("my_envs:Maze"))` answers in seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jsrl.envs.base import EnvStep, Episode, VectorEnv
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make
+from jsrl.errors import EnvironmentFault
+from jsrl.types import Array, Continuous, Discrete, EnvSpec, MultiDiscrete, Tree, map_tree, named_leaves
+
+Factory = Callable[[int, int], VectorEnv]  # (num_envs, seed) -> environment
+
+
+@dataclass(frozen=True)
+class EnvReport:
+    """What `check_env` found; `str()` of it is for people.
+
+    Attributes:
+      spec: the environment's. passed: what was checked, one line each. notes: what could not be judged, and why.
+      env_steps_per_s: measured with random actions, checks off. episodes: how many ended during the checks.
+    """
+
+    spec: EnvSpec
+    passed: tuple[str, ...]
+    notes: tuple[str, ...]
+    env_steps_per_s: float
+    episodes: int
+
+    def __str__(self) -> str:
+        """Return a report of a few lines."""
+        lines = [f"{self.spec.name}: action {self.spec.action}"]
+        lines += [
+            f"  observation {name or '(one array)'}: {leaf}" for name, leaf in named_leaves(self.spec.observation)
+        ]
+        lines += [f"  ok    {line}" for line in self.passed]
+        lines += [f"  note  {line}" for line in self.notes]
+        return "\n".join([*lines, f"  {self.env_steps_per_s:,.0f} env steps/s, {self.episodes} episodes ended"])
+
+
+def random_actions(spec: EnvSpec, observation: Tree, rng: np.random.Generator) -> np.ndarray:
+    """Draw legal actions [B, ...] for observations [B, ...]; continuous ones reach beyond their bounds on purpose."""
+    num_envs = len(next(leaf for _, leaf in named_leaves(observation)))
+    masks = observation.get("action_mask") if isinstance(observation, dict) else None
+    action = spec.action
+    if isinstance(action, Continuous):
+        return rng.normal(0.0, 2.0, (num_envs, len(action.low))).astype(np.float32)
+    nums = (action.num_actions,) if isinstance(action, Discrete) else action.nums
+    columns, start = [], 0
+    for num in nums:
+        score = rng.random((num_envs, num))
+        if masks is not None:
+            score = np.where(masks[:, start : start + num] > 0, score, -1.0)
+        columns.append(score.argmax(axis=1).astype(np.int32))
+        start += num
+    return np.stack(columns, axis=1) if isinstance(action, MultiDiscrete) else columns[0]
+
+
+def check_env(
+    env: EnvConfig | Factory, *, num_envs: int = 4, steps: int = 600, max_seconds: float = 10.0, seed: int = 0
+) -> EnvReport:
+    """Hold an environment against the vector protocol.
+
+    Args:
+      env: a config, or a function (num_envs, seed) -> VectorEnv.
+      num_envs: slots of each vector. steps: vector steps of each of two equal runs. max_seconds: of each run.
+
+    Raises:
+      EnvironmentFault: it breaks the contract; the message names the rule, the slot and the values.
+    """
+    build: Factory = (lambda num, s: make(env, num, s)) if isinstance(env, EnvConfig) else env
+    raw = not isinstance(env, EnvConfig) or (env.reward_clip is None and env.reward_scale == 1.0)
+    games = isinstance(env, EnvConfig) and env.id.startswith("ALE/") and env.atari.episodic_life
+    one = _Walk(build(num_envs, seed), num_envs, seed, raw_rewards=raw, whole_episodes=not games)
+    one.run(steps, max_seconds)
+    two = _Walk(build(num_envs, seed), num_envs, seed, raw_rewards=raw, whole_episodes=not games)
+    two.run(len(one.digests) - 1, 4 * max_seconds)
+    for t, (a, b) in enumerate(zip(one.digests, two.digests, strict=False)):
+        if a != b:
+            raise EnvironmentFault(
+                f"environment {one.env.spec.name!r}: two runs with seed {seed} and the same actions differ at step {t}; "
+                "expected the same. It draws from a random state that its seed does not set"
+            )
+    varies, slots_differ = False, one.slots_differ
+    for other_seed in range(seed + 1, seed + 4):  # several: few different starts may coincide by chance
+        other = build(num_envs, other_seed)
+        try:
+            opening = other.reset().observation
+            varies = varies or _varies(opening, one.opening)
+            slots_differ = slots_differ or _slots_differ(opening, num_envs)
+        finally:
+            other.close()
+    passed = ["shapes and dtypes of observations, rewards, discounts", "same seed, same run", "reset row: reward 0"]
+    notes = []
+    if varies and slots_differ:
+        passed.append("other seeds and other slots begin differently")
+    elif varies or slots_differ:
+        what = "slots" if varies else "seeds"
+        raise EnvironmentFault(
+            f"environment {one.env.spec.name!r}: different {what} all begin alike; seeds do not reach it"
+        )
+    else:
+        notes.append("all seeds and slots begin alike: either its start is fixed, or it ignores its seed")
+    if one.episodes:
+        passed.append("episodes reported once each, with their return and length")
+    else:
+        notes.append(f"no episode ended within {len(one.digests) - 1} steps, so endings were not seen")
+    for env_ in (one.env, two.env, one.env):  # twice is allowed
+        env_.close()
+    return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
+
+
+def _varies(a: Tree, b: Tree) -> bool:
+    return any(not np.array_equal(x, y) for (_, x), (_, y) in zip(named_leaves(a), named_leaves(b), strict=True))
+
+
+def _slots_differ(observation: Tree, num_envs: int) -> bool:
+    leaves = [leaf for _, leaf in named_leaves(observation)]
+    return num_envs == 1 or any(not np.array_equal(leaf[0], leaf[i]) for leaf in leaves for i in range(1, num_envs))
+
+
+class _Walk:
+    """One run with random actions, checked at every step."""
+
+    def __init__(self, env: VectorEnv, num_envs: int, seed: int, *, raw_rewards: bool, whole_episodes: bool):
+        self.env, self.num_envs, self.raw_rewards, self.whole_episodes = env, num_envs, raw_rewards, whole_episodes
+        self.rng = np.random.default_rng(seed)
+        self.digests: list[int] = []
+        self.episodes: list[Episode] = []
+        self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, int)
+        self.ended = np.zeros(num_envs, bool)
+        self.env_steps_per_s = 0.0
+
+    def run(self, steps: int, max_seconds: float) -> None:
+        """Reset, then step until `steps` or the time is over."""
+        begun = time.monotonic()
+        step = self.env.reset()
+        self._shapes(step)
+        self._expect(bool(np.all(step.is_first)), f"reset returned is_first {step.is_first}; expected all True")
+        self._expect(not np.any(step.reward), f"reset returned reward {step.reward}; expected 0")
+        self.opening: Tree = map_tree(np.array, step.observation)
+        self.slots_differ = _slots_differ(self.opening, self.num_envs)
+        self._remember(step)
+        in_env = 0.0
+        for count in range(1, steps + 1):
+            action = random_actions(self.env.spec, step.observation, self.rng)
+            before = time.perf_counter()
+            step = self.env.step(action)
+            in_env += time.perf_counter() - before
+            self._shapes(step)
+            self._endings(step)
+            self._remember(step)
+            self.env_steps_per_s = count * self.num_envs / in_env
+            if time.monotonic() - begun > max_seconds:
+                break
+
+    def _shapes(self, step: EnvStep) -> None:
+        spec = self.env.spec
+        declared, found = dict(named_leaves(spec.observation)), dict(named_leaves(step.observation))
+        self._expect(declared.keys() == found.keys(), f"observation has {sorted(found)}; spec has {sorted(declared)}")
+        wanted = {f"observation {n}".strip(): (found[n], leaf.shape, leaf.dtype) for n, leaf in declared.items()}
+        agents = () if spec.num_agents is None else (spec.num_agents,)
+        wanted |= {"is_first": (step.is_first, (), "bool"), "acts": (step.acts, agents, "uint8")}
+        wanted |= {"reward": (step.reward, agents, "float32"), "discount": (step.discount, agents, "float32")}
+        for name, (array, shape, dtype) in wanted.items():
+            shape = (self.num_envs, *shape)
+            fits = np.shape(array) == shape and str(array.dtype) == dtype
+            self._expect(fits, f"{name} is {array.dtype} {list(np.shape(array))}; expected {dtype} {list(shape)}")
+            self._expect(bool(np.isfinite(array).all()), f"{name} holds NaN or infinity: {array}")
+
+    def _endings(self, step: EnvStep) -> None:
+        first, reward, discount = (np.asarray(part) for part in (step.is_first, step.reward, step.discount))
+        flat = reward.reshape(self.num_envs, -1)
+        self._expect(not flat[first].any(), f"reward {reward} where is_first is {first}; expected 0 there")
+        self._expect(bool(np.isin(discount, (0.0, 1.0)).all()), f"discount {discount}; expected 0 or 1")
+        wrong = first != self.ended if self.whole_episodes else self.ended & ~first
+        self._expect(not wrong.any(), f"is_first {first} after the endings {self.ended}; expected is_first right after")
+        self.returns += np.where(first, 0.0, flat.sum(axis=1))
+        self.lengths += ~first
+        over = np.zeros(self.num_envs, bool)
+        for episode in step.episodes:
+            slot = episode.slot
+            self._expect(not over[slot], f"slot {slot} reported two episodes in one step")
+            over[slot] = True
+            self._expect(
+                episode.length == self.lengths[slot],
+                f"slot {slot} reported an episode of {episode.length} steps; its rows were {self.lengths[slot]}",
+            )
+            if self.raw_rewards and self.whole_episodes:
+                total = self.returns[slot]
+                near = abs(episode.return_ - total) <= 1e-4 * max(1.0, abs(total))
+                self._expect(near, f"slot {slot} reported return {episode.return_}; its rewards sum to {total}")
+        cut = (discount.reshape(self.num_envs, -1) == 0).all(axis=1)
+        if self.whole_episodes:
+            terminated = np.zeros(self.num_envs, bool)
+            for episode in step.episodes:
+                terminated[episode.slot] = episode.terminated
+            self._expect(bool((cut == terminated).all()), f"discount {discount}, but {step.episodes} ended")
+        self.returns[over], self.lengths[over] = 0.0, 0
+        self.ended = over | cut
+        self.episodes += step.episodes
+
+    def _remember(self, step: EnvStep) -> None:
+        parts = [np.ascontiguousarray(leaf).tobytes() for _, leaf in named_leaves(step.observation)]
+        arrays: list[Array] = [step.is_first, step.reward, step.discount]
+        self.digests.append(hash(b"".join([*parts, *(np.ascontiguousarray(array).tobytes() for array in arrays)])))
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise EnvironmentFault(
+                f"environment {self.env.spec.name!r}, step {max(0, len(self.digests))}: {what}. See the row table in "
+                "jsrl.types and the protocol in jsrl.envs.base"
+            )
