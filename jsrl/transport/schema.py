@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class Leaf(NamedTuple):
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+@functools.lru_cache(256)
 def to_dtype(name: str) -> np.dtype:
     """Return the numpy dtype of a name such as `float32`, `<f4` or `bfloat16` (ml_dtypes, where installed).
 

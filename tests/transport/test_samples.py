@@ -132,6 +132,7 @@ def test_a_dead_producer_is_found_without_being_told(tmp_path: Path) -> None:
     with producing(road, consumer.address, count=2, then="hang") as running:
         drain(consumer, 3)
         running.report()
+        wait_for(lambda: consumer.pending() == 1)
         assert list((tmp_path / "run").glob("*.pages"))
         running.kill()
     time.sleep(0.3)

@@ -41,7 +41,8 @@ def test_a_segment_is_private_aligned_and_shared(tmp_path):
         "import sys; from jsrl.transport.segment import Segment\n"
         "words = Segment.attach(sys.argv[1]).words(64, 9); words[0] = 258; words[8] = -1"
     )
-    assert python(code, folder / "s").wait() == 0
+    with python(code, folder / "s") as child:
+        assert child.wait() == 0
     assert tree["image"].ravel()[:2].tolist() == [2, 1] and np.isnan(tree["x"][0])
     assert (folder / "s").exists()  # an attaching process that exits takes nothing along
     frozen = segment.views(layout, 64, writeable=False)
@@ -99,9 +100,9 @@ def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):
     ringer = "import sys; from jsrl.transport.doorbell import Doorbell; Doorbell.attach(sys.argv[1]).ring()"
     assert not bell.wait(0.01)
     for _ in range(2):
-        child = python(ringer, bell.path)
-        assert bell.wait(10)
-        assert child.wait() == 0
+        with python(ringer, bell.path) as child:
+            assert bell.wait(30)
+            assert child.wait() == 0
     assert not bell.wait(0)
     bell.ring()
     bell.close()  # the waiter restarts: a ring in between is not lost as long as somebody has it open, and never blocks
@@ -117,7 +118,7 @@ def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):
 def test_ringing_never_blocks_and_a_wait_forgets_all_rings(tmp_path):
     waiter, ringer = Doorbell.create(tmp_path / "bell"), Doorbell.attach(tmp_path / "bell")
     started = time.monotonic()
-    for _ in range(200_000):
+    for _ in range(80_000):
         ringer.ring()
     assert time.monotonic() - started < 20
     assert waiter.wait(0) and not waiter.wait(0)
