@@ -63,11 +63,11 @@ def connect_inference(
 
         return connect_local(rest, spec, client, group_sizes, timeout_s, **options)
     if scheme == "shm":
-        from jsrl.transport.inference_shared import SharedInferenceClient
+        from jsrl.transport.inference_shared_client import SharedInferenceClient
 
         return SharedInferenceClient(rest, spec, client, group_sizes, timeout_s, **options)
     if scheme in ("tcp", "ipc"):
-        from jsrl.transport.inference_zmq import ZmqInferenceClient
+        from jsrl.transport.inference_zmq_client import ZmqInferenceClient
 
         return ZmqInferenceClient(address, spec, client, group_sizes, timeout_s, **options)
     raise ConfigError(f"the inference address {address!r} has no known scheme; expected {_SCHEMES}.")

@@ -15,36 +15,30 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
 from typing import Any
 
 import msgspec
 import numpy as np
 import zmq
 
-from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamTimeout
+from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.address import check_producer, check_reach
-from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.handshake import (
     HELLO,
     HELLO_LIMITS,
-    REFUSED,
     WELCOME,
-    check_welcome,
-    no_answer,
-    raise_refusal,
     refusal_frames,
 )
-from jsrl.transport.inference_area import AnsweringArea, AreaLayout, AskingArea
-from jsrl.transport.inference_ends import ServerEnd, check_request, still_in_flight, unknown_group
-from jsrl.transport.schema import compare_schemas, flatten_schema, schema_from_fields, schema_to_fields
+from jsrl.transport.inference_area import AnsweringArea, AreaLayout
+from jsrl.transport.inference_ends import ServerEnd
+from jsrl.transport.schema import compare_schemas, flatten_schema, schema_from_fields
 from jsrl.transport.zmq_socket import bind_alone, configure_socket, remove_ipc_path
 
-_MAX_MESSAGE_BYTES = 1 << 28
+MAX_MESSAGE_BYTES = 1 << 28
 _PING_S = 0.5
-_SLICE_S = 0.1
-_LINGER_MS = 500
+LINGER_MS = 500
 _DRAIN = 4096
 
 
@@ -63,21 +57,24 @@ class _Asked(msgspec.Struct, frozen=True):
     policy: int
 
 
-class _Answered(msgspec.Struct, frozen=True):
+class Answered(msgspec.Struct, frozen=True):
+    """The fields of a reply."""
+
     group: int
     version: int
     policy: int
     has_core: bool
 
 
-def _read(message: Message, kind: Any) -> Any:
+def read_fields(message: Message, kind: Any) -> Any:
+    """Return the fields of a message as `kind`."""
     try:
         return msgspec.convert(message.fields, kind)
     except msgspec.ValidationError as error:
         raise CodecError(f"a {message.kind[:40]!r} message with wrong fields: {error}.") from error
 
 
-class _Buffer:
+class ClientBuffer:
     """A client's areas in ordinary memory, and the bytes of each request and reply in it."""
 
     def __init__(self, layout: AreaLayout):
@@ -90,7 +87,7 @@ class _Buffer:
         }
 
 
-def _fill(target: np.ndarray, message: Message) -> None:
+def fill_area(target: np.ndarray, message: Message) -> None:
     """Copy the one array of a message into an area."""
     arrays = message.arrays
     if not (isinstance(arrays, tuple) and len(arrays) == 1 and isinstance(arrays[0], np.ndarray)):
@@ -107,7 +104,7 @@ class _ZmqAsker:
         self.client = client
         self.route = route
         self.heard_s = time.monotonic()
-        self.buffer = _Buffer(layout)
+        self.buffer = ClientBuffer(layout)
         self.areas = {g: AnsweringArea(layout, client, g, self.buffer.memory) for g in layout.group_sizes}
         self._socket = socket
 
@@ -144,12 +141,12 @@ class ZmqInferenceServer(ServerEnd):
         check_reach(endpoint, allow_remote)
         self.spec = spec
         self._schema = flatten_schema(spec)
-        self._limits = Limits(header_bytes=HELLO_LIMITS.header_bytes, frames=2, message_bytes=_MAX_MESSAGE_BYTES)
+        self._limits = Limits(header_bytes=HELLO_LIMITS.header_bytes, frames=2, message_bytes=MAX_MESSAGE_BYTES)
         self._routes: dict[bytes, _ZmqAsker] = {}
         self._pinged_s = time.monotonic()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        configure_socket(self._socket, _MAX_MESSAGE_BYTES)
+        configure_socket(self._socket, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
@@ -205,7 +202,7 @@ class ZmqInferenceServer(ServerEnd):
                 self._drop(asker, str(error))
 
     def _take(self, asker: _ZmqAsker, message: Message) -> None:
-        asked: _Asked = _read(message, _Asked)
+        asked: _Asked = read_fields(message, _Asked)
         area = asker.areas.get(asked.group)
         if asked.incarnation != asker.client.incarnation or area is None or area.open:
             raise CodecError(
@@ -213,11 +210,11 @@ class ZmqInferenceServer(ServerEnd):
                 f"expected incarnation {asker.client.incarnation}, groups {sorted(asker.areas)}, one in flight each."
             )
         asker.heard_s = time.monotonic()
-        _fill(asker.buffer.questions[asked.group], message)
+        fill_area(asker.buffer.questions[asked.group], message)
         self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core, asked.policy))
 
     def _greet(self, route: bytes, message: Message) -> None:
-        hello: _Hello = _read(message, _Hello)
+        hello: _Hello = read_fields(message, _Hello)
         client = check_producer(ProducerId(hello.name, hello.incarnation))
         present: Any = self._askers.get(client.name)
         if present is not None and not present.tell([_PING]):
@@ -227,9 +224,9 @@ class ZmqInferenceServer(ServerEnd):
             raise StreamClosed(refusal)
         compare_schemas(self._schema, schema_from_fields(message.fields.get("schema")), self.address, client.name)
         layout = AreaLayout(self.spec, dict(hello.groups))
-        if layout.size_bytes > _MAX_MESSAGE_BYTES:
+        if layout.size_bytes > MAX_MESSAGE_BYTES:
             raise ConfigError(
-                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {_MAX_MESSAGE_BYTES} can travel; "
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can travel; "
                 "use smaller groups."
             )
         asker = _ZmqAsker(client, route, layout, self._socket)
@@ -249,134 +246,5 @@ class ZmqInferenceServer(ServerEnd):
 
     def _shut(self) -> None:
         self._routes.clear()
-        self._context.destroy(linger=_LINGER_MS)
+        self._context.destroy(linger=LINGER_MS)
         remove_ipc_path(self.address)
-
-
-class ZmqInferenceClient:
-    """The asking end of `tcp://HOST:PORT` and `ipc://PATH`."""
-
-    def __init__(
-        self, endpoint: str, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
-    ):
-        self.address = endpoint
-        self.identity = client
-        self._layout = AreaLayout(spec, group_sizes)
-        self._buffer = _Buffer(self._layout)
-        self._areas = {group: AskingArea(self._layout, group, self._buffer.memory) for group in group_sizes}
-        self._limits = Limits(HELLO_LIMITS.header_bytes, frames=2, message_bytes=_MAX_MESSAGE_BYTES)
-        self._closed_because: str | None = None
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        try:
-            configure_socket(self._socket, _MAX_MESSAGE_BYTES)
-            self._socket.setsockopt(zmq.ROUTING_ID, b"c" + uuid.uuid4().bytes)
-            self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            self._greet(endpoint, timeout_s)
-        except BaseException:
-            self._shut()
-            raise
-
-    def _greet(self, endpoint: str, timeout_s: float) -> None:
-        fields = {
-            "name": self.identity.name,
-            "incarnation": self.identity.incarnation,
-            "groups": [list(pair) for pair in self._layout.group_sizes.items()],
-            "schema": schema_to_fields(flatten_schema(self._layout.spec)),
-        }
-        self._socket.connect(endpoint)
-        self._socket.send_multipart(encode(HELLO, fields))
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline - time.monotonic()
-            if not self._socket.poll(max(0, math.ceil(left_s * 1000))):
-                raise no_answer(endpoint, timeout_s)
-            message = decode(self._socket.recv_multipart(), HELLO_LIMITS)
-            if message.kind != "ping":
-                check_welcome(message)
-                return
-
-    def send(self, group: int, request: Request) -> None:
-        """Ask for a group's actions; the request's arrays may be reused at once.
-
-        Raises:
-          SpecMismatch: an array differs from the schema. StreamError: the group waits for a reply already.
-          StreamClosed: the server is gone.
-        """
-        self._check_open()
-        area = self._areas.get(group)
-        if area is None:
-            raise unknown_group(self.identity, group, list(self._areas))
-        if area.in_flight:
-            raise still_in_flight(self.identity, group)
-        check_request(request)
-        area.write(request)
-        fields = {
-            "incarnation": self.identity.incarnation,
-            "group": group,
-            "min_updates": int(request.min_updates),
-            "step": int(request.step),
-            "wants_core": bool(request.wants_core),
-            "policy": int(request.policy),
-        }
-        self._socket.send_multipart(encode("request", fields, (self._buffer.questions[group],)), copy=False)
-        area.in_flight = True
-
-    def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Return (group, reply) of whichever group is answered first; arrays are views until the group's next send.
-
-        Raises:
-          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
-        """
-        self._check_open()
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline - time.monotonic()
-            if self._socket.poll(max(0, math.ceil(min(left_s, _SLICE_S) * 1000))):
-                found = self._read_one()
-                if found is not None:
-                    return found
-            elif self._monitor.poll(0):
-                self._close("the connection to the server broke")
-                self._check_open()
-            elif left_s <= 0:
-                waiting = [group for group, area in self._areas.items() if area.in_flight]
-                raise StreamTimeout(f"{self.address} answered nothing in {timeout_s} s (groups in flight: {waiting}).")
-
-    def _read_one(self) -> tuple[int, Reply] | None:
-        frames = self._socket.recv_multipart(copy=False)
-        message = decode([frame.buffer for frame in frames], self._limits)
-        if message.kind == "ping":
-            return None
-        if message.kind == REFUSED:
-            self._close(str(message.fields.get("text")))
-            raise_refusal(message)
-        answered: _Answered = _read(message, _Answered)
-        area = self._areas.get(answered.group)
-        if message.kind != "reply" or area is None or not area.in_flight:
-            raise CodecError(
-                f"{self.address} sent {message.kind[:40]!r} for group {answered.group}, which asked nothing."
-            )
-        _fill(self._buffer.answers[answered.group, answered.has_core], message)
-        area.in_flight = False
-        return answered.group, area.read(answered.version, answered.policy, answered.has_core)
-
-    def _check_open(self) -> None:
-        if self._closed_because is not None:
-            raise StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
-
-    def _close(self, reason: str) -> None:
-        if self._closed_because is None:
-            self._closed_because = reason
-            self._shut()
-
-    def _shut(self) -> None:
-        self._socket.disable_monitor()
-        self._context.destroy(linger=_LINGER_MS if self._closed_because is not None else 0)
-
-    def close(self) -> None:
-        """Leave. May be called twice."""
-        if self._closed_because is None:
-            self._socket.send_multipart(encode("bye", {"incarnation": self.identity.incarnation}))
-            self._close("this client closed it")
