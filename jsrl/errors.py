@@ -4,6 +4,7 @@ JsrlError
 ├── ConfigError            an experiment, option or reference that cannot work
 │   └── MissingExtra       an optional dependency that is not installed
 ├── SpecMismatch           arrays that differ from the declared schema; names the leaf
+├── AgentFault             an agent broke the contract of jsrl.agents.base
 ├── EnvironmentFault       an environment raised, hung, or returned something it must not
 ├── StreamError
 │   ├── StreamTimeout      nothing arrived (or no room was made) before the deadline
@@ -29,6 +30,10 @@ class MissingExtra(ConfigError):
 
 class SpecMismatch(JsrlError):
     """Arrays differ from the declared schema; the message names the leaf."""
+
+
+class AgentFault(JsrlError):
+    """An agent broke the contract of jsrl.agents.base; the message says which rule and what to do."""
 
 
 class EnvironmentFault(JsrlError):

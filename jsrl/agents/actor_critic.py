@@ -100,8 +100,8 @@ def make_act(network: ActorCritic, chosen: Distribution, num_agents: int | None)
             observation, core = fold((observation, core), 0)
             is_first = jnp.repeat(is_first, num_agents, axis=0)
         normal = normalize(params.moments, observation)
-        rows = jax.tree.map(lambda x: x[None], (normal, is_first))  # acting is T = 1
-        outputs, _, core = network.policy(params.weights, *rows, core)
+        row = jax.tree.map(lambda x: x[None], normal)  # acting is T = 1
+        outputs, _, core = network.policy(params.weights, row, is_first[None], core)
         outputs = mask_outputs(jax.tree.map(lambda x: x[0], outputs), observation)
         action = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
         reply = (ActOutput(action, chosen.log_prob(outputs, action)), core)
@@ -135,6 +135,11 @@ def make_optimizer(name: OptimizerName, *, eps: float, max_grad_norm: float | No
 
 def learning_rate_at(base: float, schedule: Schedule, total_updates: int | None, updates: Array) -> Array:
     """Return the learning rate of the update after `updates` updates; `linear` falls to 0 at `total_updates`."""
+    if schedule == "linear" and total_updates is None:
+        raise ConfigError(
+            "schedule='linear' needs total_updates (where the rate reaches 0), got None; an Experiment fills it in, a loop of "
+            "your own must give it."
+        )
     if schedule == "constant" or total_updates is None:
         return jnp.asarray(base, jnp.float32)
     return base * jnp.clip(1.0 - updates / total_updates, 0.0, 1.0)
@@ -196,7 +201,7 @@ def check_optimization(config: Any) -> None:
     check_range("max_grad_norm", config.max_grad_norm, 1e-12)
     check_choice("optimizer", config.optimizer, ("adam", "sgd", "rmsprop"))
     check_choice("schedule", config.schedule, ("constant", "linear"))
-    if config.schedule == "linear" and not config.total_updates:
+    if config.schedule == "linear" and config.total_updates is not None and config.total_updates < 1:
         raise ConfigError(
             f"schedule='linear' needs total_updates >= 1 (where the rate reaches 0), got {config.total_updates}"
         )

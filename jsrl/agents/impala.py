@@ -9,7 +9,7 @@ Differs: losses are means over the unmasked rows of all devices, not sums (so ra
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import chex
 import jax
@@ -41,6 +41,8 @@ class IMPALAConfig:
       normalize_observations: by running moments (floating-point leaves only). normalize_values: PopArt.
       network: the network.
     """
+
+    factory: ClassVar[str] = "jsrl.agents.impala:impala"
 
     learning_rate: float = 6e-4
     schedule: ac.Schedule = "constant"

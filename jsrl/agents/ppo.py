@@ -11,7 +11,7 @@ episode's end are masked, never trained on; approx_kl stops before the gradient 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import chex
 import jax
@@ -49,6 +49,8 @@ class PPOConfig:
       target_kl: stop the update's remaining gradient steps once approx_kl exceeds this (all devices agree), None off.
       network: the network.
     """
+
+    factory: ClassVar[str] = "jsrl.agents.ppo:ppo"
 
     learning_rate: float = 3e-4
     schedule: ac.Schedule = "constant"

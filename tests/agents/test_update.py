@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jsrl.networks.model import NetworkConfig, actor_critic
 
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights, learning_rate_at
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
 
 SMALL = NetworkConfig(hidden=(16,))
@@ -187,6 +187,8 @@ def test_target_kl_ends_the_update_early():
 def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
     rates = [float(learning_rate_at(0.1, "linear", 4, jnp.asarray(n))) for n in range(6)]
     np.testing.assert_allclose(rates, [0.1, 0.075, 0.05, 0.025, 0.0, 0.0], atol=1e-7)
+    with pytest.raises(ConfigError, match=r"needs total_updates .* got None"):
+        run(factory(schedule="linear"), random_trajectory(0))
     agent = factory(schedule="linear", total_updates=2, learning_rate=0.1)
     state = agent.init(jax.random.key(0))
     ended = state._replace(updates=jnp.asarray(2, jnp.int32))
@@ -227,7 +229,7 @@ def test_real_actions(factory, transform):
     ("options", "message"),
     [
         ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
-        ({"schedule": "linear"}, "needs total_updates >= 1"),
+        ({"schedule": "linear", "total_updates": 0}, "needs total_updates >= 1"),
         ({"schedule": "cosine"}, "unknown schedule 'cosine'; choose one of constant, linear"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose one of adam, sgd, rmsprop"),
         ({"gamma": 1.5}, "gamma must be at least 0 and at most 1, got 1.5"),
