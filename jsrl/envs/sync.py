@@ -41,6 +41,7 @@ class SyncVectorEnv:
         self._rows = Rows(config, num_envs, self._seeds)
         self._envs: list[gymnasium.Env] = []
         self._started = False
+        self._opening: tuple[Any, dict[str, Any]] | None = None  # slot 0's first reset, made early
         try:
             for _ in range(num_envs):
                 self._envs.append(factory())
@@ -59,8 +60,9 @@ class SyncVectorEnv:
         in_observation = isinstance(space, gymnasium.spaces.Dict) and MASK_KEY in space.spaces
         mask_size = None
         if actions.num_choices is not None and not in_observation:
-            # whether `info` carries masks shows only in a reset; the seeded one that `reset` does comes after it
-            _, info = env.reset(seed=self._seeds[0])
+            # whether `info` carries masks shows only in a reset; the first one of slot 0 is made now and kept
+            self._opening = self._reset(0)
+            info = self._opening[1]
             mask_size = flat_mask(info[MASK_KEY]).size if MASK_KEY in info else None
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
@@ -112,20 +114,26 @@ class SyncVectorEnv:
 
     def _open(self, slot: int) -> None:
         """Reset one environment and write its first observation."""
-        env, episode = self._envs[slot], int(self._rows.episode[slot])
-        seed = None if self._started else self._seeds[slot]
-        if self._reseeds:
-            seed = slot_seeds((self._seeds[slot], episode), 0, 1)[0]
-        try:
-            observation, info = env.reset() if seed is None else env.reset(seed=seed)
-        except Exception as error:
-            raise self._raised(slot, "reset", error) from error
+        observation, info = self._reset(slot)
         try:
             self._layout.write(self._arrays, slot, observation)
             if self._layout.mask_in_info:
                 self._layout.write_mask(self._arrays, slot, info.get(MASK_KEY))
         except BadValue as error:
             raise self._rows.fault(slot, f"(in reset) {error}", ADVICE_SPACE) from None
+
+    def _reset(self, slot: int) -> tuple[Any, dict[str, Any]]:
+        """Return what the environment's reset returns (slot 0's first one may have been made before)."""
+        if slot == 0 and self._opening is not None:
+            opening, self._opening = self._opening, None
+            return opening
+        seed = None if self._started else self._seeds[slot]
+        if self._reseeds:
+            seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
+        try:
+            return self._envs[slot].reset() if seed is None else self._envs[slot].reset(seed=seed)
+        except Exception as error:
+            raise self._raised(slot, "reset", error) from error
 
     def _take(self, slot: int, info: dict[str, Any]) -> None:
         if self._layout.mask_in_info:

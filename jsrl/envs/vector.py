@@ -29,7 +29,8 @@ class GymVectorEnv:
         self._env: Any = env
         self.num_envs = env.num_envs
         self._seed: int | None = vector_seed(seed, group)
-        self._rows = Rows(config, self.num_envs, [self._seed] * self.num_envs)
+        self._opening: tuple[Any, dict[str, Any]] | None = None  # the first reset, where it was made early
+        self._rows = Rows(config, self.num_envs, [vector_seed(seed, group)] * self.num_envs)
         try:
             self._mode = _autoreset_mode(env, config.id)
             self._read_spaces(config)
@@ -43,7 +44,9 @@ class GymVectorEnv:
         in_observation = isinstance(space, gymnasium.spaces.Dict) and MASK_KEY in space.spaces
         mask_size = None
         if actions.num_choices is not None and not in_observation:
-            _, info = self._env.reset(seed=self._seed)
+            # whether `info` carries masks shows only in a reset; the first one is made now and kept
+            self._opening = self._reset()
+            info = self._opening[1]
             mask_size = flat_mask(info[MASK_KEY][0]).size if MASK_KEY in info else None
         self._actions = actions
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
@@ -52,12 +55,16 @@ class GymVectorEnv:
 
     def reset(self) -> EnvStep:
         """Start every slot anew; the first time with the group's seed, later with the random state it has come to."""
+        opening, self._opening = self._opening, None
+        observation, info = self._reset() if opening is None else opening
+        return self._rows.opened(self._take(observation, info))
+
+    def _reset(self) -> tuple[Any, dict[str, Any]]:
         seed, self._seed = self._seed, None
         try:
-            observation, info = self._env.reset(seed=seed)
+            return self._env.reset(seed=seed)
         except Exception as error:
             raise self._raised("reset", error) from error
-        return self._rows.opened(self._take(observation, info))
 
     def step(self, action: Array) -> EnvStep:
         """Step every slot with `action` [B, ...]; slots whose episode ended start another instead.

@@ -1,0 +1,159 @@
+"""Environments whose every row is known, and environments that break the contract; reached by reference."""
+
+from __future__ import annotations
+
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Counting(gymnasium.Env):
+    """Observation (t, draw of the episode); reward t + 1; episodes of `length` steps, terminated or truncated."""
+
+    def __init__(self, length: int = 3, truncates: bool = False, start: int = 0):
+        self.observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
+        self.action_space = spaces.Discrete(2, start=start)
+        self.length, self.truncates = length, truncates
+        self.actions: list[int] = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.draw = 0, self.np_random.integers(1000)
+        return self._observe(), {"level": 0.0}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"got {action!r}"
+        self.actions.append(action)
+        self.time += 1
+        over = self.time == self.length
+        told = {"level": float(self.time)}
+        return self._observe(), float(self.time), over and not self.truncates, over and self.truncates, told
+
+    def _observe(self):
+        return np.array([self.time, self.draw], np.float64)
+
+
+def counting_vector(num_envs: int, mode: str, **kwargs) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.SyncVectorEnv([lambda: Counting(**kwargs)] * num_envs, autoreset_mode=mode)
+
+
+class Shouting(gymnasium.Wrapper):
+    """Doubles the reward."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, told = self.env.step(action)
+        return observation, 2 * reward, terminated, truncated, told
+
+
+class Rich(gymnasium.Env):
+    """Nested dict observation of every supported kind, a shifted multi-discrete action, and a mask in `info`."""
+
+    def __init__(self):
+        self.observation_space = spaces.Dict(
+            {
+                "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
+                "inner": spaces.Dict({"count": spaces.Box(-9, 9, (2,), np.int64), "bits": spaces.MultiBinary(3)}),
+                "pair": spaces.Tuple((spaces.Discrete(3, start=5), spaces.MultiDiscrete([2, 3]))),
+            }
+        )
+        self.action_space = spaces.MultiDiscrete([2, 3], start=np.array([10, 20]))
+
+    def _told(self):
+        return {"action_mask": (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8))}
+
+    def _observe(self):
+        return {
+            "image": np.full((4, 5, 3), 7, np.uint8),
+            "inner": {"count": np.array([1, -2]), "bits": np.array([0, 1, 1], np.int8)},
+            "pair": (6, np.array([1, 2])),
+        }
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), self._told()
+
+    def step(self, action):
+        assert self.action_space.contains(action) and action[0] == 10 and action[1] in (21, 22)
+        return self._observe(), 1.0, False, False, self._told()
+
+
+class Bounded(gymnasium.Env):
+    """Returns the action it got as its observation."""
+
+    def __init__(self, high: float = 2.0, shape: tuple[int, ...] = (2, 1)):
+        self.action_space = spaces.Box(-1.0, high, tuple(shape), np.float64)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert action.dtype == np.float64 and action.shape == self.action_space.shape
+        return action.ravel().astype(np.float32), 0.0, False, False, {}
+
+
+class Faulty(gymnasium.Env):
+    """Well-behaved until step `at` of its second episode, then does `what`."""
+
+    def __init__(self, what: str, at: int = 2):
+        self.observation_space = spaces.Box(0, 255, (3,), np.uint8 if what == "dtype" else np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.what, self.at, self.episode = what, at, -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        if self.what == "raise in reset" and self.episode == 1:
+            raise RuntimeError("no more levels")
+        return np.zeros(3, self.observation_space.dtype), {}
+
+    def step(self, action):
+        self.time += 1
+        observation, reward = np.zeros(3, self.observation_space.dtype), 0.0
+        if self.episode == 1 and self.time == self.at:
+            if self.what == "raise in step":
+                raise ZeroDivisionError("the wheel came off")
+            if self.what == "hang":
+                time.sleep(3600)
+            if self.what == "none":
+                return None
+            observation = {
+                "nan": np.array([0, np.nan, 0], np.float32),
+                "shape": np.zeros((1,), np.float32),
+                "dtype": np.full(3, 0.5),
+            }.get(self.what, observation)
+            reward = {"reward nan": float("inf"), "reward shape": np.zeros(2)}.get(self.what, reward)
+        return observation, reward, self.time >= 3, False, {}
+
+
+class Unseeded(Counting):
+    """Ignores its seed."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=time.time_ns() & 0x7FFFFFFF)
+
+
+class Sealed(Counting):
+    """Gives every slot the same episodes."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=1)
+
+
+class TextObservation(Counting):
+    """Observes a kind of space that is not supported."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Text(5)
+
+
+class DictAction(Counting):
+    """Acts in a kind of space that is not supported."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Dict({"a": spaces.Discrete(2)})

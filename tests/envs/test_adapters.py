@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from jsrl.envs.config import AtariConfig, EnvConfig
+from jsrl.envs.probes import PROBES
+from tests.contracts.env_contract import *  # noqa: F403
+
+COUNTING = "tests.envs.scripted:Counting"
+VECTOR = "tests.envs.scripted:counting_vector"
+CONFIGS = [
+    EnvConfig("CartPole-v1"),
+    EnvConfig("CartPole-v1", backend="sync", reseed_episodes=True),
+    EnvConfig("Pendulum-v1", max_episode_steps=20, action_transform="squash"),
+    EnvConfig("Blackjack-v1"),
+    EnvConfig("HalfCheetah-v5", max_episode_steps=30),
+    EnvConfig("ALE/Breakout-v5", atari=AtariConfig(max_frames=160)),
+    EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True, repeat_action_probability=0.25)),
+    EnvConfig("envpool:CartPole-v1"),
+    EnvConfig("envpool:HalfCheetah-v4", max_episode_steps=30),
+    EnvConfig(COUNTING),
+    EnvConfig(COUNTING, kwargs={"truncates": True}, wrappers=("tests.envs.scripted:Shouting",)),
+    *(EnvConfig(VECTOR, kwargs={"mode": mode}) for mode in ("NextStep", "SameStep", "Disabled")),
+    *(EnvConfig(f"probe:{name}") for name in PROBES),
+]
+
+
+@pytest.fixture(params=CONFIGS, ids=lambda config: f"{config.id}-{config.kwargs}-{config.backend}")
+def config(request):
+    suite = {"ALE/": "ale_py", "envpool": "envpool", "HalfCheetah": "mujoco"}
+    for key, module in suite.items():
+        if request.param.id.startswith(key):
+            pytest.importorskip(module)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield request.param

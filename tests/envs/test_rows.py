@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jsrl.envs.base import Episode
+from jsrl.envs.config import AtariConfig, EnvConfig
+from jsrl.envs.make import make, make_spec
+from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.types import ArraySpec, Discrete, MultiDiscrete
+
+S = "tests.envs.scripted:"
+
+
+def vector_config(mode: str, **kwargs) -> EnvConfig:
+    if mode == "sync":
+        return EnvConfig(S + "Counting", kwargs=kwargs)
+    return EnvConfig(S + "counting_vector", kwargs={"mode": mode, **kwargs})
+
+
+@pytest.mark.parametrize("mode", ["sync", "NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("length", [1, 3])
+def test_every_autoreset_becomes_the_row_table(mode, truncates, length):
+    env = make(vector_config(mode, truncates=truncates, length=length), 2, 0)
+    step = env.reset()
+    times, draws = [step.observation[:, 0].copy()], [step.observation[:, 1].copy()]
+    for t in range(1, 4 * (length + 1)):
+        step = env.step(np.zeros(2, np.int32))
+        place = t % (length + 1)  # 0: an episode opens, else env steps it has seen
+        times.append(step.observation[:, 0].copy())
+        draws.append(step.observation[:, 1].copy())
+        assert (step.observation[:, 0] == place).all() and step.observation.dtype == np.float32
+        assert (step.is_first == (place == 0)).all()
+        assert (step.reward == place).all()
+        ended = place == length
+        assert (step.discount == (0.0 if ended and not truncates else 1.0)).all()
+        total = length * (length + 1) / 2
+        assert step.episodes == ([Episode(slot, total, length, not truncates) for slot in range(2)] if ended else [])
+    by_episode = np.array(draws).reshape(4, length + 1, 2)
+    assert (by_episode == by_episode[:, :1]).all(), "a row shows another episode's observation"
+    assert len(np.unique(by_episode[:, 0])) > 4, "episodes or slots repeat each other"
+
+
+def test_slots_may_end_at_different_times_under_same_step():
+    class Lengths:
+        def __init__(self):
+            self.next = 2
+
+        def __call__(self):
+            from tests.envs.scripted import Counting
+
+            self.next += 1
+            return Counting(length=self.next)
+
+    import gymnasium
+
+    from jsrl.envs.vector import GymVectorEnv
+
+    for mode in ("SameStep", "Disabled"):
+        lengths = Lengths()
+        vector = gymnasium.vector.SyncVectorEnv([lengths] * 3, autoreset_mode=mode)
+        first_length = lengths.next - 2
+        env = GymVectorEnv(vector, EnvConfig("lengths"), 0)
+        env.reset()
+        periods = np.array([inner.length for inner in vector.envs]) + 1
+        assert first_length >= 3 and len(set(periods)) == 3
+        for t in range(1, 60):
+            step = env.step(np.zeros(3, np.int32))
+            assert (step.observation[:, 0] == t % periods).all()
+            assert (step.is_first == (t % periods == 0)).all()
+
+
+def test_reward_is_scaled_then_clipped_and_episodes_stay_raw():
+    env = make(EnvConfig(S + "Counting", reward_scale=0.5, reward_clip=1.0), 1, 0)
+    env.reset()
+    steps = [env.step(np.zeros(1, np.int32)) for _ in range(4)]
+    assert [float(step.reward[0]) for step in steps] == [0.5, 1.0, 1.0, 0.0]
+    assert steps[2].episodes[0].return_ == 6.0
+
+
+@pytest.mark.parametrize("mode", ["sync", "NextStep"])
+def test_episode_metrics(mode):
+    names = ("level", "level:sum", "level:mean", "level:min", "level:max", "absent")
+    config = vector_config(mode)
+    env = make(EnvConfig(config.id, config.kwargs, episode_metrics=names), 2, 0)
+    env.reset()
+    episodes = [episode for _ in range(8) for episode in env.step(np.zeros(2, np.int32)).episodes]
+    assert len(episodes) == 4
+    for episode in episodes:
+        expected = {"level": 3.0, "level:sum": 6.0, "level:mean": 2.0, "level:min": 1.0, "level:max": 3.0}
+        assert episode.metrics == expected
+
+
+def test_discrete_start_is_added():
+    env = make(EnvConfig(S + "Counting", kwargs={"start": 5}), 1, 0)
+    assert env.spec.action == Discrete(2)
+    env.reset()
+    env.step(np.array([1], np.int32))
+    assert env._envs[0].actions == [6]
+
+
+def test_rich_observations_and_masks():
+    env = make(EnvConfig(S + "Rich"), 2, 0)
+    assert env.spec.action == MultiDiscrete((2, 3))
+    assert env.spec.observation["action_mask"] == ArraySpec((5,), "uint8")
+    seen = env.reset().observation
+    assert seen["image"].dtype == np.uint8 and (seen["image"] == 7).all()
+    np.testing.assert_array_equal(seen["inner"]["count"], [[1, -2]] * 2)
+    np.testing.assert_array_equal(seen["inner"]["bits"], [[0, 1, 1]] * 2)
+    np.testing.assert_array_equal(seen["pair"]["0"], [[0, 1, 0]] * 2)
+    np.testing.assert_array_equal(seen["pair"]["1"], [[0, 1, 0, 0, 1]] * 2)
+    np.testing.assert_array_equal(seen["action_mask"], [[1, 0, 0, 1, 1]] * 2)
+    assert all(leaf.dtype == np.float32 for leaf in (seen["inner"]["count"], seen["pair"]["0"]))
+    env.step(np.array([[0, 1], [0, 2]], np.int32))
+
+
+@pytest.mark.parametrize(
+    ("high", "transform", "sent", "got"),
+    [
+        (2.0, "clip", [-5.0, 5.0], [-1.0, 2.0]),
+        (np.inf, "clip", [-5.0, 5.0], [-1.0, 5.0]),
+        (2.0, "rescale", [0.0, 9.0], [0.5, 2.0]),
+        (2.0, "squash", [0.0, 9.0], [0.5, 2.0]),
+    ],
+)
+def test_actions_reach_the_environment_within_its_bounds(high, transform, sent, got):
+    env = make(EnvConfig(S + "Bounded", kwargs={"high": high}, action_transform=transform), 1, 0)
+    env.reset()
+    np.testing.assert_allclose(env.step(np.array([sent], np.float32)).observation[0], got, atol=1e-6)
+
+
+FAULTS = {
+    "raise in step": "ZeroDivisionError in step: the wheel came off",
+    "raise in reset": "RuntimeError in reset: no more levels",
+    "nan": "nan in 'observation'[1]",
+    "shape": "declares shape [3]",
+    "dtype": "declares uint8",
+    "reward nan": "inf in 'reward'",
+    "reward shape": "returned what step must not",
+    "none": "returned what step must not",
+}
+
+
+@pytest.mark.parametrize(("what", "message"), FAULTS.items())
+def test_faults_name_slot_episode_step_and_values(what, message):
+    env = make(EnvConfig(S + "Faulty", kwargs={"what": what}), 2, 0)
+    env.reset()
+    with pytest.raises(EnvironmentFault) as caught:
+        for _ in range(10):
+            env.step(np.zeros(2, np.int32))
+    text = str(caught.value)
+    assert message in text and "slot 0" in text and "episode 1" in text and "seed" in text
+    assert what == "raise in reset" or "step 1" in text or "step 2" in text
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (EnvConfig("CartPoal-v1"), "CartPole-v1"),
+        (EnvConfig("ALE/Pongg-v5"), "ALE/Pong-v5"),
+        (EnvConfig("envpool:CartPol-v1"), "CartPole-v1"),
+        (EnvConfig("probe:memroy"), "memory"),
+        (EnvConfig("probe:memory", kwargs={"delai": 2}), "delai"),
+        (EnvConfig("CartPole-v1", kwargs={"gravity_": 2}), "gravity_"),
+        (EnvConfig("Acrobot-v1", backend="native"), "no vector entry point"),
+        (EnvConfig("CartPole-v1", backend="native", wrappers=(S + "Shouting",)), "wrappers"),
+        (EnvConfig(S + "TextObservation"), "Text"),
+        (EnvConfig(S + "DictAction"), "Dict"),
+        (EnvConfig(S + "Countin"), "Counting"),
+        (EnvConfig("ALE/Pong-v5", kwargs={"difficulty": 1}), "difficulty"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(config, message):
+    with pytest.raises(ConfigError, match=message):
+        make(config, 2, 0)
+
+
+def test_wrappers_say_what_they_cost(caplog):
+    env = make(EnvConfig("CartPole-v1", wrappers=(S + "Shouting",)), 2, 0)
+    env.reset()
+    assert "vectorised implementation" in caplog.text
+    assert (env.step(np.zeros(2, np.int32)).reward == 2.0).all()
+
+
+def test_a_lost_life_ends_the_rows_and_not_the_game():
+    pytest.importorskip("ale_py")
+    env = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True)), 2, 0)
+    assert env.spec.observation == ArraySpec((84, 84, 4), "uint8") and env.spec.action_repeat == 4
+    rng, cuts, games, steps = np.random.default_rng(0), np.zeros(2, int), [], np.zeros(2, int)
+    step = env.reset()
+    before = step
+    for _ in range(600):
+        last_cut = before.discount == 0
+        step = env.step(rng.integers(0, 4, 2).astype(np.int32))
+        assert (step.is_first == last_cut).all()
+        assert not step.reward[step.is_first].any()
+        cuts += step.discount == 0
+        steps += ~step.is_first
+        for episode in step.episodes:
+            assert episode.length == steps[episode.slot] and episode.terminated
+            assert cuts[episode.slot] == 5, "a game of Breakout has five lives"
+            cuts[episode.slot] = steps[episode.slot] = 0
+            games.append(episode)
+        before = step
+    assert len(games) >= 4
+    env.close()
+
+
+@pytest.mark.parametrize("stack", [2, 3, 4])
+def test_stacked_frames_are_ale_s_own_channels_last(stack):
+    pytest.importorskip("ale_py")
+    env = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(stack=stack, max_frames=60)), 2, 0)
+    inner, shown = env._env.step, []
+    env._env.step = lambda action: (shown.append(inner(action)), shown[-1])[1]
+    env.reset()
+    for _ in range(50):
+        step = env.step(np.zeros(2, np.int32))
+        np.testing.assert_array_equal(step.observation, shown[-1][0].transpose(0, 2, 3, 1))
+    env.close()
+
+
+def test_a_forbidden_action_is_a_fault():
+    env = make(EnvConfig("probe:masked"), 2, 0)
+    forbidden = np.argmin(env.reset().observation["action_mask"], axis=1)
+    with pytest.raises(EnvironmentFault, match="mask allows only"):
+        env.step(forbidden)
+
+
+def test_probes_continue_from_a_saved_state():
+    config = EnvConfig("probe:memory", kwargs={"delay": 2})
+    one, two = make(config, 3, 7), make(config, 3, 99)
+    two.seeds[:] = one.seeds
+    one.reset(), two.reset()
+    for _ in range(5):
+        one.step(np.ones(3, np.int32))
+    two.load(one.save())
+    for _ in range(10):
+        a, b = one.step(np.ones(3, np.int32)), two.step(np.ones(3, np.int32))
+        assert a.episodes == b.episodes
+        np.testing.assert_array_equal(a.observation, b.observation)
+        np.testing.assert_array_equal(a.is_first, b.is_first)
+
+
+def test_make_spec_is_the_environment_s():
+    assert make_spec(EnvConfig("CartPole-v1")).observation == ArraySpec((4,), "float32")
+
+
+@pytest.mark.parametrize(("name", "message"), [("Unseeded", "differ"), ("Sealed", "begin alike")])
+def test_check_env_finds_bad_seeding(name, message):
+    from jsrl.envs.check import check_env
+
+    if name == "Sealed":
+        report = check_env(EnvConfig(S + name), steps=20)
+        assert any(message in note for note in report.notes)
+    else:
+        with pytest.raises(EnvironmentFault, match=message):
+            check_env(EnvConfig(S + name), steps=20)
