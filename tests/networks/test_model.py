@@ -1,0 +1,179 @@
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig, actor_critic
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+
+VECTOR = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
+PIXELS = EnvSpec(ArraySpec((36, 40, 2), "uint8"), Discrete(6))
+MIXED = EnvSpec(
+    {
+        "image": ArraySpec((10, 10, 3), "uint8"),
+        "place": ArraySpec((2, 2), "float32"),
+        "count": ArraySpec((), "int32"),
+        "action_mask": ArraySpec((5,), "uint8"),
+    },
+    MultiDiscrete((2, 3)),
+)
+KEY = jax.random.key(0)
+
+
+def make_rows(spec, *leading, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: rng.integers(0, 9, (*leading, *s.shape)).astype(s.dtype), spec.observation)
+
+
+def test_orthogonal_initialisation_with_the_usual_gains():
+    policy, value = actor_critic(NetworkConfig(hidden=(16, 16)), VECTOR).init(KEY)
+    hidden = np.asarray(policy["torso"]["MLP_0"]["Dense_1"]["kernel"])
+    np.testing.assert_allclose(hidden.T @ hidden, 2.0 * np.eye(16), atol=1e-4)
+    logits = np.asarray(policy["head"]["logits"]["kernel"])
+    np.testing.assert_allclose(logits.T @ logits, 1e-4 * np.eye(3), atol=1e-7)
+    np.testing.assert_allclose(np.linalg.norm(value["head"]["kernel"]), 1.0, rtol=1e-5)
+    assert not any(np.any(x) for x in (policy["head"]["logits"]["bias"], value["head"]["bias"]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "shared"),
+    [
+        (VECTOR, NetworkConfig(), False),
+        (VECTOR, NetworkConfig(shared=True, activation="relu"), True),
+        (VECTOR, NetworkConfig(core="gru", core_size=8), True),
+        (PIXELS, NetworkConfig(), True),
+        (PIXELS, NetworkConfig(shared=False), False),
+        (MIXED, NetworkConfig(core="lstm", core_size=8), True),
+    ],
+    ids=["mlp", "mlp-shared", "gru", "nature", "nature-separate", "mixed-lstm"],
+)
+def test_shapes_and_sharing(spec, config, shared):
+    network = actor_critic(config, spec)
+    policy, value = network.init(KEY)
+    assert network.shared == shared == ("torso" not in value)
+    rows, is_first = make_rows(spec, 3, 2), np.zeros((3, 2), bool)
+    logits, features, core = network.policy(policy, rows, is_first, network.initial_core(2))
+    assert logits.shape == (3, 2, 5 if spec is MIXED else spec.action.num_actions)
+    assert jax.tree.map(jnp.shape, core) == jax.tree.map(jnp.shape, network.initial_core(2))
+    values = network.value(value, rows, features)
+    assert values.shape == (3, 2)
+    # the value reads features where shared, else observations; its head is where it says
+    other = network.value(value, make_rows(spec, 3, 2, seed=1), features)
+    assert bool(jnp.all(other == values)) == shared
+    assert network.value_head == ("head",)
+    raised = {**value, "head": {**value["head"], "bias": value["head"]["bias"] + 2.0}}
+    np.testing.assert_allclose(network.value(raised, rows, features), values + 2.0, atol=1e-5)
+
+
+def test_continuous_head():
+    spec = dataclasses.replace(VECTOR, action=Continuous((-1.0, -1.0), (1.0, 1.0)))
+    network = actor_critic(NetworkConfig(log_std_init=-0.5), spec)
+    policy, _ = network.init(KEY)
+    mean, log_std = network.policy(policy, make_rows(spec, 3, 2), np.zeros((3, 2), bool), ())[0]
+    assert mean.shape == log_std.shape == (3, 2, 2)
+    np.testing.assert_array_equal(log_std, -0.5)
+    assert policy["head"]["log_std"].shape == (2,)
+
+
+@pytest.mark.parametrize("core", ["gru", "lstm"])
+def test_core_resets_before_reading_and_equals_single_steps(core):
+    network = actor_critic(NetworkConfig(core=core, core_size=8, hidden=(8,)), VECTOR)
+    policy, _ = network.init(KEY)
+    rows = make_rows(VECTOR, 6, 2)
+    is_first = np.zeros((6, 2), bool)
+    is_first[3, 0] = True
+    start = jax.tree.map(lambda x: x + 0.3, network.initial_core(2))
+    _, features, end = network.policy(policy, rows, is_first, start)
+    stepped = start
+    for t in range(6):  # acting: T = 1
+        _, feature, stepped = network.policy(policy, rows[t : t + 1], is_first[t : t + 1], stepped)
+        np.testing.assert_allclose(feature[0], features[t], atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), end, stepped)
+    # environment 0 forgot what was before row 3; environment 1 did not
+    _, fresh, _ = network.policy(policy, rows[3:], np.zeros((3, 2), bool), network.initial_core(2))
+    np.testing.assert_allclose(fresh[:, 0], features[3:, 0], atol=1e-6)
+    assert np.abs(fresh[:, 1] - features[3:, 1]).max() > 1e-3
+
+
+def test_any_leading_axes_and_the_agent_axis():
+    spec = EnvSpec(ArraySpec((3, 4), "float32"), Discrete(3), num_agents=3)
+    network = actor_critic(NetworkConfig(), spec)
+    policy, value = network.init(KEY)
+    rows = make_rows(spec, 5, 2)
+    logits, features, _ = network.policy(policy, rows, np.zeros((5, 2), bool), ())
+    assert logits.shape == (5, 2, 3, 3)
+    assert network.value(value, rows, features).shape == (5, 2, 3)
+
+
+def test_the_action_mask_is_not_read():
+    network = actor_critic(NetworkConfig(), MIXED)
+    policy, _ = network.init(KEY)
+    rows = make_rows(MIXED, 1, 2)
+    logits = [
+        network.policy(policy, {**rows, "action_mask": np.full((1, 2, 5), m)}, np.zeros((1, 2), bool), ())[0]
+        for m in (0, 1)
+    ]
+    np.testing.assert_array_equal(*logits)
+
+
+def test_channels_first_pixels_are_the_same_network():
+    first = EnvSpec(ArraySpec((2, 36, 40), "uint8"), Discrete(6))
+    networks = [actor_critic(NetworkConfig(), spec) for spec in (PIXELS, first)]
+    policy, _ = networks[0].init(KEY)
+    rows, is_first = make_rows(PIXELS, 1, 3), np.zeros((1, 3), bool)
+    last = networks[0].policy(policy, rows, is_first, ())[1]
+    np.testing.assert_allclose(networks[1].policy(policy, np.moveaxis(rows, -1, 2), is_first, ())[1], last, atol=1e-5)
+
+
+def test_pixels_are_scaled_inside():
+    network = actor_critic(NetworkConfig(), PIXELS)
+    policy, _ = network.init(KEY)
+    rows = np.full((1, 1, 36, 40, 2), 255, np.uint8)
+    features = network.policy(policy, rows, np.zeros((1, 1), bool), ())[1]
+    as_floats = network.policy(policy, rows.astype(np.float32) / 255, np.zeros((1, 1), bool), ())[1]
+    np.testing.assert_allclose(features, as_floats, atol=1e-5)
+
+
+class OwnTorso(nn.Module):
+    """Doubles."""
+
+    @nn.compact
+    def __call__(self, observation):
+        return 2.0 * observation
+
+
+@pytest.mark.parametrize("torso", [OwnTorso(), OwnTorso], ids=["module", "class"])
+def test_own_torso(torso):
+    network = actor_critic(NetworkConfig(torso=torso), VECTOR)
+    policy, value = network.init(KEY)
+    rows = make_rows(VECTOR, 2, 2)
+    np.testing.assert_array_equal(network.policy(policy, rows, np.zeros((2, 2), bool), ())[1], 2.0 * rows)
+    assert network.value(value, rows, None).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "spec", "message"),
+    [
+        ({"torso": "nature"}, VECTOR, "unknown network torso 'nature'; did you mean 'nature_cnn'"),
+        ({"core": "gruu"}, VECTOR, "did you mean 'gru'"),
+        ({"activation": "tan"}, VECTOR, "did you mean 'tanh'"),
+        ({"core": "lstm", "shared": False}, VECTOR, "shares torso and core"),
+        ({"hidden": (64, 0)}, VECTOR, "hidden must be positive"),
+        ({"torso": "nature_cnn"}, VECTOR, "needs an image"),
+        ({"torso": "nature_cnn"}, MIXED, "at least 36 x 36"),
+        ({"torso": 3}, VECTOR, "torso 3 is int, not a flax.linen module"),
+    ],
+)
+def test_refusals(options, spec, message):
+    with pytest.raises(ConfigError, match=message):
+        actor_critic(NetworkConfig(**options), spec)
+
+
+def test_refuses_an_observation_of_a_mask_only():
+    spec = EnvSpec({"action_mask": ArraySpec((3,), "uint8")}, Discrete(3))
+    with pytest.raises(ConfigError, match="nothing to read"):
+        actor_critic(NetworkConfig(), spec)
