@@ -70,6 +70,8 @@ class Metrics:
 
     def close(self, slot: int) -> dict[str, float]:
         """Return the aggregates of the slot's episode and begin another."""
+        if not self.entries:
+            return {}
         kept, self._values[slot] = self._values[slot], {}
         means = {name for name, _, kind in self.entries if kind == "mean"}
         return {name: value / count if name in means else value for name, (value, count) in kept.items()}
@@ -183,17 +185,13 @@ class Rows:
         )
 
     def _close(self, ended: np.ndarray, terminated: np.ndarray) -> list[Episode]:
-        episodes = []
-        for slot in np.flatnonzero(ended).tolist():
-            episodes.append(
-                Episode(
-                    slot=slot,
-                    return_=float(self._return[slot]),
-                    length=int(self._time - self._opened_at[slot]),
-                    terminated=bool(terminated[slot]),
-                    metrics=self.metrics.close(slot),
-                )
-            )
+        slots = np.flatnonzero(ended)
+        totals, lengths = self._return[slots].tolist(), (self._time - self._opened_at[slots]).tolist()
+        final = terminated[slots].tolist()
+        episodes = [
+            Episode(slot, total, length, over, self.metrics.close(slot))
+            for slot, total, length, over in zip(slots.tolist(), totals, lengths, final, strict=True)
+        ]
         self.episode[ended] += 1
         return episodes
 
