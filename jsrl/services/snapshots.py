@@ -33,8 +33,15 @@ _READ_ATTEMPTS = 6
 _logger = logging.getLogger("jsrl.snapshots")
 
 
+class Loaded(NamedTuple):
+    """A loaded snapshot: the tree (numpy leaves), and what `save` (and `tag`, when loaded by tag) was given as meta."""
+
+    tree: Tree
+    meta: dict[str, Any]
+
+
 class Snapshot(NamedTuple):
-    """A loaded snapshot: its version, the tree (numpy leaves), what `save` was given as `meta`, its digest."""
+    """A loaded snapshot with everything known about it: see Loaded; `digest` is that of the arrays."""
 
     version: int
     tree: Tree
@@ -94,8 +101,8 @@ class SnapshotStore:
     ) -> None:
         """Write a snapshot in the background and point `tags` at it; the arrays are copied before this returns.
 
-        A version that exists is replaced. A save still waiting to be written is superseded (and counted so) by a newer
-        one that takes over all its tags.
+        A version that exists is replaced; with the same arrays only its meta grows. A save still waiting to be written
+        is superseded (and counted so) by a newer one that takes over all its tags.
 
         Args:
           version: its number, >= 0. tree: dicts, tuples, NamedTuples of arrays (typed JAX keys as key_data).
@@ -168,16 +175,27 @@ class SnapshotStore:
     def _commit(self, job: Job, partial: Path, manifest: dict[str, Any]) -> None:
         target = self.folder / str(job.version)
         replaced = target.exists()
-        if replaced:
-            self._discard(target)
-        os.rename(partial, target)
-        sync_folder(self.folder)
+        if replaced and self._same_arrays(target, manifest):
+            kept = fmt.read_manifest(target)
+            write_json(target / "manifest.json", kept | {"meta": kept["meta"] | job.meta})
+        else:
+            if replaced:
+                self._discard(target)
+            os.rename(partial, target)
+            sync_folder(self.folder)
+        for name, tag in self.tags().items() if replaced else ():
+            if tag.version == job.version and name not in job.tags:
+                self._write_tag(name, job.version, manifest["digest"], tag.meta)
         for name in job.tags:
             self._write_tag(name, job.version, manifest["digest"], job.meta)
-        if replaced:
-            for name, tag in self.tags().items():
-                if tag.version == job.version and name not in job.tags:
-                    self._write_tag(name, job.version, manifest["digest"], tag.meta)
+
+    def _same_arrays(self, target: Path, manifest: dict[str, Any]) -> bool:
+        """Return whether a version on disk holds, undamaged, the arrays that `manifest` describes."""
+        try:
+            existing = fmt.read_manifest(target)
+        except SnapshotError:
+            return False
+        return existing["digest"] == manifest["digest"] and not fmt.find_damage(target / "arrays", existing["files"])
 
     def _write_tag(self, name: str, version: int, digest: str, meta: dict[str, Any]) -> None:
         folder = self.folder / "tags"
@@ -230,10 +248,18 @@ class SnapshotStore:
         """
         return self._resolve(selector)[0]
 
-    def load(self, selector: str | int = "latest", template: Tree = None) -> tuple[Tree, dict[str, Any]]:
+    def load(self, selector: str | int = "latest", template: Tree = None) -> Loaded:
         """Return (tree, meta); see `load_snapshot`."""
         snapshot = self.load_snapshot(selector, template)
-        return snapshot.tree, snapshot.meta
+        return Loaded(snapshot.tree, snapshot.meta)
+
+    def meta(self, selector: str | int = "latest") -> dict[str, Any]:
+        """Return a snapshot's meta without reading its arrays (no jax, no Orbax, a few milliseconds).
+
+        Raises:
+          SnapshotError: missing or not ours, as in `load_snapshot`.
+        """
+        return self._retry(selector, lambda folder, manifest: None)[2]
 
     def load_snapshot(self, selector: str | int = "latest", template: Tree = None) -> Snapshot:
         """Read a snapshot and verify its digest.
@@ -247,16 +273,26 @@ class SnapshotStore:
           SnapshotError: missing (the message lists what exists), broken (names the file), not ours, or other leaves,
             shapes or dtypes than the template's (names the leaf).
         """
+
+        def read(folder: Path, manifest: dict[str, Any]) -> Tree:
+            arrays = self._read(folder, manifest)
+            return fmt.nested(arrays) if template is None else fill_template(template, arrays, folder)
+
+        return Snapshot(*self._retry(selector, read))
+
+    def _retry(
+        self, selector: str | int, read: Callable[[Path, dict[str, Any]], Tree]
+    ) -> tuple[int, Tree, dict[str, Any], str]:
+        """Return (version, what `read` returns, meta, digest); other processes' retention may make it try again."""
         pause_s = 0.005
-        for attempt in range(_READ_ATTEMPTS):  # retention and replacement by other processes may take it meanwhile
-            version, digest = self._resolve(selector)
+        for attempt in range(_READ_ATTEMPTS):
+            version, tag = self._resolve(selector)
             folder = self.folder / str(version)
             try:
                 manifest = fmt.read_manifest(folder)
-                if digest in (None, manifest["digest"]):
-                    arrays = self._read(folder, manifest)
-                    tree = fmt.nested(arrays) if template is None else fill_template(template, arrays, folder)
-                    return Snapshot(version, tree, manifest["meta"], manifest["digest"])
+                if tag is None or tag.digest == manifest["digest"]:
+                    meta = manifest["meta"] | (tag.meta if tag is not None else {})
+                    return version, read(folder, manifest), meta, manifest["digest"]
                 if attempt == _READ_ATTEMPTS - 1:
                     raise SnapshotError(f"tag {selector} names other arrays than {folder} holds; tag a version again.")
             except FileNotFoundError:
@@ -265,14 +301,14 @@ class SnapshotStore:
             pause_s *= 2
         raise self._missing(str(selector))
 
-    def _resolve(self, selector: str | int) -> tuple[int, str | None]:
+    def _resolve(self, selector: str | int) -> tuple[int, Tag | None]:
         if isinstance(selector, int | np.integer) or selector.isdecimal():
             if int(selector) not in self.versions():
                 raise self._missing(str(selector))
             return int(selector), None
         tags = self.tags()
         if selector in tags and (tags[selector].version in self.versions() or selector != "latest"):
-            return tags[selector].version, tags[selector].digest
+            return tags[selector].version, tags[selector]
         versions = self.versions()
         if selector == "latest" and versions:
             return versions[-1], None

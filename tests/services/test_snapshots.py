@@ -341,6 +341,33 @@ def test_an_existing_version_is_replaced_and_its_tags_follow(store):
     assert store.load("latest")[0]["a"] == 2
 
 
+def test_saving_the_same_arrays_again_merges_meta_and_mends_damage(store):
+    arrays = {"a": np.arange(5000.0)}
+    store.save(1, arrays, meta={"updates": 7}, wait=True)
+    before = {path.name for path in data_files(store, 1)}
+    store.save(1, arrays, meta={"return_mean": 9.0}, tags=("best",), wait=True)
+    assert {path.name for path in data_files(store, 1)} == before
+    assert store.meta(1) == store.meta("best") == {"updates": 7, "return_mean": 9.0}
+    assert store.tags()["latest"].meta == {"updates": 7}
+    data_files(store, 1)[0].write_bytes(b"")
+    store.save(1, arrays, wait=True)
+    assert store.load("best").tree["a"][-1] == 4999
+
+
+def test_the_meta_of_a_tag_wins_and_is_read_without_jax(store):
+    store.save(4, {"a": np.ones(1)}, meta={"updates": 4, "note": "from save"}, wait=True)
+    store.tag("best", 4, meta={"note": "from tag"})
+    assert store.load("best").meta == {"updates": 4, "note": "from tag"}
+    program = (
+        "import sys; from jsrl.services.snapshots import SnapshotStore\n"
+        "print(SnapshotStore(sys.argv[1]).meta('best')['note']); assert not {'jax', 'orbax'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(store.folder)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout == "from tag\n"
+    with pytest.raises(SnapshotError, match="no snapshot other"):
+        store.meta("other")
+
+
 def test_leftovers_of_dead_processes_are_swept(store):
     import socket
 
