@@ -152,10 +152,11 @@ class Experiment:
             return self.num_groups
         if self.deterministic:
             return math.gcd(self.num_envs, 4)
-        if self.placement == "serial":
-            return 1
-        ring = 2 if self.placement != "inline" and self.num_envs % (2 * self.num_actors) == 0 else 1
-        return self.num_actors * ring
+        # As few groups as there must be: batches are whole groups, actors host whole groups; served ones want two each,
+        # so that one steps while the other waits for its actions.
+        fewest = math.lcm(self.num_envs // math.gcd(self.num_envs, self.batch_columns), self.actors)
+        served = self.placement in ("served", "apart")
+        return 2 * fewest if served and fewest == self.actors and self.num_envs % (2 * fewest) == 0 else fewest
 
     @property
     def group_size(self) -> int:
@@ -192,7 +193,7 @@ class Experiment:
         """Return which trajectories make a batch, with `auto` decided."""
         if self.learner.order != "auto":
             return self.learner.order
-        by_group = self.batch_columns == self.num_envs and (self.max_policy_lag is not None or self.is_deterministic)
+        by_group = self.batch_columns == self.num_envs and (self.max_policy_lag is not None or self.deterministic)
         return "by_group" if by_group else "fifo"
 
     @property
@@ -294,10 +295,10 @@ def _check_devices_and_lag(e: Experiment) -> None:
             "max_policy_lag=0 (synchronous) needs batches of one trajectory of every group: batch_envs equal to num_envs "
             "and learner.order auto or by_group. Otherwise allow a lag of at least 1."
         )
-    if e.is_deterministic and e.order != "by_group":
+    if e.deterministic and e.order != "by_group":
         raise ConfigError(
-            "deterministic mode (and serial placement) takes the groups in order: use batch_envs equal to num_envs and "
-            "learner.order auto or by_group."
+            "deterministic mode takes the groups in order: use batch_envs equal to num_envs and learner.order auto or "
+            "by_group. (Serial placement is deterministic with any order.)"
         )
     if e.max_policy_lag == 0 and e.learner.reuse > 1:
         raise ConfigError(

@@ -179,7 +179,7 @@ def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
             raise ConfigError(f"{token!r} is not an option; options begin with --, and only NAME goes without.")
         name, given, text = token[2:].partition("=")
         name = name.replace("_", "-")
-        option = find_option(name.removeprefix("no-") if name not in options else name, options)
+        option = find_option(positive(name, options), options)
         values = [text] if given else []
         while remaining and not remaining[0].startswith("--") and not given:
             values.append(remaining.pop(0))
@@ -190,6 +190,14 @@ def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
     return _with_keys(_tyro(words, default), keys)
 
 
+def positive(name: str, options: dict[str, Option]) -> str:
+    """Return the switch that `no-a.b` or `a.no-b` turns off, or the name itself."""
+    for candidate in (name.removeprefix("no-"), name.replace(".no-", ".")):
+        if name not in options and candidate in options and options[candidate].kind is bool:
+            return candidate
+    return name
+
+
 def option_words(option: Option, name: str, values: list[str]) -> list[str]:
     """Return the words that tyro shall read for one option.
 
@@ -197,8 +205,12 @@ def option_words(option: Option, name: str, values: list[str]) -> list[str]:
       ConfigError: a value is missing, or there are too many.
     """
     if option.kind is bool:
-        off = name.startswith("no-") != (values[:1] in (["false"], ["False"]))
-        return [f"--{'no-' if off else ''}{option.name}"]
+        negated = name != option.name
+        if values and (negated or values[0].lower() not in ("true", "false")):
+            raise ConfigError(f"--{name} is a switch; give it alone, or --{option.name} true or false.")
+        parent, dot, last = option.name.rpartition(".")
+        on = values[0].lower() == "true" if values else not negated
+        return [f"--{option.name}" if on else f"--{parent}{dot}no-{last}"]
     if not values:
         raise ConfigError(f"--{option.name} needs a value ({type_text(option.kind)}).")
     if _is_sequence(option.kind):

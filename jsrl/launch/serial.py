@@ -53,6 +53,7 @@ class SerialRun:
             for worker in self._workers.values():
                 opened.append(worker)
                 worker.setup()
+                self._session.stage(worker.name, "ready")
             self._loop()
         except KeyboardInterrupt:
             self._session.end("interrupted")

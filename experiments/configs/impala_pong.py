@@ -1,0 +1,22 @@
+"""Pong from pixels with IMPALA: actors never wait for the learner"""
+
+from jsrl.agents.impala import IMPALAConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
+
+
+def config() -> Experiment:
+    """Return the experiment: V-trace corrects what the lag between acting and learning does."""
+    return Experiment(
+        name="impala_pong",
+        env=EnvConfig("ALE/Pong-v5"),
+        agent=IMPALAConfig(learning_rate=6e-4, schedule="linear", entropy_coef=0.01),
+        num_envs=32,
+        num_groups=2,
+        rollout_length=20,
+        batch_envs=16,
+        max_policy_lag=None,
+        total_env_steps=5_000_000,
+        stop_at_return=15.0,
+        evaluator=EvaluatorConfig(episodes=5, num_envs=5, period_env_steps=200_000, final_episodes=20),
+    )

@@ -1,0 +1,27 @@
+"""Pong from pixels with PPO and the Nature CNN"""
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
+
+
+def config() -> Experiment:
+    """Return the experiment: 84x84 grey, four frames, rewards are -1, 0, 1 as they come."""
+    return Experiment(
+        name="ppo_pong",
+        env=EnvConfig("ALE/Pong-v5"),
+        agent=PPOConfig(
+            learning_rate=5e-4,
+            schedule="linear",
+            num_epochs=2,
+            num_minibatches=8,
+            clip_ratio=0.1,
+            entropy_coef=0.01,
+        ),
+        num_envs=16,
+        rollout_length=128,
+        max_policy_lag=1,
+        total_env_steps=3_000_000,
+        stop_at_return=18.0,
+        evaluator=EvaluatorConfig(episodes=5, num_envs=5, period_env_steps=100_000, final_episodes=20),
+    )
