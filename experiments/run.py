@@ -20,6 +20,7 @@ import configs
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch import command_line as cli
+from jsrl.launch.options import differences, full_help, short_help
 
 USAGE = "usage: python experiments/run.py NAME [--option value ...]"
 
@@ -89,7 +90,7 @@ MAY_CHANGE = (
 
 def check_resume(old: Experiment, new: Experiment) -> None:
     """Show what a resume changes; refuse what would make it another experiment."""
-    for name, (before, after) in cli.differences(old, new).items():
+    for name, (before, after) in differences(old, new).items():
         if not name.startswith(MAY_CHANGE):
             raise ConfigError(
                 f"--{name} cannot change on resume ({before} -> {after}); limits and placement may. To begin anew from "
@@ -116,7 +117,7 @@ def command(words: list[str]) -> int:
     stored = resumed(words) if name is None else None
     if name is None and stored is None:
         if wants_help:
-            print(cli.short_help(experiments()["ppo"](), USAGE, summaries()))
+            print(short_help(experiments()["ppo"](), USAGE, summaries()))
             return 0
         print(USAGE + "\n\nexperiments:")
         print("\n".join(f"  {name:<18} {text}" for name, text in summaries().items()))
@@ -125,7 +126,7 @@ def command(words: list[str]) -> int:
     default = stored or experiments()[name or ""]()
     if wants_help:
         every = "--help-all" in wants_help
-        print(cli.full_help(default) if every else cli.short_help(default, USAGE, summaries()))
+        print(full_help(default) if every else short_help(default, USAGE, summaries()))
         return 0
     asked = cli.parse(words, default)
     if stored is not None:

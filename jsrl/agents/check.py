@@ -13,6 +13,7 @@ import numpy as np
 from jsrl.agents.base import ActOutput, Agent, AgentState, UpdateOutput
 from jsrl.agents.random_rows import action_nums, random_observation, random_trajectory
 from jsrl.errors import AgentFault
+from jsrl.parallel import data_parallel, replicas, split_devices
 from jsrl.types import Array, ArraySpec, Continuous, Discrete, EnvSpec, Tree, map_tree, named_leaves, spec_of
 
 
@@ -260,20 +261,10 @@ class _Check:
             self.skipped.append(f"devices: needs 2 devices and an even num_envs, has {jax.local_device_count()}")
             return
 
-        def halves(axis: int) -> Any:
-            return lambda x: np.stack(np.split(np.asarray(x), 2, axis))
-
-        shares = jax.tree.map(halves(1), self.trajectory._replace(core=()))
-        shares = shares._replace(core=jax.tree.map(halves(0), self.trajectory.core))
-        spread = jax.pmap(
-            lambda s, t, k: self.agent.update(s, t, k, axis_name="devices"),
-            "devices",
-            in_axes=(None, 0, None),
-            devices=jax.local_devices()[:2],
-        )
-        state, output = jax.tree.map(np.asarray, spread(self.state, shares, self.key))
-        _same_layout("update on 2 devices", jax.tree.map(lambda x: x[0], state), self.state)
-        first, second = (jax.tree.map(lambda x, d=d: x[d], (state, output.metrics)) for d in range(2))
+        spread = data_parallel(self.agent.update, jax.local_devices()[:2], donate=False)
+        state, output = spread(spread.place(self.state), split_devices(self.trajectory, 2), self.key)
+        first, second = replicas((state, output.metrics))
+        _same_layout("update on 2 devices", first[0], self.state)
         _same(
             "update: state and metrics of device 0 and device 1 (sum gradients and moments over axis_name)",
             first,

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
-import itertools
 import json
-import textwrap
-import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,141 +14,7 @@ import tyro
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-
-# Names that users of other libraries reach for first.
-ELSEWHERE = {
-    "n-steps": "rollout-length",
-    "num-steps": "rollout-length",
-    "n-envs": "num-envs",
-    "nenvs": "num-envs",
-    "total-timesteps": "total-env-steps",
-    "timesteps": "total-env-steps",
-    "lr": "agent.learning-rate",
-    "learning-rate": "agent.learning-rate",
-    "ent-coef": "agent.entropy-coef",
-    "vf-coef": "agent.value-coef",
-    "gae-lambda": "agent.gae-lambda",
-    "gamma": "agent.gamma",
-    "clip-range": "agent.clip-ratio",
-    "clip-coef": "agent.clip-ratio",
-    "n-epochs": "agent.num-epochs",
-    "update-epochs": "agent.num-epochs",
-    "num-minibatches": "agent.num-minibatches",
-    "max-grad-norm": "agent.max-grad-norm",
-    "target-kl": "agent.target-kl",
-    "env-id": "env.id",
-    "env": "env.id",
-    "num-workers": "num-actors",
-    "num-rollout-workers": "num-actors",
-    "workers": "num-actors",
-    "device": "learner.num-devices",
-    "track": "sinks",
-    "normalize": "agent.normalize-observations",
-}
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What is not part of the experiment."""
-
-    runs_dir: str = "runs"
-    """Folder of all runs; a run goes to RUNS_DIR/EXPERIMENT/RUN."""
-    run_name: str | None = None
-    """Name of this run (default: the time and the seed)."""
-    overwrite: bool = False
-    """Delete a run of the same name first."""
-    resume: str | None = None
-    """Continue RUN from its latest snapshot; limits and placement may change, network and spaces may not."""
-    init_from: str | None = None
-    """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0)."""
-    display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
-    """What is shown; auto: live on a terminal, else plain lines."""
-    plan: bool = False
-    """Print the worker and stream graph with process counts and memory, and do not run."""
-    seeds: str | None = None
-    """Several seeds one after another, such as 0-4 or 1,5,9, and one summary."""
-
-
-COMMON = (
-    ("how long", ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds")),
-    ("what", ("env.id", "env.kwargs.KEY", "num-envs", "rollout-length", "batch-envs", "max-policy-lag")),
-    (
-        "algorithm",
-        ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.entropy-coef",
-         "agent.network.torso", "agent.network.hidden", "agent.network.core"),
-    ),
-    ("where", ("placement", "num-actors", "num-groups", "num-inference-servers", "road", "learner.num-devices",
-               "deterministic", "restart")),
-    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "plan")),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option: its name without dashes, type, default, and the sentence that explains it."""
-
-    name: str
-    kind: Any
-    default: Any
-    text: str
-
-
-def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
-    """Return every option that a config value (a dataclass instance) has, by name."""
-    options: dict[str, Option] = {}
-    texts, hints = field_texts(type(value)), typing.get_type_hints(type(value))
-    for field in dataclasses.fields(value):
-        name = f"{prefix}{field.name.replace('_', '-')}"
-        default = getattr(value, field.name)
-        if (dataclasses.is_dataclass(default) and not isinstance(default, type) and hints[field.name] is not Any) or (
-            field.name == "agent" and dataclasses.is_dataclass(default)
-        ):
-            options |= options_of(default, f"{name}.")
-        else:
-            options[name] = Option(name, hints[field.name], default, texts.get(field.name, ""))
-    return options
-
-
-def field_texts(cls: type) -> dict[str, str]:
-    """Return the sentence that explains each field: the string below it, or its entry under `Attributes:`."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(base):
-            texts |= _attribute_entries(inspect.getdoc(base) or "") | _strings_below(base)
-    return texts
-
-
-def _strings_below(cls: type) -> dict[str, str]:
-    import ast
-
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError, SyntaxError):
-        return {}
-    texts: dict[str, str] = {}
-    body = getattr(tree, "body", [])
-    for statement, following in itertools.pairwise(body):
-        is_field = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        if is_field and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            texts[statement.target.id] = " ".join(str(following.value.value).split())
-    return texts
-
-
-def _attribute_entries(doc: str) -> dict[str, str]:
-    """Read `name, other: text` and `name: text. other: text.` entries of an Attributes section."""
-    import re
-
-    _, found, section = doc.partition("Attributes:")
-    if not found:
-        return {}
-    flat = " ".join(section.split())
-    pattern = re.compile(r"(?:(?<=^)|(?<=[.)] ))((?:[a-z_]+(?:, )?)+): ")
-    pieces = pattern.split(flat)
-    texts: dict[str, str] = {}
-    for names, text in zip(pieces[1::2], pieces[2::2], strict=False):
-        for name in names.split(", "):
-            texts[name] = text.strip()
-    return texts
+from jsrl.launch.options import Option, RunOptions, alternatives, find_option, is_sequence, options_of, type_text
 
 
 @dataclass(frozen=True)
@@ -213,7 +75,7 @@ def option_words(option: Option, name: str, values: list[str]) -> list[str]:
         return [f"--{option.name}" if on else f"--{parent}{dot}no-{last}"]
     if not values:
         raise ConfigError(f"--{option.name} needs a value ({type_text(option.kind)}).")
-    if _is_sequence(option.kind):
+    if is_sequence(option.kind):
         values = [word for value in values for word in value.strip("()[]").split(",") if word]
     elif len(values) > 1:
         raise ConfigError(f"--{option.name} takes one value, got {' '.join(values)!r}; options begin with --.")
@@ -231,7 +93,6 @@ def _whole(text: str) -> str:
 
 def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> CommandLine:
     """Let tyro build the values; on failure find the option that it could not read."""
-
     typed = _typed(default)
     fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(Experiment)}
     both_type = dataclasses.make_dataclass(
@@ -294,94 +155,9 @@ def _merged(value: Any, path: list[str], values: dict[str, Any]) -> Any:
     return dataclasses.replace(value, **{path[0]: changed})
 
 
-def find_option(name: str, options: dict[str, Option]) -> Option:
-    """Return the option of a name, or the dict option whose key it is.
-
-    Raises:
-      ConfigError: there is none; with what it is called here, or the nearest names.
-    """
-    if name in options:
-        return options[name]
-    for known in options.values():
-        if name.startswith(known.name + ".") and isinstance(known.default, dict):
-            return known
-    if name in ELSEWHERE and ELSEWHERE[name] in options:
-        raise ConfigError(f"there is no option --{name}; here it is called --{ELSEWHERE[name]}.")
-    tails = {known.rpartition(".")[2]: known for known in reversed(list(options))}
-    near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
-    near += [tails[t] for t in difflib.get_close_matches(name.rpartition(".")[2], tails, n=2, cutoff=0.6)]
-    hint = " or ".join(f"--{n}" for n in list(dict.fromkeys(near))[:2])
-    raise ConfigError(f"there is no option --{name}; {f'did you mean {hint}?' if hint else '--help-all lists all.'}")
-
-
 def plain(text: str) -> Any:
     """Return a JSON value where the text is one, else the text."""
     try:
         return json.loads(text)
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(text, text)
-
-
-def _is_sequence(kind: Any) -> bool:
-    return typing.get_origin(kind) in (tuple, list)
-
-
-def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union type (None first, so that `none` is never a string), or the type itself."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return tuple(sorted(typing.get_args(kind), key=lambda member: member is not type(None)))
-    return (kind,)
-
-
-def type_text(kind: Any) -> str:
-    """Return an option's type for people."""
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
-    if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(type_text(member) for member in reversed(alternatives(kind)))
-    if _is_sequence(kind):
-        return "a list such as 64,64"
-    if kind is dict or typing.get_origin(kind) is dict:
-        return "a JSON object, or --NAME.KEY VALUE"
-    return names.get(kind, "a value")
-
-
-def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Return option name -> (old, new) for every option that differs."""
-    before, after = options_of(old), options_of(new)
-    names = list(dict.fromkeys([*before, *after]))
-    missing = Option("", None, "(absent)", "")
-    pairs = {n: (before.get(n, missing).default, after.get(n, missing).default) for n in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def short_help(default: Experiment, usage: str, names: dict[str, str]) -> str:
-    """Return the help of about 40 lines: usage, experiments, and the options that one reaches for."""
-    options = options_of(default) | options_of(RunOptions())
-    lines = [usage, "", "experiments: " + ", ".join(names)]
-    for title, members in COMMON:
-        lines += ["", f"{title}:"]
-        for name in members:
-            if name == "env.kwargs.KEY":
-                lines.append(f"  --{name:<24} {'':<12} a keyword argument of the environment")
-            elif name in options:
-                lines.append(option_line(options[name]))
-    lines += ["", "--help-all lists every option."]
-    return "\n".join(lines)
-
-
-def full_help(default: Experiment) -> str:
-    """Return every option, a line each."""
-    options = options_of(default) | options_of(RunOptions())
-    return "\n".join(option_line(option) for option in options.values())
-
-
-def option_line(option: Option) -> str:
-    """Return one option as a line of help."""
-    default = ",".join(map(str, option.default)) if isinstance(option.default, tuple) else str(option.default)
-    text = option.text.split(". ")[0].rstrip(".")
-    choices = typing.get_args(option.kind) if typing.get_origin(option.kind) is typing.Literal else ()
-    if choices and str(choices[0]) not in text:
-        text = f"{' | '.join(map(str, choices))}. {text}" if text else " | ".join(map(str, choices))
-    return textwrap.shorten(text, 76, placeholder=" ...").join((f"  --{option.name:<24} {default:<13} ", "")).rstrip()
