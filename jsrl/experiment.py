@@ -7,6 +7,7 @@ actors only say who does the work, and never change it. What does not divide is 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -112,6 +113,7 @@ class Experiment:
     stop_at_return: float | None = None
     """Stop when one snapshot's greedy evaluation reaches this mean return."""
     seed: int = 0
+    """Of environments, acting and learning; evaluations use others."""
 
     num_envs: int = 16
     """Environments in all, over every actor."""
@@ -125,10 +127,13 @@ class Experiment:
     placement: PlacementKind = "served"
     """serial: one process; inline: actors act; served: inference server on the learner's device; apart: on its own."""
     num_actors: int = 1
+    """Actor processes; whole groups of environments are shared out over them."""
     num_groups: int | None = None
     """Groups of environments (each steps, acts and travels as one); None: chosen. Groups per actor = its ring."""
     num_inference_servers: int = 1
+    """Inference servers, which share the actors between them."""
     road: Literal["shared-memory", "zeromq"] = "shared-memory"
+    """What streams between processes go over; zeromq also between hosts, and without shared memory."""
     deterministic: bool = False
     """Same bits for any placement and number of actors: fixed groups, never merged, taken in order (serial always is)."""
     restart: int = 0
@@ -218,7 +223,9 @@ class Experiment:
         known = {f.name for f in dataclasses.fields(self.env)}
         unknown = sorted(set(self.evaluator.env) - known)
         if unknown:
-            raise ConfigError(f"evaluator.env has no option {unknown[0]!r}; it has: {', '.join(sorted(known))}.")
+            near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(known))}."
+            raise ConfigError(f"evaluator.env has no option {unknown[0]!r}; {hint}")
         whole_games = dataclasses.replace(self.env.atari, episodic_life=False)
         overrides = {"reward_clip": None, "reward_scale": 1.0, "atari": whole_games} | self.evaluator.env
         return dataclasses.replace(self.env, **overrides)
@@ -274,6 +281,7 @@ def check(experiment: Experiment) -> None:
             f"are {e.groups}); the nearest that works is {nearest}."
         )
     _check_devices_and_lag(e)
+    _ = e.evaluation_env  # made here so that an unknown option is refused before anything starts
 
 
 def _check_devices_and_lag(e: Experiment) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import functools
+import io
 import json
 import typing
 from collections.abc import Sequence
@@ -33,6 +36,7 @@ def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
     """
     options = options_of(default) | options_of(RunOptions())
     keys: dict[str, dict[str, Any]] = {}
+    whole: dict[str, Any] = {}
     words: list[tuple[Option, list[str]]] = []
     remaining = list(arguments)
     while remaining:
@@ -46,10 +50,34 @@ def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
         while remaining and not remaining[0].startswith("--") and not given:
             values.append(remaining.pop(0))
         if option.name != name and isinstance(option.default, dict):
+            if not values:
+                raise ConfigError(f"--{name} needs a value.")
             keys.setdefault(option.name, {})[name[len(option.name) + 1 :].replace("-", "_")] = plain(" ".join(values))
+        elif values and (isinstance(option.default, dict) or (is_sequence(option.kind) and values[0][:1] == "[")):
+            whole[option.name] = json_value(option, " ".join(values))
         else:
             words.append((option, option_words(option, name, values)))
-    return _with_keys(_tyro(words, default), keys)
+    line = _tyro(words, default)
+    experiment = line.experiment
+    for name, value in whole.items():
+        experiment = _with(experiment, _path(name), value)
+    for name, entries in keys.items():
+        experiment = _with(experiment, _path(name), {**_at(experiment, _path(name)), **entries})
+    return dataclasses.replace(line, experiment=experiment)
+
+
+def json_value(option: Option, text: str) -> Any:
+    """Return the JSON object or list that an option was given as a whole.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    value = plain(text)
+    if is_sequence(option.kind) and isinstance(value, list):
+        return tuple(value)
+    if isinstance(option.default, dict) and isinstance(value, dict):
+        return value
+    raise ConfigError(f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}.")
 
 
 def positive(name: str, options: dict[str, Option]) -> str:
@@ -74,21 +102,23 @@ def option_words(option: Option, name: str, values: list[str]) -> list[str]:
         on = values[0].lower() == "true" if values else not negated
         return [f"--{option.name}" if on else f"--{parent}{dot}no-{last}"]
     if not values:
-        raise ConfigError(f"--{option.name} needs a value ({type_text(option.kind)}).")
+        raise ConfigError(f"--{option.name} needs a value ({type_text(option.kind, option.name)}).")
     if is_sequence(option.kind):
         values = [word for value in values for word in value.strip("()[]").split(",") if word]
     elif len(values) > 1:
         raise ConfigError(f"--{option.name} takes one value, got {' '.join(values)!r}; options begin with --.")
-    return [f"--{option.name}", *(_whole(value) if int in alternatives(option.kind) else value for value in values)]
+    return [f"--{option.name}", *(_spelled(value, alternatives(option.kind)) for value in values)]
 
 
-def _whole(text: str) -> str:
-    """Write 1e6 and 100_000 as whole numbers; leave everything else to be refused."""
+def _spelled(text: str, kinds: tuple[Any, ...]) -> str:
+    """Write none as None, 1e6 and 100_000 as whole numbers; leave everything else to be refused."""
+    if type(None) in kinds and text.lower() == "none":
+        return "None"
     try:
         number = float(text)
     except ValueError:
-        return {"none": "None"}.get(text, text)
-    return str(int(number)) if number.is_integer() else text
+        return text
+    return str(int(number)) if int in kinds and number.is_integer() else text
 
 
 def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> CommandLine:
@@ -106,9 +136,10 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> Command
 
     def read(some: list[tuple[Option, list[str]]]) -> Any:
         arguments = [word for _, option in some for word in option]
-        return tyro.cli(
-            both_type, args=arguments, default=before, config=(tyro.conf.AvoidSubcommands,), console_outputs=False
-        )
+        with contextlib.redirect_stderr(io.StringIO()):  # its own account of an error; ours is one sentence
+            return tyro.cli(
+                both_type, args=arguments, default=before, config=(tyro.conf.AvoidSubcommands,), console_outputs=False
+            )
 
     try:
         both = read(words)
@@ -116,6 +147,8 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> Command
         for option, spelled in words:
             try:
                 read([(option, spelled)])
+            except ConfigError:
+                continue  # it was read, and cannot stand without the others
             except SystemExit:
                 raise ConfigError(_unreadable(option, " ".join(spelled[1:]))) from None
         raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in words]}.") from None
@@ -138,20 +171,21 @@ def _unreadable(option: Option, text: str) -> str:
     ]
     near = difflib.get_close_matches(text, [str(c) for c in choices], n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]}?" if near else "."
-    return f"--{option.name} is {text!r}, expected {type_text(option.kind)}{hint}"
+    return f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}{hint}"
 
 
-def _with_keys(line: CommandLine, keys: dict[str, dict[str, Any]]) -> CommandLine:
-    """Add the keys of dict options (`--env.kwargs.size 8`)."""
-    experiment = line.experiment
-    for name, values in keys.items():
-        experiment = _merged(experiment, name.replace("-", "_").split("."), values)
-    return dataclasses.replace(line, experiment=experiment)
+def _path(name: str) -> list[str]:
+    return name.replace("-", "_").split(".")
 
 
-def _merged(value: Any, path: list[str], values: dict[str, Any]) -> Any:
-    inner = getattr(value, path[0])
-    changed = {**inner, **values} if len(path) == 1 else _merged(inner, path[1:], values)
+def _at(value: Any, path: list[str]) -> Any:
+    """Return the field of a config at `path`."""
+    return functools.reduce(getattr, path, value)
+
+
+def _with(value: Any, path: list[str], new: Any) -> Any:
+    """Return a config with `new` as its field at `path`."""
+    changed = new if len(path) == 1 else _with(getattr(value, path[0]), path[1:], new)
     return dataclasses.replace(value, **{path[0]: changed})
 
 

@@ -43,7 +43,6 @@ ELSEWHERE = {
     "num-rollout-workers": "num-actors",
     "workers": "num-actors",
     "device": "learner.num-devices",
-    "track": "sinks",
     "normalize": "agent.normalize-observations",
 }
 
@@ -180,17 +179,17 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
-def type_text(kind: Any) -> str:
-    """Return an option's type for people."""
+def type_text(kind: Any, name: str = "NAME") -> str:
+    """Return an option's type for people; `name` is the option's."""
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
     if typing.get_origin(kind) is typing.Literal:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(type_text(member) for member in reversed(alternatives(kind)))
+        return " or ".join(type_text(member, name) for member in reversed(alternatives(kind)))
     if is_sequence(kind):
         return "a list such as 64,64"
     if kind is dict or typing.get_origin(kind) is dict:
-        return "a JSON object, or --NAME.KEY VALUE"
+        return f"a JSON object, or keys one by one: --{name}.KEY VALUE"
     return names.get(kind, "a value")
 
 
