@@ -6,6 +6,8 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import gymnasium
@@ -64,6 +66,34 @@ def make_spec(config: EnvConfig) -> EnvSpec:
         return env.spec
     finally:
         env.close()
+
+
+def import_modules(config: EnvConfig) -> None:
+    """Import what `make` will need for an environment, and make nothing: for a process that is going to fork.
+
+    Raises:
+      ConfigError, MissingExtra: something cannot be imported.
+    """
+    for target, _ in map(split_wrapper, config.wrappers):
+        import_target(target)
+    scheme = config.id.partition(":")[0]
+    if scheme == "probe":
+        return
+    if scheme == "envpool" or config.backend == "envpool":
+        import_module("jsrl.envs.pool")
+        return
+    if ":" in config.id:
+        import_target(config.id)
+        return
+    _register_suites(config.id)
+    if config.id.startswith("ALE/"):
+        import_module("jsrl.envs.atari")
+    spec = gymnasium.registry.get(config.id)
+    if spec is None:
+        raise _unknown_id(config.id)
+    for entry in (spec.entry_point, spec.vector_entry_point):
+        if isinstance(entry, str):
+            _built(config, partial(import_module, entry.partition(":")[0]))
 
 
 def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv:

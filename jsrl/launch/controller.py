@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from jsrl.errors import WorkerDied
+from jsrl.launch.actor_host import HOST_ACTORS, ActorHost
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.processes import Process, next_life, start
 from jsrl.launch.result import Result
@@ -34,6 +35,7 @@ class Controller:
         self._spawn = spawn_environment(source_folders)
         self._gpus = accelerators()
         self._processes: dict[str, Process] = {}
+        self._host: ActorHost | None = None
         self._crashes: dict[str, Crash] = {}
         self._interrupts = 0
 
@@ -47,8 +49,9 @@ class Controller:
         self._control = ControlServer(f"ipc://{self._plan.memory_folder}/control")
         handlers = self._take_signals()
         try:
+            self._host = self._start_host()
             for job in self._plan.jobs:
-                self._start(job)
+                self._start(job, host=self._host if job.kind == "actor" else None)
             while self._session.reason is None:
                 self._watch()
             self._end_in_order()
@@ -56,6 +59,8 @@ class Controller:
             for process in self._processes.values():
                 if not process.left or process.exit_status is None:
                     process.kill()
+            if self._host is not None:
+                self._host.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             self._control.close()
@@ -80,9 +85,17 @@ class Controller:
             pass
         return handlers
 
-    def _start(self, job: Any, restarts: int = 0) -> None:
+    def _start_host(self) -> ActorHost | None:
+        """Start a process that forks the actors, where they are many and load no jax."""
+        actors = [job for job in self._plan.jobs if job.kind == "actor" and job.experiment.agent is None]
+        if len(actors) < HOST_ACTORS:
+            return None
+        variables = process_environment(actors[0], self._gpus)
+        return ActorHost(self._control.address, self._folder, self._spawn, variables)
+
+    def _start(self, job: Any, restarts: int = 0, host: ActorHost | None = None) -> None:
         variables = process_environment(job, self._gpus)
-        process = start(job, self._control.address, self._folder, self._spawn, variables, restarts)
+        process = start(job, self._control.address, self._folder, self._spawn, variables, restarts, host)
         self._processes[job.name] = process
 
     # -- watching -----------------------------------------------------------------------------------------------------

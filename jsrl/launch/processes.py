@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jsrl.launch.actor_host import ActorHost, HostedActor
 from jsrl.reference import SpawnEnvironment, to_json
 from jsrl.workers.jobs import Job
 
@@ -22,7 +23,7 @@ class Process:
     """One worker process and what is known of it."""
 
     job: Job
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | HostedActor
     log: Path
     started_s: float
     stage: str = "starting the interpreter"
@@ -48,38 +49,58 @@ class Process:
 
     def exit_text(self) -> str:
         """Return how the process ended, for people."""
-        status = self.popen.poll()
-        if status is None:
-            return "still running"
-        if status < 0:
-            with contextlib.suppress(ValueError):
-                return f"killed by signal {-status} ({signal.Signals(-status).name})"
-        return f"exit status {status}"
+        if isinstance(self.popen, HostedActor) and self.popen.died_with_host:
+            return f"with its actor host, {ending(self.popen.host.popen.poll())} (log: {self.popen.host.log})"
+        return ending(self.popen.poll())
 
     def last_lines(self, count: int = 15) -> str:
         """Return the end of the worker's log."""
+        hosted = isinstance(self.popen, HostedActor) and self.popen.died_with_host
+        log = self.popen.host.log if hosted else self.log  # type: ignore[union-attr]
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+            return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
         except OSError:
             return ""
 
     def kill(self) -> None:
         """End the process and whatever it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+        if isinstance(self.popen, HostedActor):
+            self.popen.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(5.0)
 
 
+def ending(status: int | None) -> str:
+    """Return how a process with this exit status ended, for people."""
+    if status is None:
+        return "still running"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by signal {-status} ({signal.Signals(-status).name})"
+    return f"exit status {status}"
+
+
 def start(
-    job: Job, control: str, folder: Path, spawn: SpawnEnvironment, variables: dict[str, str], restarts: int = 0
+    job: Job,
+    control: str,
+    folder: Path,
+    spawn: SpawnEnvironment,
+    variables: dict[str, str],
+    restarts: int = 0,
+    host: ActorHost | None = None,
 ) -> Process:
-    """Start a worker in its own session, with its output in the run's logs."""
+    """Start a worker in its own session, with its output in the run's logs; `host`: forked there, if it is given."""
     jobs, logs = folder / "jobs", folder / "logs"
     jobs.mkdir(exist_ok=True)
     logs.mkdir(exist_ok=True)
     path = jobs / f"{job.name}.json"
     path.write_text(json.dumps(to_json(job)))
     log = logs / f"{job.name}.log"
+    if host is not None:
+        hosted = host.start(path, job.name, job.incarnation, log)
+        return Process(job, hosted, log, time.monotonic(), restarts=restarts)
     command = [sys.executable, "-m", "jsrl.workers", job.kind, "--job", str(path), "--control", control]
     command += ["--name", job.name, "--incarnation", str(job.incarnation), "--parent", str(os.getpid())]
     with log.open("ab") as output:

@@ -1,0 +1,187 @@
+"""Measure what actors cost: private memory, and the time from their start until all of them are ready.
+
+`python benchmarks/actor_start.py [--env ID ...] [--actors 1 16] [--rounds N]`: actors of a served experiment against
+streams that this process serves (so that no learner's start is waited for), each started as a process of its own and
+forked by an actor host, alternating. "private" is Private_Clean + Private_Dirty of /proc/PID/smaps_rollup; "environment
+alone" is a process that has only made the same environments.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from jsrl.agents.impala import IMPALAConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import Experiment
+from jsrl.launch.actor_host import ActorHost
+from jsrl.launch.plan import Plan, make_plan, process_environment
+from jsrl.launch.processes import Process, start
+from jsrl.launch.run import memory_root
+from jsrl.reference import spawn_environment
+from jsrl.services.control import ControlServer, Crash, Stage
+from jsrl.transport.base import Reply
+from jsrl.transport.inference import bind_inference
+from jsrl.transport.samples import bind_samples
+from jsrl.transport.segment import make_folder
+from jsrl.types import map_tree
+from jsrl.workers.jobs import Job
+
+ALONE = """
+import sys
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make
+envs = [make(EnvConfig(sys.argv[1]), int(sys.argv[2]), 0, group=g) for g in range(2)]
+print([env.reset().is_first.sum() for env in envs], flush=True)
+sys.stdin.read()
+"""
+
+
+def private_mb(pid: int) -> float:
+    """Return the private memory of a process in MB (10^6 bytes)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    kilobytes = [int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:"))]
+    return sum(kilobytes) * 1024 / 1e6
+
+
+def environment_alone(env: str, group_size: int) -> float:
+    """Return the private MB of a process that has only made and reset the environments of one actor."""
+    command = [sys.executable, "-c", ALONE, env, str(group_size)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.readline()
+        used = private_mb(process.pid)
+        process.stdin.close()
+    return used
+
+
+@contextmanager
+def streams(plan: Plan) -> Iterator[None]:
+    """Serve the streams of a plan: actions of zeros, trajectories thrown away."""
+    job = plan.jobs[0]
+    consumer = bind_samples(job.links.samples, job.schemas.trajectory, blocks_per_producer=4)
+    server = bind_inference(job.links.inference[0], job.schemas.act)
+    job.announce("samples", consumer.address)
+    job.announce("inference-0", server.address)
+    stop = threading.Event()
+    act = job.schemas.act
+
+    def serve() -> None:
+        while not stop.is_set():
+            for asked in server.collect(4096, 0.05):
+                rows = len(asked.request.is_first)
+                zeros = [map_tree(lambda leaf, n=rows: np.zeros((n, *leaf.shape), leaf.dtype), part) for part in act]
+                server.reply(asked, Reply(*zeros[1:4], version=0, core=zeros[4]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        server.close()
+        consumer.close()
+
+
+def measure(env: str, actors: int, envs_per_actor: int, hosted: bool) -> tuple[float, float, float]:
+    """Return (seconds until every actor was ready, mean private MB of an actor, private MB of the host)."""
+    experiment = Experiment(
+        agent=IMPALAConfig(), env=EnvConfig(env), num_envs=envs_per_actor * actors, num_actors=actors, num_groups=2 * actors,
+        rollout_length=16, max_policy_lag=None, batch_envs=envs_per_actor,
+    )  # fmt: skip
+    memory = memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}"
+    make_folder(memory)
+    with tempfile.TemporaryDirectory() as folder:
+        plan = make_plan(experiment, folder, memory)
+        jobs = [job for job in plan.jobs if job.kind == "actor"]
+        control = ControlServer(f"ipc://{memory}/control")
+        with streams(plan):
+            try:
+                return await_actors(plan, jobs, control, Path(folder), hosted)
+            finally:
+                control.close()
+                shutil.rmtree(memory, ignore_errors=True)
+
+
+def await_actors(
+    plan: Plan, jobs: list[Job], control: ControlServer, folder: Path, hosted: bool
+) -> tuple[float, float, float]:
+    """Start actors and return what `measure` returns."""
+    variables, spawn = process_environment(jobs[0], []), spawn_environment()
+    begin_s = time.monotonic()
+    host = ActorHost(control.address, folder, spawn, variables) if hosted else None
+    processes: list[Process] = []
+    try:
+        for job in jobs:
+            processes.append(start(job, control.address, folder, spawn, variables, host=host))
+        ready: dict[str, int] = {}
+        while len(ready) < len(jobs):
+            for message in control.poll(0.5):
+                if isinstance(message, Crash):
+                    raise SystemExit(message.trace)
+                if isinstance(message, Stage) and message.stage == "ready":
+                    ready[message.worker] = message.pid
+            if (dead := next((p for p in processes if p.exit_status is not None), None)) is not None:
+                raise SystemExit(f"{dead.name} {dead.exit_text()}:\n{dead.last_lines()}")
+        seconds = time.monotonic() - begin_s
+        time.sleep(1.0)
+        used = [private_mb(pid) for pid in ready.values()]
+        return seconds, statistics.mean(used), private_mb(host.popen.pid) if host is not None else 0.0
+    finally:
+        for process in processes:
+            process.kill()
+        if host is not None:
+            host.close()
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="+", default=["CartPole-v1"])
+    parser.add_argument("--actors", nargs="+", type=int, default=[1, 16])
+    parser.add_argument("--envs-per-actor", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"{platform.node()}, {os.cpu_count()} cores, load average {load:.1f}, Python {platform.python_version()}")
+    print("environment | actors | started as | all ready, s | private MB per actor | host, MB | in all, MB | alone, MB")
+    for env in options.env:
+        for actors in options.actors:
+            # alternating arms: whatever else the machine does falls on both
+            arms: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
+            for _ in range(options.rounds):
+                for hosted, results in arms.items():
+                    results.append(measure(env, actors, options.envs_per_actor, hosted))
+            alone = environment_alone(env, options.envs_per_actor // 2)
+            for hosted, results in arms.items():
+                seconds, used, host = (statistics.median(column) for column in zip(*results, strict=True))
+                name = "forked by a host" if hosted else "processes"
+                total = actors * used + host
+                print(
+                    f"{env} | {actors} | {name} | {seconds:.2f} | {used:.1f} | {host:.1f} | {total:.0f} | {alone:.1f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    main()

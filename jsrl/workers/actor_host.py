@@ -1,0 +1,208 @@
+"""The actor host: one process that loads numpy, the actor and the environment once, and forks actors that share them.
+
+An actor of its own interpreter keeps about 25 MB to itself, a forked one about a quarter of that, and a fork takes
+milliseconds. A fork takes over memory but no threads, so this process never has any: no ZeroMQ context, no environment
+(only its modules), one math thread. It obeys orders on a socket that the controller gave it as standard input, tells there
+what became of its actors, and ends with the controller; its actors end with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsrl.workers.base import die_with_parent
+
+MAX_ORDER_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Order:
+    """Start one actor: its number in this host, job file, name, incarnation, and the file of its output."""
+
+    number: int
+    job: str
+    name: str
+    incarnation: int
+    log: str
+
+
+def host_actors(control_address: str, parent_pid: int) -> int:
+    """Fork actors as the controller orders them, until it closes the connection; return the exit status.
+
+    In each actor this call returns as well, with the actor's own exit status.
+    """
+    die_with_parent(parent_pid)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    host = _Host(socket.socket(fileno=os.dup(0)), control_address)
+    _redirect(os.devnull, os.O_RDONLY, 0)
+    order = host.serve()
+    if order is None:
+        return 0
+    from jsrl.workers.process import work
+
+    return work(Path(order.job), control_address, order.name, order.incarnation, host.pid)
+
+
+class _Host:
+    """The loop between orders and deaths. `pid`: of the host, in its actors too."""
+
+    def __init__(self, connection: socket.socket, control_address: str) -> None:
+        self.pid = os.getpid()
+        self._connection, self._control_address = connection, control_address
+        self._actors: dict[int, int] = {}  # process id -> number of the order
+        self._alarm, self._bell = socket.socketpair()
+        self._alarm.setblocking(False)
+        self._bell.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up descriptor is written
+        signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+        self._loaded = False
+        self._unfit = ""
+
+    def serve(self) -> Order | None:
+        """Return None when the controller has closed the connection, or, in a forked actor, the order to carry out."""
+        while True:
+            ready, _, _ = select.select([self._connection, self._alarm], [], [])
+            if self._alarm in ready:
+                self._alarm.recv(4096)
+                self._bury()
+            if self._connection in ready:
+                message = self._connection.recv(MAX_ORDER_BYTES)
+                if not message:
+                    self._kill_all()
+                    return None
+                order = Order(**json.loads(message))
+                if self._start(order):
+                    return order
+
+    def _start(self, order: Order) -> bool:
+        """Start an actor; return whether this process is it."""
+        if not self._loaded:
+            self._load(order)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or an actor would write it once more
+        pid = self._spawn(order) if self._unfit else os.fork()
+        if pid == 0:
+            self._become(order)
+            return True
+        self._actors[pid] = order.number
+        self._tell(number=order.number, pid=pid)
+        return False
+
+    def _load(self, order: Order) -> None:
+        """Import what actors need, and see that nothing of it forbids a fork."""
+        self._loaded = True
+        load_modules(Path(order.job))
+        threads = _count_threads()
+        if threads > 1:
+            self._unfit = f"the environment's modules started {threads - 1} threads as they were imported"
+        elif "jax" in sys.modules:
+            self._unfit = "the environment's modules import jax"
+        if self._unfit:
+            logging.getLogger("jsrl.workers").warning(
+                "%s, so actors cannot be forked; each is started as an interpreter of its own, which costs about 20 MB "
+                "and 0.2 s more. Start threads where environments are made, not where they are imported",
+                self._unfit,
+            )
+        gc.collect()
+        gc.freeze()  # a collection in an actor must not write to pages that all share
+
+    def _become(self, order: Order) -> None:
+        """Turn this forked process into an actor's: nothing of the host but its modules."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for connection in (self._alarm, self._bell, self._connection):
+            connection.close()
+        os.setsid()
+        for target in (1, 2):
+            _redirect(order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, target)
+        import numpy as np
+
+        np.random.seed()
+
+    def _spawn(self, order: Order) -> int:
+        """Start an actor's own interpreter, where forking is not safe."""
+        command = [sys.executable, "-m", "jsrl.workers", "actor", "--job", order.job, "--name", order.name]
+        command += ["--incarnation", str(order.incarnation), "--control", self._control_address]
+        command += ["--parent", str(self.pid)]
+        with open(order.log, "ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process.returncode = 0  # buried here like all others, not by subprocess
+        return process.pid
+
+    def _bury(self) -> None:
+        """Tell of actors that ended, after ending whatever they had started."""
+        for pid, number in list(self._actors.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            _kill_group(pid)  # while its id is still taken
+            _, status = os.waitpid(pid, 0)
+            del self._actors[pid]
+            self._tell(number=number, status=os.waitstatus_to_exitcode(status))
+
+    def _kill_all(self) -> None:
+        for pid in self._actors:
+            _kill_group(pid)
+        for pid in self._actors:
+            os.waitpid(pid, 0)
+
+    def _tell(self, **fields: int) -> None:
+        try:
+            self._connection.send(json.dumps(fields).encode())
+        except OSError:
+            self._kill_all()  # the controller is gone
+            os._exit(1)
+
+
+def load_modules(job_path: Path) -> None:
+    """Import everything that the actor of a job will need, its environment included; make nothing.
+
+    What cannot be imported is logged and left to the actors, who report it as their own error.
+    """
+    from jsrl.envs.make import import_modules
+    from jsrl.reference import from_json
+    from jsrl.transport import inference_shared_client, inference_zmq_client, samples_shared, samples_zmq
+    from jsrl.workers import actor, jobs, process
+
+    assert all((inference_shared_client, inference_zmq_client, samples_shared, samples_zmq, actor, jobs, process))
+    try:
+        job: Any = from_json(json.loads(job_path.read_text()))
+        import_modules(job.experiment.env)
+    except Exception:  # whatever the user's module raises: each actor will meet it again, and say so by name
+        logging.getLogger("jsrl.workers").warning("not loaded ahead of the actors:\n%s", traceback.format_exc())
+
+
+def _count_threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+def _redirect(path: str, flags: int, target: int) -> None:
+    """Let a standard stream be a file."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    os.dup2(descriptor, target)
+    os.close(descriptor)
+
+
+def _kill_group(pid: int) -> None:
+    """End a process and whatever it started, whether or not it leads its group yet."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue

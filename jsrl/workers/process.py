@@ -1,0 +1,60 @@
+"""One worker's process, from its job file to its exit status; it may be a fresh interpreter's or a forked one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from jsrl.workers.base import Reporter, Worker, die_with_parent, run
+
+
+def work(job_path: Path, control_address: str, name: str, incarnation: int, parent_pid: int) -> int:
+    """Be the worker that a job file describes; return the exit status.
+
+    Args:
+      job_path: JSON file that the controller wrote. control_address: of the controller. name: such as actor-0.
+      incarnation: which life of the worker. parent_pid: process that this one must not outlive.
+    """
+    die_with_parent(parent_pid)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    from jsrl.services.control import ControlClient
+
+    control = ControlClient(control_address, name, incarnation, parent_pid=parent_pid)
+    signal.signal(signal.SIGTERM, lambda *_: control.stop.set())
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def build_from_file(reporter: Reporter) -> Worker:
+        from jsrl.reference import from_json
+        from jsrl.workers.jobs import build
+
+        job = from_json(json.loads(job_path.read_text()))
+        worker = build(job, reporter)
+        if job.kind == "actor" and job.experiment.placement != "inline":
+            return _TellOfJax(worker, reporter)
+        return worker
+
+    return run(build_from_file, control)
+
+
+class _TellOfJax:
+    """An actor that says so when the user's environment made it load jax (about 150 MB and 15 threads more)."""
+
+    def __init__(self, worker: Worker, reporter: Reporter) -> None:
+        self._worker, self._reporter = worker, reporter
+        self.step, self.report = worker.step, worker.report
+        self.command, self.close, self.name = worker.command, worker.close, worker.name
+
+    def setup(self) -> None:
+        """Set the actor up, then look."""
+        self._worker.setup()
+        if "jax" in sys.modules:
+            self._reporter.event(
+                "warning",
+                f"{self.name}: the environment imported jax, which costs each actor about 150 MB and slows its start; "
+                "keep jax out of the modules that environments import.",
+            )
