@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeAlias
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.types import Tree
 
 PlacementKind: TypeAlias = Literal["serial", "inline", "served", "apart"]
 ROADS = ("shared-memory", "zeromq")
@@ -91,6 +90,20 @@ class EvaluatorConfig:
 
 
 @dataclass(frozen=True)
+class DeadlineConfig:
+    """How long the controller waits before it calls a worker lost."""
+
+    ready_s: float = 180.0
+    """From a worker's start until it works; the message says which stage it is in."""
+    silence_s: float = 30.0
+    """Without a heartbeat (each worker has a thread for it) a worker counts as stopped, or stuck in one call."""
+    leave_s: float = 10.0
+    """For a worker to leave in order; a tenth of it after Ctrl-C."""
+    snapshot_s: float = 60.0
+    """For the final snapshot."""
+
+
+@dataclass(frozen=True)
 class SnapshotConfig:
     """When durable copies are written."""
 
@@ -144,6 +157,7 @@ class Experiment:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
+    deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
 
     def __post_init__(self) -> None:
         check(self)
@@ -262,6 +276,9 @@ def check(experiment: Experiment) -> None:
     for name, value in positive.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    for name, seconds in dataclasses.asdict(e.deadlines).items():
+        if not seconds > 0:
+            raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
     if e.num_envs % e.groups:
         raise ConfigError(
             f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use num_groups "
@@ -317,30 +334,3 @@ def _check_devices_and_lag(e: Experiment) -> None:
         raise ConfigError(
             f"deterministic mode awaits each version, which max_policy_lag={e.max_policy_lag} does not; use 0, or serial."
         )
-
-
-def resolved_agent(experiment: Experiment) -> Any:
-    """Return the agent's config with what only the experiment knows filled in (`total_updates` of schedules)."""
-    agent = experiment.agent
-    if dataclasses.is_dataclass(agent) and getattr(agent, "total_updates", 0) is None:
-        return dataclasses.replace(agent, total_updates=experiment.total_updates)  # type: ignore[type-var]
-    return agent
-
-
-def build_agent(agent: Any, spec: Tree) -> Any:
-    """Build the agent that a config or AgentReference describes, for an environment's spec.
-
-    Raises:
-      ConfigError: the factory cannot be found.
-    """
-    from jsrl.reference import Reference, resolve
-
-    if isinstance(agent, AgentReference):
-        factory = agent.factory if callable(agent.factory) else resolve(Reference(agent.factory, {}))
-        return factory(spec, **agent.kwargs)
-    if not hasattr(type(agent), "factory"):
-        raise ConfigError(
-            f"agent is {agent!r}, which is neither a config such as PPOConfig nor an AgentReference; "
-            "wrap your own factory(spec, **kwargs) as AgentReference(factory, kwargs)."
-        )
-    return resolve(Reference(type(agent).factory, {}))(agent, spec)

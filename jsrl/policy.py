@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
+from jsrl.building import build_agent, resolved_agent
 from jsrl.envs.make import make_spec
-from jsrl.experiment import Experiment, build_agent, resolved_agent
+from jsrl.experiment import Experiment
 from jsrl.reference import from_json
 from jsrl.services.runs import RunFolder
 from jsrl.services.snapshots import SnapshotStore

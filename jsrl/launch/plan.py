@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jsrl.building import build_agent, resolved_agent
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment, build_agent, resolved_agent
+from jsrl.experiment import Experiment
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import ArraySpec, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.jobs import Job, Links, Origin, Schemas

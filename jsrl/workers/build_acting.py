@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from jsrl.agents.base import Agent
+from jsrl.building import build_agent
 from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make
-from jsrl.experiment import build_agent
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.transport.inference import bind_inference

@@ -7,8 +7,8 @@ import functools
 import jax
 
 from jsrl.agents.base import AgentState
+from jsrl.building import build_agent
 from jsrl.errors import ConfigError
-from jsrl.experiment import build_agent
 from jsrl.parallel import data_parallel
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import ParamsPublisher, SampleConsumer

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jsrl.experiment import build_agent
+from jsrl.building import build_agent
 from jsrl.services.control import Command
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.params import bind_params, connect_params
