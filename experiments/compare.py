@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jsrl.services.comparison import compare_runs
-
 from jsrl.errors import JsrlError
+from jsrl.services.comparison import compare_runs
 from jsrl.services.runs import load_runs
 
 
