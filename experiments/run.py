@@ -10,6 +10,7 @@ import difflib
 import importlib
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import configs
 
-from jsrl.errors import ConfigError, JsrlError
+from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch import command_line as cli
 from jsrl.launch.options import differences, full_help, short_help
@@ -83,7 +84,7 @@ def resumed(arguments: Sequence[str]) -> Experiment | None:
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
-    "restart", "actor.", "inference.", "evaluator.", "snapshots.", "learner.num-devices", "learner.threads",
+    "restart", "actor.", "inference.", "evaluator.", "snapshots.", "deadlines.", "learner.num-devices", "learner.threads",
     "learner.memory-share", "learner.check-finite",
 )  # fmt: skip
 
@@ -105,8 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(words)
     except JsrlError as error:
+        if isinstance(error, AgentFault | EnvironmentFault):  # somebody's own code: show where
+            traceback.print_exception(error.__cause__ or error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted before the run had begun.", file=sys.stderr)
+        return 130
 
 
 def command(words: list[str]) -> int:

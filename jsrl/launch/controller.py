@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import signal
+import subprocess
 import time
 from typing import Any
 
 from jsrl.errors import WorkerDied
 from jsrl.launch.actor_host import HOST_ACTORS, ActorHost
+from jsrl.launch.interrupts import interrupts
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.processes import Process, next_life, start
 from jsrl.launch.result import Result
@@ -17,11 +19,8 @@ from jsrl.reference import spawn_environment
 from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage
 from jsrl.transport.segment import make_folder
 
-READY_TIMEOUT_S = 180.0
-SILENCE_S = 30.0
-LEAVE_S = 10.0
-SNAPSHOT_S = 60.0
 POLL_S = 0.05
+RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 # Whoever feeds others leaves first, so that nobody waits for the dead.
 STOP_ORDER = ("actor", "inference", "learner", "parameter-server", "evaluator")
 
@@ -37,53 +36,59 @@ class Controller:
         self._processes: dict[str, Process] = {}
         self._host: ActorHost | None = None
         self._crashes: dict[str, Crash] = {}
-        self._interrupts = 0
+        self._interrupted = False
+        self._deadlines = plan.experiment.deadlines
 
     def run(self) -> Result:
         """Run until the session says why to stop.
+
+        Ctrl-C and SIGTERM end the run in order, with a snapshot; a second one ends it at once. Either way there is a
+        result, whose `ended` is `interrupted`.
 
         Raises:
           WorkerDied: a worker ended, hung or never became ready; the message has its traceback.
         """
         make_folder(self._plan.memory_folder)
         self._control = ControlServer(f"ipc://{self._plan.memory_folder}/control")
-        handlers = self._take_signals()
-        try:
-            self._host = self._start_host()
-            for job in self._plan.jobs:
-                self._start(job, host=self._host if job.kind == "actor" else None)
-            while self._session.reason is None:
-                self._watch()
-            self._end_in_order()
-        finally:
-            for process in self._processes.values():
-                if not process.left or process.exit_status is None:
-                    process.kill()
-            if self._host is not None:
-                self._host.close()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            self._control.close()
-            shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
-            self._session.close()
+        with interrupts(self._interrupt):
+            try:
+                self._work()
+            except KeyboardInterrupt:
+                self._session.end("interrupted")
+            except BaseException as error:
+                self._session.fail(error)
+                raise
+            finally:
+                self._clear()
         return self._session.result()
 
-    def _take_signals(self) -> dict[int, Any]:
-        """Ctrl-C and SIGTERM end the run in order; a second one ends it at once."""
-
-        def interrupt(*_: Any) -> None:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                raise KeyboardInterrupt
-            self._session.end("interrupted")
-
-        handlers: dict[int, Any] = {}
+    def _work(self) -> None:
+        self._host = self._start_host()
+        for job in self._plan.jobs:
+            self._start(job, host=self._host if job.kind == "actor" else None)
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                handlers[number] = signal.signal(number, interrupt)
-        except ValueError:  # not the main thread: whoever called handles signals
-            pass
-        return handlers
+            while self._session.reason is None:
+                self._watch()
+        except WorkerDied:
+            self._rescue()
+            raise
+        self._end_in_order()
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._session.end("interrupted")
+
+    def _clear(self) -> None:
+        """Leave nothing behind: no process, no shared memory, no socket."""
+        for process in self._processes.values():
+            if not process.left or process.exit_status is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
+                    process.kill()
+        if self._host is not None:
+            self._host.close()
+        self._control.close()
+        shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
+        self._session.close()
 
     def _start_host(self) -> ActorHost | None:
         """Start a process that forks the actors, where they are many and load no jax."""
@@ -104,8 +109,7 @@ class Controller:
         for message in self._control.poll(POLL_S):
             self._hear(message)
         for process in list(self._processes.values()):
-            if not process.left:
-                self._check(process)
+            self._check(process)
         self._session.tick()
 
     def _hear(self, message: AnyMessage) -> None:
@@ -130,17 +134,18 @@ class Controller:
 
     def _check(self, process: Process) -> None:
         """See that a worker lives, becomes ready in time, and is heard of."""
-        now = time.monotonic()
-        if process.exit_status is not None:
+        now, limits = time.monotonic(), self._deadlines
+        if process.exit_status is not None and not process.left:
             self._last_words(process)
             if not process.left:
                 self._died(process, f"ended unexpectedly: {process.exit_text()}")
-        elif not process.ready and now - process.started_s > READY_TIMEOUT_S:
-            self._died(process, f"was not ready within {READY_TIMEOUT_S:g} s; it is still {process.stage!r}")
-        elif now - process.beat_s > SILENCE_S and process.stage != "starting the interpreter":
-            self._died(
-                process, f"was not heard of for {SILENCE_S:g} s (stopped, or stuck in a call that holds the GIL)"
-            )
+        if process.left:
+            self._died(process, "left although nobody asked it to (a SIGTERM from elsewhere?)")
+        elif not process.ready and now - process.started_s > limits.ready_s:
+            self._died(process, f"was not ready within {limits.ready_s:g} s; it is still {process.stage!r}")
+        elif now - process.beat_s > limits.silence_s and process.stage != "starting the interpreter":
+            what = "stopped, or stuck in a call that holds the GIL"
+            self._died(process, f"was not heard of for {limits.silence_s:g} s ({what})")
 
     def _last_words(self, process: Process) -> None:
         """Hear what a dead worker had still sent."""
@@ -148,12 +153,13 @@ class Controller:
             self._hear(message)
 
     def _died(self, process: Process, what: str) -> None:
-        """Replace an actor while `restart` allows it; end the run otherwise.
+        """Replace an actor while `restart` allows it and the run goes on; end the run otherwise.
 
         Raises:
           WorkerDied: with the worker's own traceback where it could send one, else the end of its log.
         """
-        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.kill()
         crash = self._crashes.pop(process.name, None)
         # A worker whose stream broke is a witness, not the cause: look for whoever died before it.
         if crash is not None and crash.error == "StreamClosed":
@@ -164,26 +170,52 @@ class Controller:
                         process, crash = other, self._crashes.pop(other.name, None)
                         what = f"ended unexpectedly: {process.exit_text()}"
                         break
-        if process.job.kind == "actor" and process.restarts < self._plan.experiment.restart:
+        running = self._session.reason is None
+        if process.job.kind == "actor" and running and process.restarts < self._plan.experiment.restart:
             reason = f"{crash.error}: {crash.text}" if crash else what
             count = f"restart {process.restarts + 1} of {self._plan.experiment.restart}"
             self._session.display.message(f"{process.name} {reason.splitlines()[0]}; {count}")
             self._start(next_life(process), process.restarts + 1)
             return
+        if process.restarts:
+            what += f", and its {process.restarts} restart(s) are used up"
         raise WorkerDied(death_notice(process, what, crash))
+
+    def _rescue(self) -> None:
+        """Let a learner that still works write its snapshot, so that the run can be continued from here."""
+        learner = self._processes.get("learner")
+        if learner is None or not learner.ready or learner.exit_status is not None:
+            return
+        self._tell("learner", "stop")
+        until = time.monotonic() + RESCUE_S
+        while time.monotonic() < until and learner.exit_status is None:
+            for message in self._control.poll(0.02):
+                self._hear(message)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _end_in_order(self) -> None:
         """Stop actors, inference servers and learner; let the evaluator play the final episodes; stop the rest."""
+        hurried = self._session.reason == "interrupted"
+        if hurried:
+            self._drop_unready()
         final = self._wants_final_evaluation()
         if final:
             self._tell("evaluator", "final", which="best" if self._session.reason == "stop_at_return" else "latest")
+        limits = self._deadlines
         for kind in STOP_ORDER:
             if kind == "evaluator" and final:
                 self._await_final_evaluation()
-            limit_s = SNAPSHOT_S if kind in ("learner", "parameter-server") else LEAVE_S
-            self._stop(kind, limit_s)
+            saves = kind in ("learner", "parameter-server")
+            self._stop(kind, limits.snapshot_s if saves else limits.leave_s / 10 if hurried else limits.leave_s)
+
+    def _drop_unready(self) -> None:
+        """End workers that have nothing to save yet, and might not listen before they have compiled or connected."""
+        for process in self._processes.values():
+            if not process.ready:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.kill()
+                process.left = True
 
     def _wants_final_evaluation(self) -> bool:
         evaluator = self._processes.get("evaluator")
@@ -204,17 +236,23 @@ class Controller:
         for process in leaving:
             self._last_words(process) if not process.left else None
             if not process.left:
-                text = f"did not leave in order within {limit_s:g} s" if process.exit_status is None else ""
+                late = process.exit_status is None
+                what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {process.exit_text()}"
+                if (
+                    kind == "learner" and not self._interrupted
+                ):  # without its last snapshot the run is not what was asked
+                    self._died(process, what)
                 crash = self._crashes.get(process.name)
-                what = text or (f"{crash.error}: {crash.text}" if crash else process.exit_text())
+                what = f"{crash.error}: {crash.text}" if crash else what
                 self._session.display.message(f"{process.name} while stopping: {what}", "warning")
 
     def _await_final_evaluation(self) -> None:
         self._session.stage("evaluator", "final evaluation")
         evaluator = self._processes["evaluator"]
-        while not self._session.final and evaluator.exit_status is None and not self._interrupts:
+        while not self._session.final and not self._interrupted:
             for message in self._control.poll(POLL_S):
                 self._hear(message)
+            self._check(evaluator)
             self._session.tick()
 
 

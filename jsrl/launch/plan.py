@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.building import build_agent, resolved_agent
+from jsrl.building import agent_faults, build_agent, resolved_agent
 from jsrl.envs.make import make_spec
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
+from jsrl.launch.interrupts import deadline
 from jsrl.transport.base import InferenceSpec
-from jsrl.types import ArraySpec, leaves, make_trajectory_spec, map_tree
+from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.jobs import Job, Links, Origin, Schemas
 
 JAX_PROCESS_MB, ACTOR_MB = 220, 45  # resident, as measured on CPU; environments come on top
@@ -25,12 +26,44 @@ def make_schemas(experiment: Experiment) -> Schemas:
 
     Raises:
       ConfigError: the environment cannot be made, or the agent does not fit its spaces.
+      EnvironmentFault: making it raised or hung. AgentFault: the agent's code raised.
     """
+    spec = find_spec(experiment)
+    agent = build_agent(experiment.agent, spec)
+    with agent_faults(f"functions, traced on shapes of {spec.name!r},"):
+        state, act_spec = trace_agent(agent, spec)
+    trajectory = make_trajectory_spec(
+        spec, act_spec.extras, act_spec.core, num_rows=experiment.rollout_length, num_envs=experiment.group_size
+    )
+    _check_action(spec.action.array, spec.num_agents, act_spec.action)
+    return Schemas(spec, act_spec, trajectory, _size_bytes(state.params), _size_bytes(state))
+
+
+def find_spec(experiment: Experiment) -> EnvSpec:
+    """Return what the environment looks like; makes one, which may take as long as one step of an actor.
+
+    Raises:
+      EnvironmentFault: it did not return in time, or ended the interpreter.
+    """
+    limit_s, name = experiment.actor.step_deadline_s, experiment.env.id
+    too_late = EnvironmentFault(
+        f"environment {name!r} was not made within {limit_s:g} s; the traceback above shows where it was. If it is only "
+        "slow, raise actor.step_deadline_s."
+    )
+    try:
+        with deadline(limit_s, too_late):
+            return make_spec(experiment.env)
+    except SystemExit as error:
+        raise EnvironmentFault(
+            f"environment {name!r} called sys.exit({error.code!r}) while it was made; raise an error instead."
+        ) from error
+
+
+def trace_agent(agent: Any, spec: EnvSpec) -> tuple[Any, InferenceSpec]:
+    """Return (shapes of the agent's state, schema of one environment's request and reply)."""
     import jax
     import jax.numpy as jnp
 
-    spec = make_spec(experiment.env)
-    agent = build_agent(experiment.agent, spec)
     state = jax.eval_shape(lambda seed: agent.init(jax.random.key(seed)), jax.ShapeDtypeStruct((), jnp.uint32))
     observation = map_tree(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), spec.observation)
     core = jax.eval_shape(lambda: agent.initial_core(1))
@@ -47,11 +80,7 @@ def make_schemas(experiment: Experiment) -> Schemas:
         )
     one = jax.tree.map(_without_batch, (output.action, output.log_prob, output.extras, core))
     act_spec = InferenceSpec(spec.observation, *one)
-    trajectory = make_trajectory_spec(
-        spec, act_spec.extras, act_spec.core, num_rows=experiment.rollout_length, num_envs=experiment.group_size
-    )
-    _check_action(spec.action.array, spec.num_agents, act_spec.action)
-    return Schemas(spec, act_spec, trajectory, _size_bytes(state.params), _size_bytes(state))
+    return state, act_spec
 
 
 def _without_batch(leaf: Any) -> ArraySpec:

@@ -14,7 +14,8 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-      folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, or interrupted.
+      folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, or interrupted. (The result.json of a run
+        that raised says failed.)
       env_steps, updates, wall_s: reached. ledger: of the sample stream.
       evaluation: the last score that was told (or that reached stop_at_return). final: 100 fresh episodes of it.
       state: the agent's final state (host arrays); loaded from the final snapshot.

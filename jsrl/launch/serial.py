@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
+from jsrl.launch.interrupts import interrupts
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
@@ -39,28 +41,48 @@ class SerialRun:
     """All workers of a plan, in this process."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
-        self._session = session
-        workers: dict[str, Any] = {job.name: build(job, SerialReporter(job.name, session)) for job in plan.jobs}
-        self._learner: Learner = workers["learner"]
-        self._actors: list[Actor] = [w for w in workers.values() if isinstance(w, Actor)]
-        self._evaluator: Evaluator | None = workers.get("evaluator")
-        self._workers = workers
+        self._plan, self._session = plan, session
+        self._workers: dict[str, Any] = {}
 
     def run(self) -> Result:
-        """Run until the session says why to stop; Ctrl-C ends in order, with a snapshot."""
-        opened: list[Any] = []
-        try:
-            for worker in self._workers.values():
-                opened.append(worker)
-                worker.setup()
-                self._session.stage(worker.name, "ready")
-            self._loop()
-        except KeyboardInterrupt:
-            self._session.end("interrupted")
-        except BaseException:
-            self._abandon(opened)
-            raise
-        return self._close()
+        """Run until the session says why to stop.
+
+        Ctrl-C and SIGTERM end the run after the step that is being made, with a snapshot; a second one (or the first,
+        as long as nothing has begun) ends it at once. Either way there is a result, `interrupted`.
+        """
+        self._running = self._interrupted = False
+        with interrupts(self._interrupt):
+            try:
+                self._set_up()
+                self._running = True
+                self._loop()
+                self._close()
+            except KeyboardInterrupt:
+                self._session.end("interrupted")
+                self._abandon()
+            except BaseException as error:
+                self._session.fail(error)
+                self._abandon()
+                raise
+            finally:
+                shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
+        return self._session.result()
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._session.end("interrupted")
+        if not self._running:
+            raise KeyboardInterrupt
+
+    def _set_up(self) -> None:
+        for job in self._plan.jobs:
+            self._workers[job.name] = build(job, SerialReporter(job.name, self._session))
+        self._learner: Learner = self._workers["learner"]
+        self._actors: list[Actor] = [w for w in self._workers.values() if isinstance(w, Actor)]
+        self._evaluator: Evaluator | None = self._workers.get("evaluator")
+        for worker in self._workers.values():
+            worker.setup()
+            self._session.stage(worker.name, "ready")
 
     def _loop(self) -> None:
         session, learner = self._session, self._learner
@@ -81,11 +103,11 @@ class SerialRun:
 
     def _evaluate(self) -> None:
         """Play a due evaluation to its end, so that scores depend on updates alone and not on the clock."""
-        while self._evaluator is not None and self._evaluator.due:
+        while self._evaluator is not None and self._session.reason != "interrupted" and self._evaluator.due:
             self._evaluator.step()
             self._session.tick()
 
-    def _close(self) -> Result:
+    def _close(self) -> None:
         session = self._session
         session.finished_s = session.finished_s or session.now()
         self._report()
@@ -96,15 +118,14 @@ class SerialRun:
             if name != "evaluator":
                 session.facts(worker.close())
         if self._evaluator is not None:
-            while finally_scored and not session.final and self._evaluator.due:
+            while finally_scored and not session.final and not self._interrupted and self._evaluator.due:
                 self._evaluator.step()
             self._evaluator.close()
         session.close()
-        return session.result()
 
-    def _abandon(self, workers: list[Any]) -> None:
-        """Close files and displays after an error, without letting a second error hide the first."""
-        for worker in workers:
+    def _abandon(self) -> None:
+        """Close environments, files and displays after an error, without letting a second error hide the first."""
+        for worker in self._workers.values():
             if isinstance(worker, Actor):
                 try:
                     worker.close()

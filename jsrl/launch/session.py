@@ -44,6 +44,7 @@ class Session:
         self._line_s = time.monotonic() + LINE_S
         self._warned: set[str] = set()
         self.finished_s: float | None = None
+        self._closed = False
 
     @property
     def elapsed_s(self) -> float:
@@ -108,6 +109,11 @@ class Session:
         if self.reason is None:
             self.reason, self.finished_s = reason, time.monotonic()
 
+    def fail(self, error: BaseException) -> None:
+        """Note that the run failed: result.json says so, and so does the controller's log."""
+        self.reason, self.finished_s = "failed", self.finished_s or time.monotonic()
+        self.result(f"{type(error).__name__}: {error}")
+
     def stage(self, worker: str, stage: str) -> None:
         """Note which stage a worker is in; `ready` ends its start."""
         self._stages[worker] = stage
@@ -143,8 +149,8 @@ class Session:
             stage=", ".join(waiting[:2]),
         )
 
-    def result(self) -> Result:
-        """Return the outcome, and write it down as result.json."""
+    def result(self, error: str = "") -> Result:
+        """Return the outcome, and write it down as result.json, which keeps the error of a failed run as well."""
         result = Result(
             folder=self.folder.path,
             ended=self.reason or "interrupted",
@@ -155,12 +161,16 @@ class Session:
             evaluation=self.evaluation,
             final=self.final,
         )
-        text = json.dumps(dataclasses.asdict(result) | {"folder": str(result.folder)}, indent=2, default=float)
+        facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
+        text = json.dumps(facts, indent=2, default=float)
         (self.folder.path / "result.json").write_text(text + "\n")
         return result
 
     def close(self) -> None:
-        """Write the last line and close files and display."""
+        """Write the last line and close files and display, once."""
+        if self._closed:
+            return
+        self._closed = True
         if self.updates:
             self.hub.tick(self.env_steps, self.updates)
         self.hub.close()

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.system.launched import Launched
+
+
+class Launch(Protocol):
+    def __call__(self, *arguments: str, **options: Any) -> Launched: ...
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Start a run as a user does; whatever it left is killed after the test."""
+    launched: list[Launched] = []
+
+    def start(*arguments: str, **options: Any) -> Launched:
+        launched.append(Launched(options.pop("runs_dir", tmp_path), *arguments, **options))
+        return launched[-1]
+
+    yield start
+    for each in launched:
+        each.kill()

@@ -1,0 +1,149 @@
+"""A run in processes of its own, as a user starts it: found, stopped, and checked for what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+WORLD = Path(__file__).parent / "world"
+DRIVE = WORLD / "drive.py"
+FOREVER = ("--total-env-steps", "1000000000")
+
+
+class Launched:
+    """`python drive.py tiny ...` in a session of its own.
+
+    Attributes:
+      text: what it printed, once it has ended.
+    """
+
+    def __init__(self, runs_dir: Path, *arguments: str, experiment: str = "tiny", script: Path = DRIVE) -> None:
+        self.runs_dir = runs_dir
+        words = [experiment, "--runs-dir", str(runs_dir), "--display", "plain", *arguments]
+        self._output = runs_dir / f"output-{time.monotonic_ns()}.txt"
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        # as short-lived and quiet as a child can be: one math thread, no accelerator
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+        with self._output.open("wb") as output:
+            self.popen = subprocess.Popen(
+                [sys.executable, str(script), *(w for w in words if w)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=runs_dir,
+                start_new_session=True,
+            )
+        self._seen: dict[int, psutil.Process] = {}
+
+    @property
+    def text(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    @property
+    def folder(self) -> Path:
+        """The newest run folder."""
+        return max(self.runs_dir.glob("*/*/experiment.json"), key=lambda path: path.stat().st_mtime).parent
+
+    def lines(self) -> list[dict]:
+        """The lines of metrics.jsonl so far."""
+        try:
+            return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        except (ValueError, OSError):
+            return []
+
+    def result(self) -> dict:
+        return json.loads((self.folder / "result.json").read_text())
+
+    def workers(self) -> dict[str, psutil.Process]:
+        """Worker name -> its living process."""
+        found: dict[str, psutil.Process] = {}
+        try:
+            children = psutil.Process(self.popen.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return found
+        for child in children:
+            try:
+                words = child.cmdline()
+            except psutil.Error:
+                continue
+            self._seen[child.pid] = child
+            if "--name" in words and child.status() != psutil.STATUS_ZOMBIE:
+                found[words[words.index("--name") + 1]] = child
+        return found
+
+    def await_worker(self, name: str, timeout_s: float = 30.0) -> psutil.Process:
+        return self.until(lambda: self.workers().get(name), f"{name} to exist", timeout_s)
+
+    def await_updates(self, count: int = 1, timeout_s: float = 60.0) -> None:
+        """Wait until metrics.jsonl shows `count` updates."""
+        self.until(lambda: [x for x in self.lines() if x.get("updates", 0) >= count], f"{count} updates", timeout_s)
+        self.workers()
+
+    def until(self, ready: Callable, what: str, timeout_s: float = 30.0):
+        """Return what `ready` returns once it is true."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := ready()):
+            assert self.popen.poll() is None, f"the run ended while the test waited for {what}:\n{self.text}"
+            assert time.monotonic() < deadline, f"{what} did not come in {timeout_s} s:\n{self.text}"
+            time.sleep(0.02)
+        return value
+
+    def end(self, timeout_s: float) -> tuple[int, float]:
+        """Wait for the launching process; return (exit status, seconds that it took)."""
+        start = time.monotonic()
+        try:
+            status = self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end within {timeout_s} s:\n{self.text}") from None
+        return status, time.monotonic() - start
+
+    def expect(self, status: int, timeout_s: float) -> str:
+        """Wait for the end, check its status and that nothing is left; return what was printed."""
+        found, _ = self.end(timeout_s)
+        assert found == status, f"exit status {found}, expected {status}:\n{self.text}"
+        self.assert_nothing_left()
+        return self.text
+
+    def assert_nothing_left(self, timeout_s: float = 0.5) -> None:
+        """No process of the run lives, no shared memory or socket of it exists."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.left_processes():
+            assert time.monotonic() < deadline, f"left behind: {left}\n{self.text}"
+            time.sleep(0.02)
+        assert self.memory_folders() == []
+        assert not list(self.folder.glob("**/*.sock")) if self.runs_dir.glob("*/*/experiment.json") else True
+
+    def left_processes(self) -> list[str]:
+        """Every living process that this run started, by its session or by its run folder."""
+        left = []
+        for process in psutil.process_iter():
+            try:
+                words = process.cmdline()
+                mine = str(self.runs_dir) in " ".join(words) or process in self._seen.values()
+                if mine and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                    left.append(f"{process.pid}: {' '.join(words)[-120:]}")
+            except psutil.Error:
+                continue
+        return left
+
+    def memory_folders(self) -> list[Path]:
+        """The shared-memory folders of this run."""
+        return list(Path(f"/dev/shm/jsrl-{os.getuid()}").glob(f"{self.popen.pid}-*"))
+
+    def kill(self) -> None:
+        """Clean up after a failed test."""
+        for pid in [self.popen.pid, *self._seen]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.popen.wait()

@@ -1,0 +1,95 @@
+"""Workers that are killed, stopped or end by themselves: seen, named, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.system.launched import FOREVER, Launched
+
+KINDS = {
+    "actor-0": (),
+    "inference-0": (),
+    "learner": (),
+    "evaluator": ("--evaluator.enabled",),
+    "parameter-server": ("--road", "zeromq"),
+}
+slow = pytest.mark.slow
+FAST = ("actor-0", "learner")
+
+
+def of_kinds(fast: tuple[str, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("worker", [pytest.param(k, marks=() if k in fast else slow) for k in KINDS])
+
+
+def assert_died(run: Launched, worker: str, why: str) -> None:
+    status, took_s = run.end(10.0)
+    assert status == 1, run.text
+    assert f"WorkerDied: {worker}" in run.text, run.text
+    assert why in run.text, run.text
+    print(f"{worker}: kill -> exit in {took_s:.2f} s")  # noqa: T201
+    run.assert_nothing_left()
+
+
+@of_kinds(FAST)
+def test_worker_killed_in_mid_run(launch, worker: str) -> None:
+    run = launch(*FOREVER, *KINDS[worker])
+    run.await_updates()
+    run.workers()[worker].kill()
+    assert_died(run, worker, "killed by signal 9 (SIGKILL)")
+
+
+@of_kinds(("inference-0",))
+def test_worker_killed_in_start_up(launch, worker: str) -> None:
+    run = launch(*FOREVER, *KINDS[worker])
+    run.await_worker(worker).kill()
+    assert_died(run, worker, "killed by signal 9 (SIGKILL)")
+
+
+@of_kinds(("actor-0",))
+def test_stopped_worker_is_found_by_its_silence(launch, worker: str) -> None:
+    run = launch(*FOREVER, *KINDS[worker], "--deadlines.silence-s", "2")
+    run.await_updates()
+    run.workers()[worker].suspend()
+    assert_died(run, worker, "was not heard of for 2 s")
+
+
+@slow
+def test_worker_stopped_in_start_up_is_found_by_the_deadline(launch) -> None:
+    run = launch(*FOREVER, "--deadlines.ready-s", "6")
+    run.await_worker("learner").suspend()
+    assert_died(run, "learner", "was not ready within 6 s")
+
+
+@slow
+def test_worker_that_leaves_unasked_ends_the_run(launch) -> None:
+    run = launch(*FOREVER)
+    run.await_updates()
+    run.workers()["actor-0"].terminate()
+    assert_died(run, "actor-0", "left although nobody asked it to")
+
+
+def test_workers_leave_when_the_controller_is_killed_and_the_next_start_sweeps(launch) -> None:
+    run = launch(*FOREVER)
+    run.await_updates()
+    os.kill(run.popen.pid, signal.SIGKILL)
+    start = time.monotonic()
+    run.popen.wait()
+    while run.left_processes():
+        assert time.monotonic() - start < 10.0, run.left_processes()
+        time.sleep(0.02)
+    print(f"controller: kill -> workers gone in {time.monotonic() - start:.2f} s")  # noqa: T201
+    assert len(run.memory_folders()) == 1
+    launch("--placement", "serial").expect(0, 60.0)
+    assert run.memory_folders() == []
+
+
+@slow
+def test_a_child_of_the_environment_does_not_outlive_the_run(launch) -> None:
+    run = launch(*FOREVER, "--env.id", "worlds:HasChild")
+    run.await_updates()
+    run.workers()["learner"].kill()
+    assert_died(run, "learner", "SIGKILL")

@@ -1,0 +1,127 @@
+"""Ctrl-C and SIGTERM: a snapshot, a balanced ledger, exit status 130, nothing left; a second one ends at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.launched import FOREVER, WORLD, Launched
+
+slow = pytest.mark.slow
+
+
+def assert_interrupted(run: Launched, within_s: float = 5.0) -> None:
+    status, took_s = run.end(within_s)
+    assert status == 130, run.text
+    print(f"interrupt -> exit in {took_s:.2f} s")  # noqa: T201
+    run.assert_nothing_left()
+    result = run.result()
+    assert result["ended"] == "interrupted"
+    ledger = result["ledger"]
+    assert ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
+    tag = json.loads((run.folder / "snapshots" / "state" / "tags" / "latest.json").read_text())
+    assert tag["meta"]["updates"] == result["updates"] > 0
+
+
+@pytest.mark.parametrize(
+    ("placement", "number"),
+    [
+        ("served", signal.SIGINT),
+        ("serial", signal.SIGTERM),
+        pytest.param("served", signal.SIGTERM, marks=slow),
+        pytest.param("inline", signal.SIGINT, marks=slow),
+        pytest.param("serial", signal.SIGINT, marks=slow),
+    ],
+)
+def test_interrupt_ends_in_order(launch, placement: str, number: int) -> None:
+    run = launch(*FOREVER, "--placement", placement)
+    run.await_updates()
+    os.killpg(run.popen.pid, number)  # the whole foreground group, as a terminal does it
+    assert_interrupted(run)
+
+
+@slow
+@pytest.mark.parametrize("placement", ["served", "serial"])
+def test_interrupt_in_start_up(launch, placement: str) -> None:
+    run = launch(*FOREVER, "--placement", placement, "--env.id", "worlds:HangsInActor" if placement == "served" else "")
+    if placement == "served":
+        run.await_worker("actor-0")
+    else:
+        run.until(lambda: list(run.runs_dir.glob("tiny/*/metrics.jsonl")), "the run folder")
+    run.popen.send_signal(signal.SIGINT)
+    status, _ = run.end(5.0)
+    assert status == 130, run.text
+    run.assert_nothing_left()
+
+
+@slow
+def test_second_interrupt_ends_at_once(launch) -> None:
+    run = launch(*FOREVER)
+    run.await_updates()
+    run.workers()["learner"].suspend()  # so that the first one has to wait for its snapshot
+    run.popen.send_signal(signal.SIGINT)
+    time.sleep(3.0)
+    assert run.popen.poll() is None
+    run.popen.send_signal(signal.SIGINT)
+    status, took_s = run.end(3.0)
+    assert status == 130, run.text
+    print(f"second interrupt -> exit in {took_s:.2f} s")  # noqa: T201
+    run.assert_nothing_left()
+
+
+NOTEBOOK = """
+import sys, threading, _thread
+sys.path.insert(0, {world!r})
+sys.path.insert(0, {world!r} + "/extra_configs")
+import tiny
+from jsrl.launch.run import run
+
+def interrupt():
+    import time, pathlib
+    while not any(p.stat().st_size for p in pathlib.Path({runs!r}).glob("tiny/*/metrics.jsonl")):
+        time.sleep(0.05)
+    _thread.interrupt_main()
+
+threading.Thread(target=interrupt).start()
+result = run(tiny.config(), runs_dir={runs!r}, display="quiet", total_env_steps=10**9, placement={placement!r})
+print("ENDED", result.ended, result.as_intended, result.updates > 0, sorted(result.params[0] if isinstance(
+    result.params, tuple) else result.params)[:1])
+"""
+
+
+@pytest.mark.parametrize("placement", ["served", pytest.param("serial", marks=slow)])
+def test_interrupted_notebook_call_returns_a_result(tmp_path: Path, placement: str) -> None:
+    code = NOTEBOOK.format(world=str(WORLD), runs=str(tmp_path), placement=placement)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "ENDED interrupted False True" in ended.stdout, ended.stdout + ended.stderr
+
+
+THREAD = """
+import sys, threading
+sys.path.insert(0, {world!r})
+sys.path.insert(0, {world!r} + "/extra_configs")
+import tiny
+from jsrl.launch.run import run
+
+results = []
+def call():
+    results.append(run(tiny.config(), runs_dir={runs!r}, display="quiet"))
+thread = threading.Thread(target=call)
+thread.start()
+thread.join()
+print("ENDED", results[0].ended)
+"""
+
+
+@slow
+def test_a_run_may_be_called_in_a_thread(tmp_path: Path) -> None:
+    code = THREAD.format(world=str(WORLD), runs=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "ENDED total_env_steps" in ended.stdout, ended.stdout + ended.stderr

@@ -1,0 +1,21 @@
+"""The tiny agent on a probe."""
+
+from tiny_agent import TinyConfig
+
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig
+
+
+def config() -> Experiment:
+    """Return an experiment that starts and learns as fast as processes can."""
+    return Experiment(
+        name="tiny",
+        agent=TinyConfig(),
+        env=EnvConfig("probe:action_matters"),
+        num_envs=4,
+        num_groups=2,
+        rollout_length=8,
+        total_env_steps=640,
+        evaluator=EvaluatorConfig(enabled=False, episodes=4, num_envs=4, final_episodes=4),
+        inference=InferenceConfig(),
+    )

@@ -1,0 +1,131 @@
+"""Environments that misbehave on purpose, each in one way. Imports no jax."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import gymnasium
+import numpy as np
+
+
+class World(gymnasium.Env):
+    """One-step episodes: action 1 earns 1, action 0 earns -1; `count` env steps later something goes wrong."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, count: int = 20, step_s: float = 0.0) -> None:
+        self.count, self.step_s, self.steps = count, step_s, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.step_s:
+            time.sleep(self.step_s)
+        if self.steps == self.count:
+            return self.misbehave(action)
+        return np.zeros(1, np.float32), 2.0 * action - 1.0, True, False, {}
+
+    def misbehave(self, action):
+        return np.zeros(1, np.float32), 2.0 * action - 1.0, True, False, {}
+
+
+class RaisesInStep(World):
+    def misbehave(self, action):
+        raise ZeroDivisionError("step gave up on purpose")
+
+
+class RaisesInReset(World):
+    def reset(self, *, seed=None, options=None):
+        if self.steps >= self.count:
+            raise ZeroDivisionError("reset gave up on purpose")
+        return super().reset(seed=seed)
+
+
+class RaisesInConstruction(World):
+    def __init__(self) -> None:
+        raise ZeroDivisionError("construction gave up on purpose")
+
+
+class ReturnsNan(World):
+    def misbehave(self, action):
+        return np.full(1, np.nan, np.float32), 0.0, True, False, {}
+
+
+class ReturnsWrongShape(World):
+    def misbehave(self, action):
+        return np.zeros(3, np.float32), 0.0, True, False, {}
+
+
+class ReturnsWrongDtype(World):
+    def misbehave(self, action):
+        return np.array(["zero"]), 0.0, True, False, {}
+
+
+class HangsInStep(World):
+    def misbehave(self, action):
+        time.sleep(3600.0)
+
+
+class HangsInConstruction(World):
+    def __init__(self) -> None:
+        time.sleep(3600.0)
+
+
+class HangsInActor(World):
+    """Can be made by the launching process, but not by a worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if in_worker():
+            time.sleep(3600.0)
+
+
+class CallsSysExit(World):
+    def misbehave(self, action):
+        sys.exit(3)
+
+
+class CallsOsExit(World):
+    def misbehave(self, action):
+        os._exit(3)
+
+
+class Prints(World):
+    def misbehave(self, action):
+        for _ in range(10):
+            print("x" * 99 + "\n", end="", flush=True)  # noqa: T201
+            sys.stdout.write(("y" * 999 + "\n") * 1000)
+        return super().misbehave(action)
+
+
+class HasChild(World):
+    """Starts a process of its own, which must not outlive the run."""
+
+    def __init__(self) -> None:
+        super().__init__(count=-1)
+        self.child = subprocess.Popen(["sleep", "3600"]) if in_worker() else None
+
+
+class ImportsJax(World):
+    def __init__(self) -> None:
+        super().__init__(count=-1)
+        import jax  # noqa: F401
+
+
+class TellsOfJax(World):
+    """Fails with the list of what the actor's process should not have loaded."""
+
+    def misbehave(self, action):
+        loaded = [name for name in ("jax", "jaxlib", "flax", "optax", "orbax") if name in sys.modules]
+        raise RuntimeError(f"loaded: {loaded}")
+
+
+def in_worker() -> bool:
+    return "jsrl.workers" in " ".join(sys.orig_argv)
