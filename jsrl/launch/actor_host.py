@@ -23,12 +23,17 @@ _POLL_S = 0.02
 
 
 class ActorHost:
-    """A running actor host. `popen`: its process. `log`: what it and its modules wrote."""
+    """A running actor host.
+
+    Attributes:
+      popen: its process. log: what it and its modules wrote. mute: it did not tell of a death (somebody stopped it).
+    """
 
     def __init__(self, control: str, folder: Path, spawn: SpawnEnvironment, variables: Mapping[str, str]) -> None:
         logs = folder / "logs"
         logs.mkdir(exist_ok=True)
         self.log = logs / "actor-host.log"
+        self.mute = False
         self._actors: list[HostedActor] = []
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
@@ -84,7 +89,7 @@ class ActorHost:
         """End the host, and with it whatever actors are left."""
         self._connection.close()
         try:
-            self.popen.wait(timeout_s)
+            self.popen.wait(0.0 if self.mute else timeout_s)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait(timeout_s)
@@ -122,9 +127,9 @@ class HostedActor:
         while (status := self.poll()) is None:
             left_s = until - time.monotonic()
             if self.pid is not None and not process_alive(self.pid):
-                self.host.listen(0.5)  # a stopped host tells nothing any more
+                self.host.listen(0.0 if self.host.mute else 0.5)
                 if self.status is None:
-                    self.status = -signal.SIGKILL
+                    self.host.mute, self.status = True, -signal.SIGKILL
             elif left_s <= 0:
                 raise subprocess.TimeoutExpired(f"actor {self.pid} of {self.host.log.stem}", timeout)
             else:

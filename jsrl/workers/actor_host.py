@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.workers.base import die_with_parent
+from jsrl.workers.base import die_with_parent, show_name
 
 MAX_ORDER_BYTES = 1 << 16
 
@@ -45,6 +45,7 @@ def host_actors(control_address: str, parent_pid: int) -> int:
     In each actor this call returns as well, with the actor's own exit status.
     """
     die_with_parent(parent_pid)
+    show_name("actor-host")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     host = _Host(socket.socket(fileno=os.dup(0)), control_address)

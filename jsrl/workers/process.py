@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from jsrl.workers.base import Reporter, Worker, die_with_parent, run
+from jsrl.workers.base import Reporter, Worker, die_with_parent, run, show_name
 
 
 def work(job_path: Path, control_address: str, name: str, incarnation: int, parent_pid: int) -> int:
@@ -20,6 +20,7 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
       incarnation: which life of the worker. parent_pid: process that this one must not outlive.
     """
     die_with_parent(parent_pid)
+    show_name(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     from jsrl.services.control import ControlClient
 
