@@ -34,7 +34,7 @@ def native(stride: int, pads: conv.Pads, batch_first: bool, x: jax.Array, kernel
 
 def shifted(stride: int, pads: conv.Pads, batch_first: bool, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Convolve with shifted products, differentiated by JAX."""
-    return conv.shifted_conv(stride, pads, batch_first, x, kernel)
+    return conv.product_conv(stride, pads, batch_first, x, kernel)
 
 
 FORMS: dict[str, Callable] = {"lax.conv": native, "shifted, autodiff": shifted, "jsrl": conv._conv}

@@ -1,7 +1,7 @@
 """Convolution and max pooling that are fast on every backend, with the same parameters, outputs and gradients.
 
-XLA's convolution is fast on GPUs and TPUs and slow on CPUs, above all inside `lax.scan`. On CPUs a convolution is here a sum
-of matrix products: one per shift of the window, of the shifted image [h * w * N, C_in] with its weight [C_in, C_out].
+XLA's convolution is fast on GPUs and TPUs and slow on CPUs, above all inside `lax.scan`. On CPUs a convolution is here made
+of matrix products over all pixels at once.
 The platform is chosen while lowering (`jax.lax.platform_dependent`), so that one process may use both.
 
 Images are kept as [H, W, N, C]: rows and columns outside, the batch third. A shifted window is then a slice of whole
@@ -86,7 +86,7 @@ def _conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -
     return lax.platform_dependent(
         x,
         kernel,
-        cpu=partial(shifted_conv, stride, pads, batch_first),
+        cpu=partial(product_conv, stride, pads, batch_first),
         default=partial(native_conv, stride, pads, batch_first),
     )
 
@@ -98,17 +98,18 @@ def _conv_fwd(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Arra
 def _conv_bwd(stride: int, pads: Pads, batch_first: bool, residuals: tuple[Array, Array], gradient: Array):
     x, kernel = residuals
     d_kernel = lax.platform_dependent(
+        kernel,
         x,
         gradient,
-        cpu=partial(_shifted_kernel_gradient, stride, pads, batch_first, kernel.shape),
-        default=lambda x, g: jax.vjp(partial(native_conv, stride, pads, batch_first, x), kernel)[1](g)[0],
+        cpu=partial(_kernel_gradient, stride, pads, batch_first),
+        default=lambda k, x, g: jax.vjp(partial(native_conv, stride, pads, batch_first, x), k)[1](g)[0],
     )
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return np.zeros(x.shape, jax.dtypes.float0), d_kernel
     d_x = lax.platform_dependent(
         kernel,
         gradient,
-        cpu=partial(_shifted_input_gradient, stride, pads, batch_first, x.shape),
+        cpu=partial(_input_gradient, stride, pads, batch_first, x.shape),
         default=lambda kernel, g: jax.vjp(lambda x: native_conv(stride, pads, batch_first, x, kernel), x)[1](g)[0],
     )
     return d_x, d_kernel
@@ -126,75 +127,101 @@ def native_conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Ar
     return lax.conv_general_dilated(x.astype(kernel.dtype), kernel, (stride, stride), pads, dimension_numbers=layout)
 
 
-# -- sums of matrix products ------------------------------------------------------------------------------------------
+# -- matrix products --------------------------------------------------------------------------------------------------
 #
 # A stride-s convolution with a k x k window, k a multiple of s, is a stride-1 convolution with a k/s x k/s window over the
-# image whose s x s cells became channels. What is left of any other k and s reads strided slices.
+# image whose s x s cells became channels. What is left of any other k and s reads strided windows.
+#
+# Two forms, and whichever moves fewer numbers: `columns` lays all k k windows side by side and multiplies once
+# (k k C_in numbers a pixel); `products` multiplies the image once with all k k weights and adds shifted slices of the result
+# (k k C_out numbers a pixel, and no copy of the image). Both gradients of `products` share one array of shifted gradients.
 
 
-def shifted_conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> Array:
-    """Convolve by matrix products of shifted slices; shapes as in `conv`."""
+def product_conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> Array:
+    """Convolve by matrix products; shapes as in `conv`."""
+    cells, step, weights = _as_cells(stride, pads, batch_first, x, kernel)
     out = _out_shape(x, kernel.shape[0], stride, pads, batch_first)
-    cells, step = _cells(stride, pads, batch_first, kernel.shape[0], x)
-    weights = _cell_kernel(kernel, stride // step)
+    if not _products_first(step, weights.shape):
+        columns = _columns(cells, weights.shape[0], out, step)
+        return _product(columns, weights.reshape(-1, weights.shape[-1]))
+    features = weights.shape[-1]
+    products = _product(cells, _side_by_side(weights))
     total = None
-    for i, j in np.ndindex(*weights.shape[:2]):
-        part = _product(_window(cells, i, j, out, step).astype(kernel.dtype), weights[i, j])
+    for n, (i, j) in enumerate(np.ndindex(*weights.shape[:2])):
+        part = _window(products, i, j, out, 1)[..., n * features : (n + 1) * features]
         total = part if total is None else total + part
     return total
 
 
-def _shifted_kernel_gradient(
-    stride: int, pads: Pads, batch_first: bool, shape: tuple[int, ...], x: Array, gradient: Array
-) -> Array:
-    out = gradient.shape[:2]
-    cells, step = _cells(stride, pads, batch_first, shape[0], x)
-    size = shape[0] * step // stride
-    parts = [
-        lax.dot_general(
-            _window(cells, i, j, out, step).astype(gradient.dtype), gradient, (((0, 1, 2), (0, 1, 2)), ((), ()))
-        )
-        for i, j in np.ndindex(size, size)
-    ]
-    return _uncell_kernel(jnp.stack(parts).reshape(size, size, *parts[0].shape), stride // step)
+def _kernel_gradient(stride: int, pads: Pads, batch_first: bool, kernel: Array, x: Array, gradient: Array) -> Array:
+    cells, step, weights = _as_cells(stride, pads, batch_first, x, kernel)
+    size, _, depth, features = weights.shape
+    rows = (((0, 1, 2), (0, 1, 2)), ((), ()))
+    if _products_first(step, weights.shape):
+        d_weights = lax.dot_general(cells, _shifted_gradients(gradient, size), rows)
+        d_weights = d_weights.reshape(depth, size, size, features).transpose(1, 2, 0, 3)
+    else:
+        d_weights = lax.dot_general(_columns(cells, size, gradient.shape[:2], step), gradient, rows)
+        d_weights = d_weights.reshape(weights.shape)
+    return _uncell_kernel(d_weights, stride // step)
 
 
-def _shifted_input_gradient(
+def _input_gradient(
     stride: int, pads: Pads, batch_first: bool, shape: tuple[int, ...], kernel: Array, gradient: Array
 ) -> Array:
+    like = jax.ShapeDtypeStruct(shape, gradient.dtype)
     size = kernel.shape[0]
-    cells, step = (
-        jax.eval_shape(
-            lambda x: _cells(stride, pads, batch_first, size, x)[0], jax.ShapeDtypeStruct(shape, gradient.dtype)
-        ),
-        _step(size, stride),
-    )
-    weights = jnp.swapaxes(_cell_kernel(kernel, stride // step), 2, 3)
-    d_cells = _scatter(weights, gradient, cells.shape[:2], step)
-    return jax.linear_transpose(
-        lambda x: _cells(stride, pads, batch_first, size, x)[0], jax.ShapeDtypeStruct(shape, gradient.dtype)
-    )(d_cells)[0]
+    step = _step(size, stride)
+    cells = jax.eval_shape(lambda x: _cells(stride, pads, batch_first, size, x), like)
+    weights = _cell_kernel(kernel, stride // step)
+    if _products_first(step, weights.shape):
+        d_cells = lax.dot_general(
+            _shifted_gradients(gradient, weights.shape[0]), _side_by_side(weights), (((3,), (1,)), ((), ()))
+        )
+    else:
+        d_cells = _scatter(weights, gradient, cells.shape[:2], step)
+    return jax.linear_transpose(lambda x: _cells(stride, pads, batch_first, size, x), like)(d_cells)[0]
+
+
+def _as_cells(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> tuple[Array, int, Array]:
+    """Return (cells in the kernel's dtype, the stride left to do, weights [k', k', C', O])."""
+    step = _step(kernel.shape[0], stride)
+    cells = _cells(stride, pads, batch_first, kernel.shape[0], x).astype(kernel.dtype)
+    return cells, step, _cell_kernel(kernel, stride // step)
+
+
+def _products_first(step: int, weights: tuple[int, ...]) -> bool:
+    return step == 1 and weights[3] < weights[2]
+
+
+def _columns(cells: Array, size: int, out: Sequence[int], step: int) -> Array:
+    """Return all windows side by side: [h, w, N, k k C]."""
+    return jnp.concatenate([_window(cells, i, j, out, step) for i, j in np.ndindex(size, size)], axis=-1)
+
+
+def _side_by_side(weights: Array) -> Array:
+    """Return weights [k, k, C, O] as [C, k k O]."""
+    return weights.transpose(2, 0, 1, 3).reshape(weights.shape[2], -1)
+
+
+def _shifted_gradients(gradient: Array, size: int) -> Array:
+    """Return the gradient [h, w, N, O] put where each shift read, side by side: [h + k - 1, w + k - 1, N, k k O]."""
+    edge = size - 1
+    shifted = [jnp.pad(gradient, ((i, edge - i), (j, edge - j), (0, 0), (0, 0))) for i, j in np.ndindex(size, size)]
+    return jnp.concatenate(shifted, axis=-1)
 
 
 def _scatter(weights: Array, gradient: Array, shape: tuple[int, ...], step: int) -> Array:
     """Return sum over shifts of gradient x weights[i, j], each put where the shift read: [*shape, N, C_in]."""
-    size = weights.shape[0]
-    height, width = gradient.shape[:2]
-    if step == 1:
-        edge = size - 1
-        padded = jnp.pad(gradient, ((edge, edge), (edge, edge), (0, 0), (0, 0)))
-        total = None
-        for i, j in np.ndindex(size, size):
-            part = _product(_window(padded, edge - i, edge - j, shape, 1), weights[i, j])
-            total = part if total is None else total + part
-        return total
-    total = 0.0
-    for i, j in np.ndindex(size, size):
+    size, _, depth, features = weights.shape
+    columns = lax.dot_general(gradient, weights.reshape(-1, features), (((3,), (1,)), ((), ())))
+    total: Array | float = 0.0
+    for n, (i, j) in enumerate(np.ndindex(size, size)):
         ends = [
-            (at, n - at - (count - 1) * step - 1, step - 1)
-            for at, n, count in zip((i, j), shape[:2], (height, width), strict=True)
+            (at, length - at - (count - 1) * step - 1, step - 1)
+            for at, length, count in zip((i, j), shape, gradient.shape, strict=False)
         ]
-        part = _product(gradient, weights[i, j])
+        part = columns[..., n * depth : (n + 1) * depth]
         total = total + lax.pad(part, jnp.zeros((), part.dtype), (*ends, (0, 0, 0), (0, 0, 0)))
     return total
 
@@ -217,8 +244,8 @@ def _out_shape(x: Array, size: int, stride: int, pads: Pads, batch_first: bool) 
     return (height + sum(pads[0]) - size) // stride + 1, (width + sum(pads[1]) - size) // stride + 1
 
 
-def _cells(stride: int, pads: Pads, batch_first: bool, size: int, x: Array) -> tuple[Array, int]:
-    """Return the padded image as [H', W', N, C'] and the stride left to do; space-to-depth where it is possible."""
+def _cells(stride: int, pads: Pads, batch_first: bool, size: int, x: Array) -> Array:
+    """Return the padded image as [H', W', N, C']: space-to-depth by the stride where that is possible."""
     out = _out_shape(x, size, stride, pads, batch_first)
     axes = (1, 2) if batch_first else (0, 1)
     used = [(n - 1) * stride + size for n in out]
@@ -227,16 +254,24 @@ def _cells(stride: int, pads: Pads, batch_first: bool, size: int, x: Array) -> t
         edges[axis] = (low, length - low - x.shape[axis], 0)
     if any(edge != (0, 0, 0) for edge in edges):
         x = lax.pad(x, jnp.zeros((), x.dtype), edges)
-    step = _step(size, stride)
-    if step == stride:
-        return (jnp.transpose(x, (1, 2, 0, 3)) if batch_first else x), step
+    if _step(size, stride) == stride:
+        return jnp.transpose(x, (1, 2, 0, 3)) if batch_first else x
     rows, columns = used[0] // stride, used[1] // stride
+    if x.dtype == jnp.uint8 and x.shape[-1] == 4:  # a pixel's four bytes move as one number
+        words = lax.bitcast_convert_type(x, jnp.uint32)[..., None]
+        return lax.bitcast_convert_type(_space_to_depth(words, rows, columns, stride, batch_first), jnp.uint8).reshape(
+            rows, columns, -1, 4 * stride * stride
+        )
+    return _space_to_depth(x, rows, columns, stride, batch_first)
+
+
+def _space_to_depth(x: Array, rows: int, columns: int, stride: int, batch_first: bool) -> Array:
     channels = x.shape[-1]
     if batch_first:
         x = x.reshape(-1, rows, stride, columns, stride, channels).transpose(1, 3, 0, 2, 4, 5)
     else:
         x = x.reshape(rows, stride, columns, stride, -1, channels).transpose(0, 2, 4, 1, 3, 5)
-    return x.reshape(rows, columns, -1, stride * stride * channels), 1
+    return x.reshape(rows, columns, -1, stride * stride * channels)
 
 
 def _cell_kernel(kernel: Array, stride: int) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import flax.linen as nn
@@ -58,9 +59,48 @@ def _rows(image: Array) -> tuple[Array, tuple[int, ...]]:
     return image.reshape(-1, *image.shape[-3:]), image.shape[:-3]
 
 
-def _flat(x: Array, leading: tuple[int, ...]) -> Array:
-    """Return [*leading, h * w * C] of [h, w, N, C]."""
-    return x.transpose(2, 0, 1, 3).reshape(*leading, -1)
+MAX_CHUNK, MIN_CHUNK = 48, 12  # images whose intermediate values stay in a core's cache
+
+
+def _chunk(number: int) -> int:
+    """Return how many images to work on at a time: on CPUs so few that what lies between two layers stays in the cache."""
+    if jax.default_backend() != "cpu" or number <= MAX_CHUNK:
+        return number
+    return next((size for size in range(MAX_CHUNK, MIN_CHUNK - 1, -1) if number % size == 0), number)
+
+
+class _Convolutions(nn.Module):
+    """What both image torsos do with their convolutions: some images at a time, features flat.
+
+    Attributes:
+      layers: (images [N, H, W, C], pixel scale) -> [h, w, N, C], called inside this module.
+    """
+
+    layers: Callable[[Array, float], Array]
+
+    @nn.compact
+    def __call__(self, carry: tuple[()], image: Array) -> tuple[tuple[()], Array]:
+        """Encode [N, H, W, C] to [N, h * w * C]; signature of a scan's body."""
+        x = self.layers(image, _pixel_scale(image))
+        return carry, x.transpose(2, 0, 1, 3).reshape(image.shape[0], -1)
+
+
+def _convolve(layers: Callable[[Array, float], Array], image: Array) -> Array:
+    """Apply convolutional layers to images [..., H, W, C], by chunks: [..., h * w * C]."""
+    x, leading = _rows(image)
+    size = _chunk(x.shape[0])
+    if size == x.shape[0]:
+        _, features = _Convolutions(layers, name="convolutions")((), x)
+    else:
+        scanned = nn.scan(_Convolutions, variable_broadcast="params", split_rngs={"params": False})
+        _, features = scanned(layers, name="convolutions")((), x.reshape(-1, size, *x.shape[1:]))
+    return features.reshape(*leading, -1)
+
+
+def _nature_layers(x: Array, scale: float) -> Array:
+    x = nn.relu(Conv(32, 8, 4, scale=scale, batch_first=True)(x))
+    x = nn.relu(Conv(64, 4, 2)(x))
+    return nn.relu(Conv(64, 3, 1)(x))
 
 
 class NatureCNN(nn.Module):
@@ -76,11 +116,17 @@ class NatureCNN(nn.Module):
     @nn.compact
     def __call__(self, image: Array) -> Array:
         """Encode."""
-        x, leading = _rows(image)
-        x = nn.relu(Conv(32, 8, 4, scale=_pixel_scale(image), batch_first=True)(x))
-        x = nn.relu(Conv(64, 4, 2)(x))
-        x = nn.relu(Conv(64, 3, 1)(x))
-        return nn.relu(dense(self.features)(_flat(x, leading)))
+        return nn.relu(dense(self.features)(_convolve(_nature_layers, image)))
+
+
+def _resnet_layers(x: Array, scale: float, *, channels: tuple[int, ...], num_blocks: int) -> Array:
+    for stage, features in enumerate(channels):
+        first = stage == 0
+        x = max_pool(Conv(features, 3, padding="SAME", scale=scale if first else 1.0, batch_first=first)(x))
+        for _ in range(num_blocks):
+            inside = Conv(features, 3, padding="SAME")(nn.relu(x))
+            x = x + Conv(features, 3, padding="SAME")(nn.relu(inside))
+    return nn.relu(x)
 
 
 class ImpalaResNet(nn.Module):
@@ -98,15 +144,8 @@ class ImpalaResNet(nn.Module):
     @nn.compact
     def __call__(self, image: Array) -> Array:
         """Encode."""
-        x, leading = _rows(image)
-        for stage, channels in enumerate(self.channels):
-            first = stage == 0
-            scale = _pixel_scale(image) if first else 1.0
-            x = max_pool(Conv(channels, 3, padding="SAME", scale=scale, batch_first=first)(x))
-            for _ in range(self.num_blocks):
-                inside = Conv(channels, 3, padding="SAME")(nn.relu(x))
-                x = x + Conv(channels, 3, padding="SAME")(nn.relu(inside))
-        return nn.relu(dense(self.features)(_flat(nn.relu(x), leading)))
+        layers = partial(_resnet_layers, channels=self.channels, num_blocks=self.num_blocks)
+        return nn.relu(dense(self.features)(_convolve(layers, image)))
 
 
 class Leaf(NamedTuple):

@@ -43,7 +43,7 @@ def test_the_other_backends_form_is_the_same_function():
     kernel = jax.random.normal(jax.random.key(1), (4, 4, 4, 6)) / 8
     pads = ((0, 0), (0, 0))
     np.testing.assert_allclose(
-        conv.native_conv(2, pads, False, x, kernel), conv.shifted_conv(2, pads, False, x, kernel), atol=2e-6
+        conv.native_conv(2, pads, False, x, kernel), conv.product_conv(2, pads, False, x, kernel), atol=2e-6
     )
 
 
