@@ -18,7 +18,7 @@ from jsrl.envs.config import EnvConfig, split_wrapper
 from jsrl.envs.probes import make_probe
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
-from jsrl.errors import ConfigError, MissingExtra
+from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
 from jsrl.importing import import_target, nearest
 from jsrl.types import Array, EnvSpec
 
@@ -185,6 +185,13 @@ def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
     except (TypeError, gymnasium.error.Error) as error:
         raise ConfigError(
             f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs and wrappers"
+        ) from error
+    except JsrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFault(
+            f"environment {config.id!r} raised {type(error).__name__} as it was made with {config.kwargs}: {error}. The "
+            "traceback above is its own"
         ) from error
 
 

@@ -108,7 +108,7 @@ class SyncVectorEnv:
             raise
         except BadValue as error:
             raise self._rows.fault(slot, str(error), ADVICE_SPACE) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._raised(slot, "step", error) from error
         return self._rows.step(self._tree, reward, terminated, truncated)
 
@@ -132,7 +132,7 @@ class SyncVectorEnv:
             seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
         try:
             return self._envs[slot].reset() if seed is None else self._envs[slot].reset(seed=seed)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._raised(slot, "reset", error) from error
 
     def _take(self, slot: int, info: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class SyncVectorEnv:
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, info)
 
-    def _raised(self, slot: int, where: str, error: Exception) -> Exception:
+    def _raised(self, slot: int, where: str, error: BaseException) -> Exception:
         if isinstance(error, ValueError | TypeError) and error.__traceback__ and not error.__traceback__.tb_next:
             # raised by our own line: it did not return five values, or not numbers
             return self._rows.fault(

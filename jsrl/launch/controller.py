@@ -177,6 +177,8 @@ class Controller:
             self._session.display.message(f"{process.name} {reason.splitlines()[0]}; {count}")
             self._start(next_life(process), process.restarts + 1)
             return
+        if process.job.kind == "actor" and crash is None:
+            what += f" (environment {process.job.experiment.env.id!r})"
         if process.restarts:
             what += f", and its {process.restarts} restart(s) are used up"
         raise WorkerDied(death_notice(process, what, crash))

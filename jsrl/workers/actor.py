@@ -52,7 +52,10 @@ class Group:
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """What an actor has to know: T rows, the lag that trajectory n may have (None: any), where the run stands."""
+    """What an actor has to know: T rows, the lag that trajectory n may have (None: any), where the run stands.
+
+    `environment` is what messages call the environment.
+    """
 
     num_rows: int
     max_lag: int | None
@@ -60,6 +63,7 @@ class ActorSettings:
     updates_per_batch: int = 1
     step_deadline_s: float = 60.0
     poll_s: float = 0.1
+    environment: str = ""
 
 
 class Actor:
@@ -91,9 +95,7 @@ class Actor:
         """Make and reset the environments, connect, and ask for the first actions."""
         self._reporter.stage("making environments")
         for number, make_group in self._environments.items():
-            self._reporter.entering(
-                f"{self.name}: making environments of group {number}", self._settings.step_deadline_s
-            )
+            self._entering("making", number)
             env = make_group()
             self._groups[number] = Group(number, env, env.reset())
             self._reporter.left()
@@ -170,13 +172,18 @@ class Actor:
             group.trajectory = version_updates(reply.version) // self._settings.updates_per_batch
 
     def _step_environments(self, group: Group, action: Array) -> None:
-        self._reporter.entering(f"{self.name}: step of group {group.number}", self._settings.step_deadline_s)
+        self._entering("step", group.number)
         start = time.perf_counter()
         group.latest = group.env.step(action)
         self._recorder.spent("env", time.perf_counter() - start)
         self._reporter.left()
         if group.latest.episodes:
             self._count_episodes(group.latest.episodes)
+
+    def _entering(self, what: str, number: int) -> None:
+        """Have the control road watch that the environment returns in time."""
+        activity = f"{self.name}: {what} of environment {self._settings.environment!r}, group {number},"
+        self._reporter.entering(activity, self._settings.step_deadline_s)
 
     def _write_observation(self, group: Group, row: int) -> None:
         assert group.block is not None
@@ -255,6 +262,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         updates_per_batch=e.learner.reuse,
         step_deadline_s=e.actor.step_deadline_s,
         poll_s=job.poll_s,
+        environment=str(e.env.id),
     )
     groups = range(job.index * e.ring, (job.index + 1) * e.ring)
 

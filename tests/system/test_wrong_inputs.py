@@ -1,0 +1,190 @@
+"""What cannot work: a typed error that names environment, slot and worker, and reaches the user's terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.launch import run as launch_run
+from jsrl.launch.run import run
+from jsrl.transport.params import bind_params
+from jsrl.transport.samples import bind_samples
+from jsrl.types import ArraySpec
+from tests.system.launched import FOREVER, WORLD
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """Make the misbehaving environments and the tiny agent importable, here and in workers."""
+    sys.path.insert(0, str(WORLD))
+    yield
+    sys.path.remove(str(WORLD))
+
+
+def tiny(env_id: str, **options) -> Experiment:
+    from tiny_agent import TinyConfig
+
+    agent = TinyConfig(**options.pop("agent", {}))
+    fields = {"total_env_steps": 640, "num_envs": 4, "num_groups": 2, "rollout_length": 8} | options
+    evaluator = EvaluatorConfig(enabled=False)
+    return Experiment(name="tiny", agent=agent, env=EnvConfig(env_id), evaluator=evaluator, **fields)
+
+
+# -- environments -----------------------------------------------------------------------------------------------------
+
+MISBEHAVIOUR = {
+    "RaisesInStep": ("raised ZeroDivisionError in step: step gave up on purpose", "slot 0, episode 19, step 0"),
+    "RaisesInReset": ("raised ZeroDivisionError in reset: reset gave up on purpose", "slot 0"),
+    "ReturnsNan": ("returned nan in 'observation'[0]; expected finite numbers", "slot 0, episode 19"),
+    "ReturnsWrongShape": ("[3]", "slot 0, episode 19"),
+    "ReturnsWrongDtype": ("<U4", "slot 0, episode 19"),
+    "CallsSysExit": ("raised SystemExit in step: 3", "slot 0, episode 19"),
+}
+
+
+@pytest.mark.parametrize("name", MISBEHAVIOUR)
+def test_environment_that_misbehaves_in_serial_mode(world, tmp_path: Path, name: str) -> None:
+    with pytest.raises(EnvironmentFault) as caught:
+        run(tiny(f"worlds:{name}"), runs_dir=tmp_path, display="quiet", placement="serial")
+    for part in (f"worlds:{name}", *MISBEHAVIOUR[name]):
+        assert part in str(caught.value)
+    (result,) = tmp_path.glob("tiny/*/result.json")
+    assert '"ended": "failed"' in result.read_text()
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "ReturnsNan" else slow) for n in MISBEHAVIOUR])
+def test_environment_that_misbehaves_in_a_process(launch, name: str) -> None:
+    text = launch(*FOREVER, "--env.id", f"worlds:{name}").expect(1, 30.0)
+    for part in ("WorkerDied: actor-0: EnvironmentFault", f"worlds:{name}", *MISBEHAVIOUR[name]):
+        assert part in text
+    assert "Traceback" in text
+
+
+@slow
+def test_environment_that_ends_the_process(launch) -> None:
+    text = launch(*FOREVER, "--env.id", "worlds:CallsOsExit").expect(1, 30.0)
+    assert "WorkerDied: actor-0 ended unexpectedly: exit status 3" in text
+    assert "worlds:CallsOsExit" in text
+
+
+@pytest.mark.parametrize("name", ["HangsInStep", pytest.param("HangsInActor", marks=slow)])
+def test_environment_that_hangs(launch, name: str) -> None:
+    text = launch(*FOREVER, "--env.id", f"worlds:{name}", "--actor.step-deadline-s", "1.5").expect(1, 30.0)
+    assert "WorkerDied: actor-0: EnvironmentFault" in text
+    assert f"worlds:{name}" in text and "group 0" in text and "did not return within 1.5 s" in text
+    assert "time.sleep(3600.0)" in text  # the stack shows where
+
+
+def test_environment_that_hangs_as_it_is_made(launch) -> None:
+    run = launch("--env.id", "worlds:HangsInConstruction", "--actor.step-deadline-s", "1.5")
+    text = run.expect(1, 15.0)
+    assert "EnvironmentFault: environment 'worlds:HangsInConstruction' was not made within 1.5 s" in text
+    assert "time.sleep(3600.0)" in text
+
+
+@slow
+def test_environment_that_raises_as_it_is_made(launch) -> None:
+    text = launch("--env.id", "worlds:RaisesInConstruction").expect(1, 15.0)
+    assert "EnvironmentFault: environment 'worlds:RaisesInConstruction' raised ZeroDivisionError" in text
+    assert "construction gave up on purpose" in text
+
+
+@slow
+def test_environment_that_prints_a_lot_goes_to_the_log(launch) -> None:
+    run = launch("--env.id", "worlds:Prints")
+    text = run.expect(0, 40.0)
+    assert len(text) < 20_000
+    assert (run.folder / "logs" / "actor-0.log").stat().st_size > 10_000_000
+
+
+# -- agents -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "parts"),
+    [
+        ("factory", AgentFault, ("tiny_agent:tiny", "RuntimeError", "the factory gave up on purpose")),
+        ("act raises", AgentFault, ("RuntimeError", "act gave up on purpose", "probe:action_matters")),
+        ("act dtype", ConfigError, ("shape () and dtype float32", "shape () and dtype int32")),
+    ],
+)
+def test_agent_that_breaks_a_rule(world, tmp_path: Path, fault: str, error: type[JsrlError], parts) -> None:
+    with pytest.raises(error) as caught:
+        run(tiny("probe:action_matters", agent={"fault": fault}), runs_dir=tmp_path, display="quiet")
+    for part in parts:
+        assert part in str(caught.value)
+    assert not list(Path(f"/dev/shm/jsrl-{os.getuid()}").glob(f"{os.getpid()}-*"))
+
+
+@slow
+def test_agent_that_raises_is_shown_with_its_traceback(launch) -> None:
+    text = launch("--agent.fault", "factory").expect(1, 15.0)
+    assert "Traceback" in text and 'raise RuntimeError("the factory gave up on purpose")' in text
+    assert "AgentFault: the agent's factory tiny_agent:tiny raised RuntimeError" in text
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def test_shared_memory_too_small(world, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = launch_run.shutil.disk_usage("/dev/shm")
+    monkeypatch.setattr(launch_run.shutil, "disk_usage", lambda _: usage._replace(free=3 << 20))
+    with pytest.raises(ConfigError, match=r"needs \d+ MiB of shared memory, but .* has 3 MiB free. Use --road zeromq"):
+        run(tiny("probe:action_matters", rollout_length=100_000), runs_dir=tmp_path, display="quiet")
+    assert not list(Path(f"/dev/shm/jsrl-{os.getuid()}").glob(f"{os.getpid()}-*"))
+
+
+def test_port_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        for bind in (lambda: bind_params(address), lambda: bind_samples(address, (ArraySpec((1,), "float32"),))):
+            with pytest.raises(ConfigError, match=address) as caught:
+                bind()
+            assert "in use" in str(caught.value)
+
+
+def test_run_folder_that_cannot_be_written(world, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written .* --runs-dir"):
+        run(tiny("probe:action_matters"), runs_dir=tmp_path / "file", display="quiet")
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+COMMANDS = {
+    "experiment": (["tynie"], "did you mean tiny?"),
+    "option": (["tiny", "--n-steps", "8"], "--rollout-length"),
+    "environment": (["tiny", "--env.id", "CartPol-v1"], "CartPole-v1"),
+    "placement": (["tiny", "--placement", "servd"], "did you mean served?"),
+    "impossible": (["tiny", "--num-actors", "3"], "2 groups cannot be shared out evenly over 3 actors"),
+    "resume": (["--resume", "nowhere"], "there is no run nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == "environment" else slow) for c in COMMANDS])
+def test_unknown_names(tmp_path: Path, case: str) -> None:
+    words, part = COMMANDS[case]
+    command = [sys.executable, str(WORLD / "drive.py"), *words, "--runs-dir", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert ended.stderr.startswith("ConfigError: ") and part in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_failing_run_in_this_process_leaves_the_signals_alone(world, tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+    with pytest.raises(EnvironmentFault):
+        run(tiny("worlds:RaisesInStep"), runs_dir=tmp_path, display="quiet", placement="serial")
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
