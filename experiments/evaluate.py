@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from jsrl.envs.make import make
 from jsrl.errors import JsrlError
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument("--runs-dir", default="runs")
     options = parser.parse_args()
+    sys.path.insert(1, str(Path.cwd()))  # environments and agents of the user's own
     run, _, tag = options.run.partition("@")
     try:
         policy = load_policy(run, tag or "best", runs_dir=options.runs_dir)

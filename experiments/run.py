@@ -14,14 +14,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+# configs lie beside this file; environments and agents of the user's own lie where the command was given.
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path.cwd())]
 
 import configs
 
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch import command_line as cli
-from jsrl.launch.options import differences, full_help, short_help
+from jsrl.launch.options import full_help, short_help
 
 USAGE = "usage: python experiments/run.py NAME [--option value ...]"
 
@@ -82,24 +83,6 @@ def resumed(arguments: Sequence[str]) -> Experiment | None:
     return from_json(folder.config)
 
 
-MAY_CHANGE = (
-    "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
-    "restart", "actor.", "inference.", "evaluator.", "snapshots.", "deadlines.", "learner.num-devices", "learner.threads",
-    "learner.memory-share", "learner.check-finite",
-)  # fmt: skip
-
-
-def check_resume(old: Experiment, new: Experiment) -> None:
-    """Show what a resume changes; refuse what would make it another experiment."""
-    for name, (before, after) in differences(old, new).items():
-        if not name.startswith(MAY_CHANGE):
-            raise ConfigError(
-                f"--{name} cannot change on resume ({before} -> {after}); limits and placement may. To begin anew from "
-                "this run's params use --init-from RUN@TAG."
-            )
-        print(f"changed: --{name} {before} -> {after}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (0: ended as intended)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -135,8 +118,6 @@ def command(words: list[str]) -> int:
         print(full_help(default) if every else short_help(default, USAGE, summaries()))
         return 0
     asked = cli.parse(words, default)
-    if stored is not None:
-        check_resume(stored, asked.experiment)
     return execute(asked)
 
 
