@@ -19,8 +19,11 @@ slow = pytest.mark.slow
 
 
 def host_of(run: Launched) -> psutil.Process | None:
-    children = psutil.Process(run.popen.pid).children()
-    return next((child for child in children if "actor-host" in child.cmdline()), None)
+    """The actor host of a run, while it lives."""
+    try:
+        return next((c for c in psutil.Process(run.popen.pid).children() if c.name() == "actor-host"), None)
+    except psutil.Error:
+        return None
 
 
 def forked(run: Launched, count: int) -> dict[str, psutil.Process]:
@@ -80,6 +83,7 @@ def test_a_run_with_a_host_ends_as_intended(launch) -> None:
     assert "while stopping" not in text
 
 
+@slow
 def test_the_few_actors_of_a_small_run_need_no_host(launch) -> None:
     run = launch(*FOREVER, "--num-actors", "2", "--num-groups", "2")
     run.await_updates()
@@ -95,6 +99,7 @@ def test_a_killed_actor_is_named(launch) -> None:
     print(f"hosted actor: kill -> exit in {took_s:.2f} s")  # noqa: T201
 
 
+@slow
 def test_a_killed_actor_is_replaced(launch) -> None:
     run = launch(*FOREVER, *FOUR, "--restart", "1")
     actors = forked(run, 4)
@@ -123,6 +128,7 @@ def test_a_killed_host_takes_its_actors_along_and_is_named(launch, early: bool) 
     print(f"actor host: kill -> exit in {took_s:.2f} s")  # noqa: T201
 
 
+@slow
 def test_all_actors_of_a_killed_host_are_replaced(launch) -> None:
     run = launch(*FOREVER, *FOUR, "--restart", "1")
     forked(run, 4)
@@ -135,6 +141,7 @@ def test_all_actors_of_a_killed_host_are_replaced(launch) -> None:
     run.await_updates(updates + 20)
 
 
+@slow
 def test_hosted_actors_leave_when_the_controller_is_killed(launch) -> None:
     run = launch(*FOREVER, *FOUR)
     forked(run, 4)
@@ -147,6 +154,7 @@ def test_hosted_actors_leave_when_the_controller_is_killed(launch) -> None:
         time.sleep(0.02)
 
 
+@slow
 def test_a_stopped_host_does_not_keep_a_run_from_ending(launch) -> None:
     run = launch(*FOREVER, *FOUR)
     actors = forked(run, 4)
