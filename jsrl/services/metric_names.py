@@ -65,9 +65,11 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("inference/wait_share", "share of time without requests", "0-1", "0.1-0.7"),
     Metric("inference/compilations", "compilations of act so far", "count", "one per batch size", "total"),
     Metric("inference/compilations_after_warmup", "compilations once warm", "count", "0", "total"),
+    Metric("inference/act_share", "share of time acting", "0-1", "below 0.9 (else: another server)"),
     Metric(
-        "inference/params_version", "updates that the oldest params in use have seen", "updates", "updates - 1", "min"
+        "inference/params_updates", "updates that the oldest params in use have seen", "updates", "updates - 1", "min"
     ),
+    Metric("parameter_server/relayed", "versions of params passed on", "count", "rises with updates", "total"),
     Metric("learner/updates_per_s", "updates", "1/s", "level"),
     Metric("learner/rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
     Metric(
@@ -102,6 +104,21 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("evaluator/version_updates", "updates that the evaluated params have seen", "updates", "rises"),
     Metric(
         "evaluator/sampled_return_mean", "mean raw return when actions are sampled", "reward", "below greedy, rises"
+    ),
+    Metric("evaluator/sampled_return_std", "standard deviation of those", "reward", "depends"),
+    Metric(
+        "evaluator/sampled_return_ci95", "half width of their 95% confidence interval", "reward", "small to the mean"
+    ),
+    Metric("evaluator/final_return_mean", "mean raw return after the end, fresh seeds", "reward", "near return_mean"),
+    Metric("evaluator/final_return_std", "standard deviation over those episodes", "reward", "depends"),
+    Metric("evaluator/final_return_ci95", "half width of the 95% confidence interval", "reward", "small to the mean"),
+    Metric("evaluator/final_length_mean", "mean length of those episodes", "steps", "depends"),
+    Metric("evaluator/final_episodes", "episodes of the final evaluation", "count", "as configured", "sum"),
+    Metric(
+        "evaluator/final_version_updates",
+        "updates that the finally evaluated params have seen",
+        "updates",
+        "the best or last",
     ),
     Metric("snapshots/written", "snapshots on disk so far", "count", "rises", "total"),
     Metric("snapshots/failed", "snapshots that could not be written", "count", "0", "total"),
