@@ -260,12 +260,13 @@ def check(experiment: Experiment) -> None:
       ConfigError: says which option, what it was, and the nearest values that work.
     """
     e = experiment
+    if isinstance(e.agent, dict | list | tuple):
+        raise ConfigError("several policies in one experiment are not available yet; give one agent (a config such as PPOConfig).")
     positive = {
         "total_env_steps": e.total_env_steps,
         "num_envs": e.num_envs,
         "rollout_length": e.rollout_length,
         "num_actors": e.num_actors,
-        "num_groups": e.groups,
         "batch_envs": e.batch_columns,
         "num_inference_servers": e.num_inference_servers,
         "learner.reuse": e.learner.reuse,
@@ -276,6 +277,8 @@ def check(experiment: Experiment) -> None:
     for name, value in positive.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    if e.groups < 1:
+        raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
     for name, seconds in dataclasses.asdict(e.deadlines).items():
         if not seconds > 0:
             raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
