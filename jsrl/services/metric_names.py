@@ -128,7 +128,8 @@ CATALOGUE: tuple[Metric, ...] = (
     *_worker("inference", "inference servers"),
     *_worker("learner", "learners"),
     *_worker("evaluator", "evaluators"),
-    *_worker("controller", "controllers"),
+    *_worker("parameter_server", "parameter servers"),
+    *_worker("parameter_server", "parameter servers"),
 )
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
 

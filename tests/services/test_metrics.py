@@ -272,7 +272,7 @@ def test_the_catalogue_is_well_formed():
     names = [metric.name for metric in metric_names.CATALOGUE]
     assert len(names) == len(set(names))
     for metric in metric_names.CATALOGUE:
-        assert re.fullmatch(r"[a-z]+/[a-z0-9_]+|env_steps|updates|wall_s", metric.name)
+        assert re.fullmatch(r"[a-z_]+/[a-z0-9_]+|env_steps|updates|wall_s", metric.name)
         assert metric.meaning
         assert metric.unit
         assert metric.healthy
