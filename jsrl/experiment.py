@@ -261,7 +261,9 @@ def check(experiment: Experiment) -> None:
     """
     e = experiment
     if isinstance(e.agent, dict | list | tuple):
-        raise ConfigError("several policies in one experiment are not available yet; give one agent (a config such as PPOConfig).")
+        raise ConfigError(
+            "several policies in one experiment are not available yet; give one agent (a config such as PPOConfig)."
+        )
     positive = {
         "total_env_steps": e.total_env_steps,
         "num_envs": e.num_envs,

@@ -74,7 +74,7 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     Raises:
       ConfigError: there is no such run or tag.
     """
-    from jsrl.launch.run import params_source
+    from jsrl.launch.resume import params_source
 
     folder = RunFolder.open(run, runs_dir)
     if (folder.path / "source").is_dir():

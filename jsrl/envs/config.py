@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jsrl.errors import ConfigError
+from jsrl.importing import importable_target
 
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
 
@@ -57,8 +58,9 @@ class EnvConfig:
 
     Attributes:
       id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, or your own
-        `module:factory`. A factory is called with `kwargs` and returns a gymnasium.Env; one with a parameter `num_envs`
-        returns a gymnasium or jsrl vector environment (it gets `seed` and `group` too where it has such parameters).
+        `module:factory`, or the class or function itself (a notebook's too: `run` writes its source down). A factory is
+        called with `kwargs` and returns a gymnasium.Env; one with a parameter `num_envs` returns a gymnasium or jsrl
+        vector environment (it gets `seed` and `group` too where it has such parameters).
       kwargs: keyword arguments of the environment.
       wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
       reward_scale, reward_clip: the reward that is learned from is clip(raw * scale, -clip, clip); episodes are
@@ -87,6 +89,8 @@ class EnvConfig:
     atari: AtariConfig = AtariConfig()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "id", named(self.id))
+        object.__setattr__(self, "wrappers", tuple(named(wrapper) for wrapper in self.wrappers))
         if not self.id:
             raise ConfigError("the environment's id is empty; give a Gymnasium id, `probe:NAME` or `module:factory`")
         if self.backend not in ("auto", "sync", "native", "envpool"):
@@ -124,6 +128,19 @@ class EnvConfig:
         return cls(**values)
 
 
+def named(thing: Any) -> Any:
+    """Return `module:qualname` of a class or function that every process can import; anything else as it is.
+
+    What a notebook or script defines has no such name yet; `run` writes its source to the run folder and names it.
+    """
+    return (importable_target(thing) or thing) if callable(thing) else thing
+
+
+def main_target(thing: Any) -> str:
+    """Return the `module:qualname` under which this process alone finds a class or function of its main module."""
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
 def split_metric(metric: str) -> tuple[str, str]:
     """Return (key of `info`, kind of aggregation) of an entry of `episode_metrics`.
 
@@ -142,8 +159,12 @@ def split_wrapper(wrapper: Any) -> tuple[str, dict[str, Any]]:
     Raises:
       ConfigError: it is neither `module:Class` nor {"wrapper": ..., "kwargs": ...}.
     """
+    if callable(wrapper):
+        return main_target(wrapper), {}
     if isinstance(wrapper, str):
         return wrapper, {}
     if isinstance(wrapper, dict) and isinstance(wrapper.get("wrapper"), str) and set(wrapper) <= {"wrapper", "kwargs"}:
         return wrapper["wrapper"], dict(wrapper.get("kwargs", {}))
-    raise ConfigError(f'wrapper {wrapper!r}: give "module:Class", or {{"wrapper": "module:Class", "kwargs": {{...}}}}')
+    raise ConfigError(
+        f'wrapper {wrapper!r}: give a class, "module:Class", or {{"wrapper": "module:Class", "kwargs": {{...}}}}'
+    )

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from jsrl.envs.base import EnvStep, VectorEnv
-from jsrl.envs.config import EnvConfig, split_wrapper
+from jsrl.envs.config import EnvConfig, main_target, split_wrapper
 from jsrl.envs.probes import make_probe
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
@@ -41,6 +41,8 @@ def make(config: EnvConfig, num_envs: int, seed: Seed, *, group: int = 0) -> Vec
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
+    if callable(config.id):
+        return _from_factory(replace(config, id=main_target(config.id)), num_envs, seed, group, config.id)
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
         _refuse_wrappers(config)
@@ -125,8 +127,10 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
     return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
 
 
-def _from_factory(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv:
-    factory = import_target(config.id)
+def _from_factory(
+    config: EnvConfig, num_envs: int, seed: Seed, group: int, factory: Callable[..., Any] | None = None
+) -> VectorEnv:
+    factory = factory or import_target(config.id)
     if not callable(factory):
         raise ConfigError(f"{config.id!r} is {type(factory).__name__}; expected a function or class to call")
     try:
@@ -205,6 +209,11 @@ def _missing(name: str, error: str) -> str:
 
 
 def _unknown_id(name: str) -> ConfigError:
+    suite = name.partition(":")[0].lower()
+    if suite in ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground"):
+        return ConfigError(
+            f"{name!r}: environments written in JAX are not available yet; use a Gymnasium id or your own class"
+        )
     known = list(gymnasium.registry)
     close = nearest(name, known)
     if not close:

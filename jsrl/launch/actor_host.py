@@ -18,7 +18,6 @@ from jsrl.reference import SpawnEnvironment
 from jsrl.services.files import process_alive
 from jsrl.workers.actor_host import MAX_ORDER_BYTES
 
-HOST_ACTORS = 3  # from so many actors on, a host pays (benchmarks/actor_start.py)
 _POLL_S = 0.02
 
 
@@ -92,7 +91,8 @@ class ActorHost:
             self.popen.wait(0.0 if self.mute else timeout_s)
         except subprocess.TimeoutExpired:
             self.popen.kill()
-            self.popen.wait(timeout_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
+                self.popen.wait(timeout_s)
 
 
 class HostedActor:

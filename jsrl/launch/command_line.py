@@ -169,6 +169,8 @@ def _unreadable(option: Option, text: str) -> str:
         if typing.get_origin(kind) is typing.Literal
         for choice in typing.get_args(kind)
     ]
+    if option.name == "placement" and text == "fused":
+        return "--placement fused (environment and agent in one compiled program) is not available yet; use serial or inline."
     near = difflib.get_close_matches(text, [str(c) for c in choices], n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}{hint}"

@@ -9,12 +9,13 @@ import time
 from typing import Any
 
 from jsrl.errors import WorkerDied
-from jsrl.launch.actor_host import HOST_ACTORS, ActorHost
+from jsrl.launch.actor_host import ActorHost
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.processes import Process, next_life, start
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
+from jsrl.launch.usage import Usage
 from jsrl.reference import spawn_environment
 from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage
 from jsrl.transport.segment import make_folder
@@ -37,6 +38,7 @@ class Controller:
         self._host: ActorHost | None = None
         self._crashes: dict[str, Crash] = {}
         self._interrupted = False
+        self._usage = Usage()
         self._deadlines = plan.experiment.deadlines
 
     def run(self) -> Result:
@@ -91,11 +93,11 @@ class Controller:
         self._session.close()
 
     def _start_host(self) -> ActorHost | None:
-        """Start a process that forks the actors, where they are many and load no jax."""
-        actors = [job for job in self._plan.jobs if job.kind == "actor" and job.experiment.agent is None]
-        if len(actors) < HOST_ACTORS:
+        """Start a process that forks the actors, where the plan wants one."""
+        if not self._plan.hosts_actors:
             return None
-        variables = process_environment(actors[0], self._gpus)
+        actor = next(job for job in self._plan.jobs if job.kind == "actor")
+        variables = process_environment(actor, self._gpus)
         return ActorHost(self._control.address, self._folder, self._spawn, variables)
 
     def _start(self, job: Any, restarts: int = 0, host: ActorHost | None = None) -> None:
@@ -110,6 +112,9 @@ class Controller:
             self._hear(message)
         for process in list(self._processes.values()):
             self._check(process)
+        if self._session.line_due:
+            usage = self._usage.sample(self._processes.values())
+            self._session.hub.receive("controller", "controller", usage)
         self._session.tick()
 
     def _hear(self, message: AnyMessage) -> None:
@@ -179,9 +184,10 @@ class Controller:
             return
         if process.job.kind == "actor" and crash is None:
             what += f" (environment {process.job.experiment.env.id!r})"
+        notice = death_notice(process, what, crash)
         if process.restarts:
-            what += f", and its {process.restarts} restart(s) are used up"
-        raise WorkerDied(death_notice(process, what, crash))
+            notice += f"\n({process.name}'s {process.restarts} restart(s) are used up)"
+        raise WorkerDied(notice)
 
     def _rescue(self) -> None:
         """Let a learner that still works write its snapshot, so that the run can be continued from here."""

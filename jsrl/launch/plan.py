@@ -17,7 +17,9 @@ from jsrl.transport.base import InferenceSpec
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.jobs import Job, Links, Origin, Schemas
 
-JAX_PROCESS_MB, ACTOR_MB = 220, 45  # resident, as measured on CPU; environments come on top
+# As measured on CPU; environments come on top. Of actors that a host forked, what each keeps to itself.
+JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 220, 45, 10
+HOST_ACTORS = 3  # from so many actors on, one process that forks them is faster as well (benchmarks/actor_start.py)
 STAGING_BUFFERS = 3
 
 
@@ -117,6 +119,12 @@ class Plan:
     schemas: Schemas
     jobs: tuple[Job, ...]
     memory_folder: Path
+
+    @property
+    def hosts_actors(self) -> bool:
+        """Return whether one process forks the actors: where they are many and load no jax."""
+        actors = [job for job in self.jobs if job.kind == "actor" and job.experiment.agent is None]
+        return len(actors) >= HOST_ACTORS
 
     @property
     def shared_memory_bytes(self) -> int:
@@ -256,7 +264,13 @@ def describe(plan: Plan, gpus: list[str]) -> str:
         total += memory
         count = "0 (serial)" if e.placement == "serial" else str(len(jobs))
         lines.append(f"  {kind:<18}{count:>9}  {_device(jobs[0], gpus):<24}{memory:>20}")
-    lines += [f"  {'in all':<18}{len(plan.jobs) if e.placement != 'serial' else 1:>9}  {'':<24}{total:>20}", ""]
+        if kind == "actor" and plan.hosts_actors:
+            total += ACTOR_MB
+            lines.append(f"  {'actor-host':<18}{1:>9}  {_device(jobs[0], gpus):<24}{ACTOR_MB:>20}")
+    lines += [
+        f"  {'in all':<18}{len(plan.jobs) + plan.hosts_actors if e.placement != 'serial' else 1:>9}  {'':<24}{total:>20}",
+        "",
+    ]
     lines += ["  streams", *(f"    {line}" for line in _streams(plan))]
     lines.append(
         f"  shared memory: {plan.shared_memory_bytes / 2**20:.1f} MiB; params {schemas.params_bytes / 2**10:.0f} KiB"
@@ -270,7 +284,7 @@ def _road(e: Experiment) -> str:
 
 def _memory_mb(plan: Plan, job: Job) -> int:
     if job.kind == "actor" and plan.experiment.placement in ("served", "apart"):
-        return ACTOR_MB
+        return HOSTED_ACTOR_MB if plan.hosts_actors else ACTOR_MB
     staging = (
         STAGING_BUFFERS * plan.stream_bytes // plan.experiment.actor.blocks_per_group if job.kind == "learner" else 0
     )

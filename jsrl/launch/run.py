@@ -11,17 +11,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import ConfigError, SnapshotError
+from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.result import Result
+from jsrl.launch.resume import allowed_changes, open_resumed, params_source
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.reference import from_json, to_json
 from jsrl.services.display import make_display
 from jsrl.services.runs import RunFolder
-from jsrl.services.snapshots import SnapshotStore
 from jsrl.source_capture import Capture
 from jsrl.workers.jobs import Origin
 
@@ -61,19 +61,23 @@ def run(
         origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
     capture = Capture(folder.path / "source")
     config = to_json(experiment, capture, "experiment")
-    folder.write_config(config)
     if (folder.path / "source").is_dir():
         sys.path.insert(0, str(folder.path / "source"))
     experiment = from_json(config)  # what the workers will see: captured sources in place of the notebook's own
+    changed = allowed_changes(from_json(folder.config), experiment) if resume is not None else []
+    folder.write_config(to_json(experiment))
+    (folder.path / "result.json").unlink(missing_ok=True)  # of an earlier life
     memory_folder = memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}"
     screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
+    for line in changed:
+        screen.message(line)
     try:
         plan = make_plan(experiment, str(folder.path), memory_folder, origin)
         check_shared_memory(plan)
     except BaseException:
         screen.close()
         raise
-    session = Session(plan.experiment, folder, screen, sinks)
+    session = Session(plan.experiment, folder, screen, sinks, start_updates=origin.updates)
     if plan.experiment.placement == "serial":
         return SerialRun(plan, session).run()
     return Controller(plan, session, (str(folder.path / "source"),)).run()
@@ -122,36 +126,3 @@ def check_shared_memory(plan: Plan) -> None:
             f"{free / 2**20:.0f} MiB free. Use --road zeromq, fewer environments or a shorter rollout, or enlarge it "
             "(in a container: --shm-size)."
         )
-
-
-def open_resumed(resume: str, runs_dir: str | os.PathLike[str]) -> tuple[RunFolder, Origin]:
-    """Return a run's folder and where its next life begins: after its latest snapshot, in a new epoch.
-
-    Raises:
-      ConfigError: there is no such run, or it has no snapshot.
-    """
-    folder = RunFolder.open(resume, runs_dir)
-    store = SnapshotStore(folder.snapshots / "state")
-    try:
-        latest = store.load_snapshot("latest")
-    except SnapshotError as error:
-        raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error
-    epoch = int(latest.meta["epoch"]) + 1
-    return folder, Origin(epoch, int(latest.meta["updates"]), f"{store.folder}@latest")
-
-
-def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
-    """Return `store folder@selector` for RUN@TAG: `latest` and `final` are whole states, other tags are params.
-
-    Raises:
-      ConfigError: there is no such run or tag.
-    """
-    name, _, tag = init_from.partition("@")
-    folder = RunFolder.open(name, runs_dir)
-    tag = tag or "latest"
-    for store_name in ("params", "state"):
-        store = SnapshotStore(folder.snapshots / store_name)
-        if tag in store.tags():
-            return f"{store.folder}@{tag}"
-    tags = {*SnapshotStore(folder.snapshots / "params").tags(), *SnapshotStore(folder.snapshots / "state").tags()}
-    raise ConfigError(f"{folder.name} has no snapshot tagged {tag!r}; it has: {', '.join(sorted(tags)) or 'none'}.")

@@ -94,9 +94,9 @@ class SerialRun:
                 self._evaluate()
             session.tick()
 
-    def _report(self) -> None:
+    def _report(self, *, last: bool = False) -> None:
         self._session.facts({"updates": self._learner.updates, "env_steps": self._learner.env_steps})
-        if self._session.line_due:
+        if last or self._session.line_due:
             for worker in self._workers.values():
                 metrics, facts = worker.report()
                 self._session.report(Report(worker.name, 0, metrics, facts))
@@ -110,7 +110,7 @@ class SerialRun:
     def _close(self) -> None:
         session = self._session
         session.finished_s = session.finished_s or session.now()
-        self._report()
+        self._report(last=True)
         finally_scored = session.reason != "interrupted" and session.experiment.evaluator.final_episodes > 0
         if self._evaluator is not None and finally_scored:
             self._evaluator.begin_final("best" if session.reason == "stop_at_return" else "latest")

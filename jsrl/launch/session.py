@@ -27,13 +27,20 @@ class Session:
     """
 
     def __init__(
-        self, experiment: Experiment, folder: RunFolder, display: Display, sinks: tuple[Any, ...] = ()
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        display: Display,
+        sinks: tuple[Any, ...] = (),
+        *,
+        start_updates: int = 0,
     ) -> None:
         self.experiment, self.folder, self.display = experiment, folder, display
         self.hub = MetricsHub(
             folder.metrics_path, tensorboard=folder.tensorboard, sinks=sinks, on_warning=display.message
         )
-        self.env_steps = self.updates = 0
+        self.updates = start_updates
+        self.env_steps = start_updates // experiment.learner.reuse * experiment.rows_per_update
         self.reason: str | None = None
         self.evaluation: dict[str, float] = {}
         self.curve: list[tuple[int, float]] = []

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.networks.conv import Conv, max_pool
+from jsrl.networks.conv import Conv
+from jsrl.networks.pooling import max_pool
 from jsrl.types import Array, Tree, named_leaves
 
 ActivationName: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]

@@ -26,8 +26,6 @@ from jsrl.types import Array, leaves, version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 
-SEED_STRIDE = 7_919  # a restarted actor must not play its predecessor's episodes again
-
 
 @dataclass
 class Group:
@@ -267,7 +265,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     groups = range(job.index * e.ring, (job.index + 1) * e.ring)
 
     def make_group(group: int) -> VectorEnv:
-        return make(e.env, e.group_size, e.seed + SEED_STRIDE * job.incarnation, group=group)
+        return make(e.env, e.group_size, job.life_seed, group=group)
 
     def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
         producer = connect_samples(

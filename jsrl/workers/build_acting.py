@@ -36,7 +36,7 @@ def inline_client(job: Job, group_sizes: dict[int, int]) -> InlineInference:
     """Return the client that acts in the actor's own process."""
     slots = sum(group_sizes.values())
     engine = Engine(
-        make_agent(job), job.schemas.env, num_slots=slots, sizes=[*group_sizes.values()], seed=job.experiment.seed
+        make_agent(job), job.schemas.env, num_slots=slots, sizes=[*group_sizes.values()], seed=job.life_seed
     )
     engine.warm_up()
     return InlineInference(engine, subscribe(job), group_sizes)
@@ -48,7 +48,7 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     share = -(-e.actors // len(job.links.inference)) * e.ring * e.group_size
     merge = not e.is_deterministic and share > e.group_size
     sizes = batch_sizes(e.group_size, min(share, max(e.inference.max_rows, e.group_size))) if merge else [e.group_size]
-    engine = Engine(make_agent(job), job.schemas.env, num_slots=2 * share, sizes=sizes, seed=e.seed)
+    engine = Engine(make_agent(job), job.schemas.env, num_slots=2 * share, sizes=sizes, seed=job.life_seed)
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
 
     def connect() -> tuple[InferenceServer, ParamsSubscriber]:
@@ -80,6 +80,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         rows_per_update=e.rows_per_update,
         updates_per_batch=e.learner.reuse,
         start_updates=job.origin.updates,
+        step_deadline_s=e.actor.step_deadline_s,
     )
 
     def make_env(num_envs: int, seed: int) -> VectorEnv:

@@ -19,7 +19,7 @@ from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.batching import BatchPlan
 from jsrl.workers.jobs import Job, Origin
-from jsrl.workers.learner import Learner, LearnerSettings
+from jsrl.workers.learner import FAILED_UPDATE, Learner, LearnerSettings
 
 STATE_STORE = "state"
 
@@ -50,7 +50,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         snapshot_period_s=e.snapshots.period_s,
         prefetch=e.placement != "serial",
         poll_s=job.poll_s,
-        failure_folder=f"{job.folder}/failed-update",
+        failure_folder=f"{job.folder}/{FAILED_UPDATE}",
     )
 
     def connect() -> tuple[SampleConsumer, ParamsPublisher]:

@@ -5,9 +5,11 @@ Every slot plays the same number of episodes, so that short episodes count no mo
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,7 @@ class EvaluatorSettings:
     rows_per_update: int
     updates_per_batch: int = 1
     start_updates: int = 0
+    step_deadline_s: float = 60.0
 
 
 @dataclass
@@ -68,13 +71,16 @@ class Score:
 class Play:
     """Fixed numbers of episodes per slot with one engine, in bounded steps."""
 
-    def __init__(self, engine: Engine, env: VectorEnv, episodes: int) -> None:
-        self._engine, self._env = engine, env
+    def __init__(
+        self, engine: Engine, env: VectorEnv, episodes: int, watch: Callable[[], AbstractContextManager[None]]
+    ):
+        self._engine, self._env, self._watch = engine, env, watch
         self.num_slots = env.num_envs
         self._served = engine.serve(0, env.num_envs)
         slots = env.num_envs
         self._quota = np.array([episodes // slots + (slot < episodes % slots) for slot in range(slots)])
-        self._latest: EnvStep = env.reset()
+        with watch():
+            self._latest: EnvStep = env.reset()
         self._step = 0
         self.score = Score(engine.version)
 
@@ -85,7 +91,8 @@ class Play:
             request = Request(self._latest.observation, self._latest.is_first, step=self._step)
             reply = self._engine.act(self._served, request)
             self._step += 1
-            self._latest = self._env.step(np.array(reply.action))
+            with self._watch():
+                self._latest = self._env.step(np.array(reply.action))
             for episode in self._latest.episodes:
                 if self._quota[episode.slot]:
                     self._quota[episode.slot] -= 1
@@ -139,12 +146,24 @@ class Evaluator:
         self._engine(True, slots)
         self._reporter.stage("connecting to params")
         self._subscriber = self._connect()
+        if "best" in self._store.tags():  # of the run's earlier lives
+            self._best = float(self._store.meta("best").get("return_mean", self._best))
 
     def _env(self, slots: int, seed: int) -> VectorEnv:
         """Return the environment of one use: training-time scores (seed 1) and the final one (2) never share seeds."""
         if (slots, seed) not in self._envs:
-            self._envs[slots, seed] = self._make_env(slots, self._settings.seed + 1_000_003 * seed)
+            with self._watched():
+                self._envs[slots, seed] = self._make_env(slots, self._settings.seed + 1_000_003 * seed)
         return self._envs[slots, seed]
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Have the control road watch that the environment returns in time."""
+        self._reporter.entering(f"evaluator: environment {self._spec.name!r}", self._settings.step_deadline_s)
+        try:
+            yield
+        finally:
+            self._reporter.left()
 
     def _engine(self, greedy: bool, slots: int) -> Engine:
         if (greedy, slots) not in self._engines:
@@ -190,7 +209,7 @@ class Evaluator:
         slots = min(self._settings.num_envs, episodes)
         engine = self._engine(greedy, slots)
         engine.set_params(self._params[0], [np.array(v) for v in self._params[1]])
-        self._play = Play(engine, self._env(slots, 2 if self._final else 1), episodes)
+        self._play = Play(engine, self._env(slots, 2 if self._final else 1), episodes, self._watched)
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None

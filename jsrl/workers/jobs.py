@@ -11,6 +11,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.types import EnvSpec, Trajectory
 
 CONNECT_TIMEOUT_S = 120.0
+SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
 FOREVER_S = 10 * 365 * 86_400.0
 
 
@@ -80,6 +81,14 @@ class Job:
     def producer(self) -> ProducerId:
         """Return who this worker is on its streams."""
         return ProducerId(self.name, self.incarnation)
+
+    @property
+    def life_seed(self) -> int:
+        """Return the seed of what this worker plays and draws: the run's in its first life, another in every later one.
+
+        Neither a restarted actor nor a resumed run may play its predecessor's episodes again.
+        """
+        return self.experiment.seed + SEED_STRIDE * (self.incarnation + LIVES_PER_EPOCH * self.origin.epoch)
 
     @property
     def names(self) -> FileNames:

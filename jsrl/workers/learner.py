@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from jsrl.agents.base import Agent, AgentState
 from jsrl.errors import NonFiniteUpdate, SnapshotError
 from jsrl.parallel import DataParallel
+from jsrl.reference import spawn_environment
 from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.services.snapshots import SnapshotStore
@@ -22,6 +24,8 @@ from jsrl.types import Trajectory, make_version
 from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.batching import Batch, Batcher, BatchPlan, Prefetcher
+
+FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,11 @@ class Learner:
         folder = Path(self._settings.failure_folder)
         failure = SnapshotStore(folder)
         tree = {"state": self._update.fetch(before), "batch": batch.trajectory}
-        failure.save(self.updates, tree, meta={"updates": self.updates, "bad_metric": bad[0]}, wait=True)
+        meta = {"updates": self.updates, "bad_metric": bad[0], "devices": self._update.num_devices}
+        meta["python_path"] = spawn_environment().variables["PYTHONPATH"].split(os.pathsep)
+        failure.save(self.updates, tree, meta=meta, wait=True)
+        self._state = before
+        self.save(wait=True)  # a resume goes on from here, with other trajectories
         raise NonFiniteUpdate(
             f"update {self.updates + 1} made {bad[0]} = {self._metrics[bad[0]]} ({len(bad)} of {len(self._metrics)} metrics "
             f"are not finite); nothing of it was published. The state before it and its batch lie in {folder}. Replay it "
@@ -183,7 +191,10 @@ class Learner:
         dropped = sum((ledger.dropped or {}).values())
         counts = {"produced": ledger.produced, "consumed": ledger.consumed, "dropped": dropped}
         counts["in_flight"] = ledger.in_flight
-        metrics = self._recorder.flush() | {f"ledger/{name}": float(value) for name, value in counts.items()}
+        queue = self._store.queue
+        snapshots = {"written": queue.written, "failed": queue.failed, "superseded": queue.superseded}
+        metrics = {f"snapshots/{name}": float(value) for name, value in snapshots.items()}
+        metrics |= self._recorder.flush() | {f"ledger/{name}": float(value) for name, value in counts.items()}
         return metrics, self._facts()
 
     def _facts(self) -> dict[str, Any]:
