@@ -50,7 +50,8 @@ def test_interrupt_ends_in_order(launch, placement: str, number: int) -> None:
 @slow
 @pytest.mark.parametrize("placement", ["served", "serial"])
 def test_interrupt_in_start_up(launch, placement: str) -> None:
-    run = launch(*FOREVER, "--placement", placement, "--env.id", "worlds:HangsInActor" if placement == "served" else "")
+    hanging = ("--env.id", "worlds:HangsInActor") if placement == "served" else ()
+    run = launch(*FOREVER, "--placement", placement, *hanging)
     if placement == "served":
         run.await_worker("actor-0")
     else:

@@ -1,0 +1,270 @@
+"""Whole runs: how they end, what they leave, how they are continued, restarted, replayed, and where jax is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.services.snapshots import SnapshotStore
+from tests.system.launched import FOREVER, WORLD, Launched
+
+slow = pytest.mark.slow
+
+
+def assert_balanced(result: dict) -> None:
+    ledger = result["ledger"]
+    assert ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"], ledger
+
+
+# -- ending -----------------------------------------------------------------------------------------------------------
+
+ENDINGS = {
+    "total_env_steps": ("--total-env-steps", "640"),
+    "max_minutes": (*FOREVER, "--max-minutes", "0.1"),
+    "stop_at_return": (*FOREVER, "--stop-at-return", "1.0", "--evaluator.period-env-steps", "64"),
+}
+
+
+@pytest.mark.parametrize("reason", [pytest.param(r, marks=() if r == "stop_at_return" else slow) for r in ENDINGS])
+def test_ending_says_why_and_leaves_everything(launch, reason: str) -> None:
+    run = launch(*ENDINGS[reason], "--evaluator.enabled")
+    text = run.expect(0, 60.0)
+    assert f"ended by {reason}" in text and "balanced" in text
+    result = run.result()
+    assert result["ended"] == reason and result["updates"] > 0
+    assert result["final"]["episodes"] == 4
+    assert_balanced(result)
+    lines = run.lines()
+    assert lines and all({"env_steps", "updates", "wall_s"} <= set(line) for line in lines)
+    assert any("evaluator/return_mean" in line for line in lines)
+    assert any("evaluator/final_return_mean" in line for line in lines)
+    for name in ("experiment.json", "environment.json"):
+        assert json.loads((run.folder / name).read_text())
+    logs = {path.name for path in (run.folder / "logs").iterdir()}
+    assert {"actor-0.log", "inference-0.log", "learner.log", "evaluator.log", "controller.log"} <= logs
+    assert SnapshotStore(run.folder / "snapshots" / "state").meta("final")["updates"] == result["updates"]
+
+
+# -- resume -----------------------------------------------------------------------------------------------------------
+
+
+def resume(launch, run: Launched, *arguments: str) -> Launched:
+    return launch("--resume", str(run.folder), *arguments, experiment="", runs_dir=run.runs_dir)
+
+
+def test_resume_goes_on_where_the_snapshot_was(launch) -> None:
+    run = launch("--placement", "serial")
+    run.expect(0, 30.0)
+    before = run.result()
+    snapshot = SnapshotStore(run.folder / "snapshots" / "state").load("latest")
+    again = resume(launch, run, "--total-env-steps", "1280")
+    text = again.expect(0, 30.0)
+    assert "changed: --total-env-steps 640 -> 1280" in text
+    after = run.result()
+    assert (before["updates"], after["updates"], after["env_steps"]) == (20, 40, 1280)
+    assert_balanced(after)
+    latest = SnapshotStore(run.folder / "snapshots" / "state").load("latest")
+    assert latest.meta["epoch"] == snapshot.meta["epoch"] + 1
+    assert int(latest.tree["state"]["updates"]) == 40
+    lines = run.lines()
+    assert [line["updates"] for line in lines] == sorted(line["updates"] for line in lines)
+    assert [line["wall_s"] for line in lines] == sorted(line["wall_s"] for line in lines)
+
+
+def test_resumed_state_is_the_snapshot(tmp_path: Path) -> None:
+    """A run that has nothing left to do writes the state that it began with."""
+    code = f"""
+import sys
+sys.path[:0] = [{str(WORLD)!r}, {str(WORLD / "extra_configs")!r}]
+import numpy as np, jax, tiny
+from jsrl.launch.run import run
+first = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial")
+tree = first.params
+again = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial", resume=str(first.folder))
+same = jax.tree.map(np.array_equal, tree, again.params)
+print("ENDED", again.ended, again.updates, all(jax.tree.leaves(same)))
+more = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial", resume=str(first.folder),
+           total_env_steps=641)
+weights = jax.tree.leaves(tree)[0]
+print("FIRST", more.metrics["learner/weights_before"][-1] == np.float64(weights[0, 0]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "ENDED total_env_steps 20 True" in ended.stdout, ended.stdout + ended.stderr
+    assert "FIRST True" in ended.stdout, ended.stdout + ended.stderr
+
+
+@slow
+def test_resume_changes_placement_but_not_the_network(launch) -> None:
+    run = launch("--placement", "serial")
+    run.expect(0, 30.0)
+    text = resume(launch, run, "--agent.width", "3").expect(2, 30.0)
+    assert "--agent.width cannot change on resume (0 -> 3)" in text
+    text = resume(launch, run, "--placement", "served", "--total-env-steps", "1280").expect(0, 40.0)
+    assert "changed: --placement serial -> served" in text
+    assert run.result()["updates"] == 40
+    text = resume(launch, run).expect(0, 40.0)
+    assert "ended by total_env_steps" in text and run.result()["updates"] == 40
+
+
+@slow
+def test_resume_after_a_killed_controller(launch) -> None:
+    run = launch(*FOREVER, "--snapshots.period-s", "0.5")
+    run.await_updates(10)
+    run.until((run.folder / "snapshots" / "state" / "tags" / "latest.json").exists, "a snapshot")
+    run.popen.kill()
+    run.popen.wait()
+    store = SnapshotStore(run.folder / "snapshots" / "state")
+    updates = store.meta("latest")["updates"]
+    again = resume(launch, run, "--total-env-steps", str(32 * (updates + 20)))
+    again.expect(0, 40.0)
+    assert run.result()["updates"] == updates + 20
+    assert_balanced(run.result())
+
+
+@slow
+def test_init_from_takes_the_params_only(launch) -> None:
+    run = launch("--placement", "serial", "--evaluator.enabled", "--evaluator.period-env-steps", "64")
+    run.expect(0, 30.0)
+    best = SnapshotStore(run.folder / "snapshots" / "params").load("best").tree["params"]
+    name = f"{run.folder.parent.name}/{run.folder.name}"
+    other = launch("--placement", "serial", "--init-from", f"{name}@best", "--total-env-steps", "32", "--run-name", "b")
+    other.expect(0, 30.0)
+    assert other.result()["updates"] == 1
+    first = other.lines()[-1]["learner/weights_before"]
+    assert first == float(np.asarray(best["weights"]["policy"])[0, 0])
+
+
+@slow
+def test_a_running_run_cannot_be_resumed(launch) -> None:
+    run = launch(*FOREVER, "--snapshots.period-s", "0.5")
+    run.until(lambda: list(run.runs_dir.glob("*/*/snapshots/state/tags/latest.json")), "a snapshot")
+    text = resume(launch, run).expect_status(2, 30.0)
+    assert "is running" in text
+    assert run.popen.poll() is None
+
+
+# -- restart ----------------------------------------------------------------------------------------------------------
+
+RESTARTS = {
+    "synchronous": (),
+    "two actors": ("--num-actors", "2"),
+    "asynchronous": ("--max-policy-lag", "none", "--num-actors", "2"),
+    "lag of one": ("--max-policy-lag", "1"),
+    "inline": ("--placement", "inline"),
+    "zeromq": ("--road", "zeromq"),
+    "hosted": ("--num-actors", "4", "--num-groups", "4"),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == "two actors" else slow) for c in RESTARTS])
+def test_killed_actors_are_replaced_and_learning_goes_on(launch, case: str) -> None:
+    run = launch(*FOREVER, "--restart", "3", *RESTARTS[case])
+    run.await_updates()
+    for number in range(3):  # wherever in its trajectory it is
+        updates = run.lines()[-1]["updates"]
+        victim = run.workers()["actor-0"]
+        victim.kill()
+        run.until(lambda old=victim.pid: (w := run.workers().get("actor-0")) and w.pid != old, "another life")
+        run.await_updates(updates + 40 if number < 2 else updates + 80)
+    assert run.text.count("actor-0 ended unexpectedly: killed by signal 9") == 3 and "restart 3 of 3" in run.text
+    run.popen.terminate()
+    run.expect(130, 15.0)
+    assert_balanced(run.result())
+
+
+def test_restart_budget_ends_the_run_by_name(launch) -> None:
+    text = launch(*FOREVER, "--restart", "1", "--env.id", "worlds:RaisesInStep").expect(1, 40.0)
+    assert "restart 1 of 1" in text
+    assert "WorkerDied: actor-0: EnvironmentFault" in text and "1 restart(s) are used up" in text
+
+
+# -- not finite -------------------------------------------------------------------------------------------------------
+
+
+def test_update_that_is_not_finite_is_kept_and_can_be_replayed(launch) -> None:
+    run = launch("--agent.nan-at-update", "7", "--placement", "inline")
+    text = run.expect(1, 30.0)
+    assert "NonFiniteUpdate: update 8 made loss = nan (1 of 2 metrics are not finite)" in text
+    command = next(line for line in text.splitlines() if "Replay it with: " in line).split("Replay it with: ")[1]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    words = [sys.executable, *command.split()[1:]]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "update 8, made again" in ended.stdout
+    assert "loss" in ended.stdout and "<- not finite" in ended.stdout
+    assert "the batch: all values are finite" in ended.stdout
+    assert "params/weights/policy: 4 of 4 values" in ended.stdout
+    assert SnapshotStore(run.folder / "snapshots" / "state").meta("latest")["updates"] == 7
+
+
+# -- jax, and definitions of the user's -------------------------------------------------------------------------------
+
+
+@slow
+def test_actor_loads_no_jax(launch) -> None:
+    text = launch(*FOREVER, "--env.id", "worlds:TellsOfJax").expect(1, 30.0)
+    assert "RuntimeError in step: loaded: []" in text
+
+
+@slow
+def test_environment_that_imports_jax_is_told_of_and_goes_on(launch) -> None:
+    text = launch("--env.id", "worlds:ImportsJax").expect(0, 40.0)
+    assert "actor-0: the environment imported jax" in text
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = [{world!r}]
+import gymnasium
+import numpy as np
+from tiny_agent import TinyConfig, tiny
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment
+from jsrl.launch.run import run
+
+REWARD = 1.0
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {{}}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), REWARD if action else -REWARD, True, False, {{}}
+
+class Doubled(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 2.0 * reward
+
+def mine(spec, rate):
+    return tiny(TinyConfig(learning_rate=rate), spec)
+
+result = run(
+    Experiment(
+        name="mine", agent=AgentReference(mine, {{"rate": 0.5}}), env=EnvConfig(Mine, wrappers=(Doubled,)), num_envs=4,
+        rollout_length=8, total_env_steps=640, stop_at_return=2.0,
+        evaluator=EvaluatorConfig(episodes=4, num_envs=4, final_episodes=4, period_env_steps=64),
+    ),
+    runs_dir={runs!r}, display="quiet", placement={placement!r},
+)
+print("ENDED", result.ended, result.evaluation["return_mean"])
+"""
+
+
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=slow)])
+def test_definitions_of_a_script_reach_the_workers(tmp_path: Path, placement: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(world=str(WORLD), runs=str(tmp_path / "runs"), placement=placement))
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert "ENDED stop_at_return 2.0" in ended.stdout, ended.stdout + ended.stderr
+    (config,) = (tmp_path / "runs").glob("mine/*/experiment.json")
+    stored = json.loads(config.read_text())["fields"]["env"]["fields"]
+    assert stored["id"].endswith(":Mine") and not stored["id"].startswith("__main__")
