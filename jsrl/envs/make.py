@@ -25,6 +25,8 @@ from jsrl.types import Array, EnvSpec
 log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
 
+JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
+
 
 def make(config: EnvConfig, num_envs: int, seed: Seed, *, group: int = 0) -> VectorEnv:
     """Build a vector of `num_envs` environments.
@@ -43,6 +45,10 @@ def make(config: EnvConfig, num_envs: int, seed: Seed, *, group: int = 0) -> Vec
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
     if callable(config.id):
         return _from_factory(replace(config, id=main_target(config.id)), num_envs, seed, group, config.id)
+    if config.id.partition(":")[0].lower() in JAX_SUITES:
+        raise ConfigError(
+            f"{config.id!r}: environments written in JAX are not available yet; use a Gymnasium id or a class"
+        )
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
         _refuse_wrappers(config)
@@ -209,11 +215,6 @@ def _missing(name: str, error: str) -> str:
 
 
 def _unknown_id(name: str) -> ConfigError:
-    suite = name.partition(":")[0].lower()
-    if suite in ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground"):
-        return ConfigError(
-            f"{name!r}: environments written in JAX are not available yet; use a Gymnasium id or your own class"
-        )
     known = list(gymnasium.registry)
     close = nearest(name, known)
     if not close:

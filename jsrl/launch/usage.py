@@ -26,6 +26,8 @@ class Usage:
         cpu_s: dict[int, float] = {}
         for process in processes:
             pid = process.popen.pid
+            if pid is None:  # forked by the actor host, and not told yet
+                continue
             try:
                 known = self._known.setdefault(pid, psutil.Process(pid))
                 times = known.cpu_times()
