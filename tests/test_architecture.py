@@ -62,7 +62,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "types",
             "workers",
         },
-        {"jax", "numpy", "tyro"},
+        {"jax", "numpy", "psutil", "tyro"},
     ),
     "policy": (
         {
@@ -84,6 +84,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 # Files that may import more than their room does, each with its reason.
 MORE: dict[str, tuple[set[str], str]] = {
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
+    "launch/replay_update.py": ({"jsrl.parallel"}, "it makes one update again, as the learner made it"),
     "services/snapshot_orbax.py": ({"jax", "orbax", "absl"}, "Orbax is a library of jax arrays"),
 }
 

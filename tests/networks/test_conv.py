@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jsrl.networks import conv
+from jsrl.networks.pooling import max_pool
 
 CASES = [  # height, width, C_in, C_out, k, stride, padding, batch_first
     (36, 40, 4, 8, 8, 4, "VALID", True),
@@ -93,7 +94,7 @@ def test_max_pool_equals_lax_also_in_ties(shape):
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (3, 3, 1, 1), (2, 2, 1, 1), "SAME")
 
     expected, pull_expected = jax.vjp(lax_pool, x)
-    given, pull = jax.vjp(jax.jit(conv.max_pool), x)
+    given, pull = jax.vjp(jax.jit(max_pool), x)
     np.testing.assert_array_equal(given, expected)
     weight = jnp.asarray(rng.normal(size=expected.shape), jnp.float32)
     np.testing.assert_allclose(pull(weight)[0], pull_expected(weight)[0], atol=1e-5)
