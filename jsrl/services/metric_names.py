@@ -129,7 +129,6 @@ CATALOGUE: tuple[Metric, ...] = (
     *_worker("learner", "learners"),
     *_worker("evaluator", "evaluators"),
     *_worker("parameter_server", "parameter servers"),
-    *_worker("parameter_server", "parameter servers"),
 )
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
 
