@@ -1,0 +1,198 @@
+"""What README and docs mention exists: links, files, commands with their options, Python examples."""
+
+import ast
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.launch import command_line
+from jsrl.services.metric_names import BY_NAME
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FOLDERS = ("jsrl", "experiments", "benchmarks", "docs", "notebooks", "tests")
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """The module experiments/run.py."""
+    spec = importlib.util.spec_from_file_location("jsrl_run", ROOT / "experiments" / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
+
+
+def spans(page: Path) -> list[str]:
+    return SPAN.findall(BLOCK.sub("", page.read_text()))
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every command line in the page's bash blocks and code spans that calls python, as words."""
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()] + spans(page)
+    found = []
+    for line in lines:
+        for part in re.split(r"&&|;", line):
+            words = shlex.split(part, comments=True)
+            if words and re.fullmatch(r"(\.venv/bin/)?python3?", words[0]) and len(words) > 1:
+                found.append(words[1:])
+    return found
+
+
+def test_commands_are_found() -> None:
+    """The parsing above sees what is there; otherwise the tests below prove nothing."""
+    assert ["experiments/run.py", "ppo_cartpole"] in commands(ROOT / "README.md")
+    assert sum(len(commands(page)) for page in PAGES) > 25
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_links_resolve(name: str) -> None:
+    page = ROOT / name
+    for target in LINK.findall(BLOCK.sub("", page.read_text())):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{name} links to {target}, which does not exist"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{name} links to {target}; there are {sorted(anchors)}"
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_files_exist(name: str) -> None:
+    for span in spans(ROOT / name):
+        if span.startswith(tuple(f"{folder}/" for folder in FOLDERS)) and " " not in span:
+            assert list(ROOT.glob(span.rstrip("/"))), f"{name} mentions {span}, which does not exist"
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_commands_can_be_given(name: str, runner) -> None:
+    for words in commands(ROOT / name):
+        if words[:2] == ["-m", "pdb"]:
+            words = words[2:]
+        if words[0] == "-m":
+            assert importlib.util.find_spec(words[1]) is not None, f"{name}: there is no module {words[1]}"
+            continue
+        if words[0].startswith("-"):
+            continue
+        assert (ROOT / words[0]).is_file(), f"{name}: there is no {words[0]}"
+        if words[0] == "experiments/run.py":
+            check_run(name, words[1:], runner)
+
+
+def check_run(page: str, words: list[str], runner) -> None:
+    """Parse a command of run.py as run.py does."""
+    words = [word for word in words if word not in ("--help", "--help-all")]
+    if words == ["NAME"]:
+        return
+    experiment = None if "--resume" in words else runner.take_name(words)
+    try:
+        command_line.parse(words, runner.experiments()[experiment or "ppo"]())
+    except ConfigError as error:
+        pytest.fail(f"{page}: run.py {' '.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("script", ["evaluate.py", "compare.py"])
+def test_other_scripts_know_the_options_that_are_mentioned(script: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, f"experiments/{script}", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for page in PAGES:
+        for words in commands(page):
+            if words[0] == f"experiments/{script}":
+                for word in words[1:]:
+                    assert not word.startswith("--") or word in ended.stdout, f"{page.name}: {script} has no {word}"
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_options_exist(name: str, runner) -> None:
+    """Code spans that begin with `--` are options of some experiment, or of run.py itself."""
+    known: dict[str, object] = {}
+    for experiment in ("ppo", "impala"):
+        known |= command_line.options_of(runner.experiments()[experiment]())
+    known |= command_line.options_of(command_line.RunOptions())
+    elsewhere = {"help", "help-all", "shm-size"}
+    for span in spans(ROOT / name):
+        for option in re.findall(r"(?:^|\s)--([a-z][a-z0-9.-]*)", span):
+            if option in elsewhere or any(full.startswith(f"{option}.") for full in known):
+                continue
+            try:
+                command_line.find_option(command_line.positive(option, known), known)
+            except ConfigError as error:
+                if "here it is called" not in str(error):
+                    pytest.fail(f"{name} mentions --{option}: {error}")
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_names_of_modules_and_metrics_exist(name: str) -> None:
+    rooms = {metric.partition("/")[0] for metric in BY_NAME}
+    for span in spans(ROOT / name):
+        if re.fullmatch(r"jsrl(\.\w+)+(\(.*\))?", span):
+            dotted = span.partition("(")[0]
+            module, _, attribute = dotted.rpartition(".")
+            if importlib.util.find_spec(module) is not None and hasattr(importlib.import_module(module), attribute):
+                continue
+            assert importlib.util.find_spec(dotted) is not None, f"{name}: there is no {dotted}"
+        if re.fullmatch(r"[a-z_]+/[a-z0-9_]+", span) and span.partition("/")[0] in rooms:
+            assert span in BY_NAME, f"{name}: there is no metric {span}"
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_python_examples_import_what_exists(name: str) -> None:
+    for block in blocks(ROOT / name, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{name}: {node.module} has no {alias.name}"
+
+
+@pytest.mark.slow
+def test_the_examples_environment_trains(tmp_path: Path) -> None:
+    """README's own environment and command, shortened."""
+    (block,) = blocks(ROOT / "README.md", "python")
+    (tmp_path / "corridor.py").write_text(block)
+    (words,) = [words for words in commands(ROOT / "README.md") if "corridor:Corridor" in words]
+    words = [str(ROOT / words[0]), *words[1:], "--placement", "serial", "--evaluator.final-episodes", "20"]
+    ended = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    returned = float(re.search(r"fresh seeds: return (-?[\d.]+)", ended.stdout).group(1))
+    assert returned > 0.0  # arrived, in about as many steps as it takes; a random walk mostly times out at -10
+
+
+@pytest.mark.slow
+def test_python_examples_of_the_docs_run(tmp_path: Path) -> None:
+    source = "\n".join(blocks(ROOT / "docs" / "operations.md", "python"))
+    (tmp_path / "example.py").write_text(source)
+    ended = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "env steps/s" in ended.stdout
+
+
+def test_readme_and_contributing_stay_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 60
