@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jsrl.reference import SpawnEnvironment
 from jsrl.services.files import process_alive
-from jsrl.workers.actor_host import MAX_ORDER_BYTES
+from jsrl.workers.actor_host import MAX_ORDER_BYTES, kill_group
 
 _POLL_S = 0.02
 
@@ -142,5 +142,4 @@ class HostedActor:
             self.host.popen.kill()
             self.host.popen.wait(5.0)
         elif self.status is None and self.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)

@@ -149,14 +149,14 @@ class _Host:
         for pid, number in list(self._actors.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
-            _kill_group(pid)  # while its id is still taken
+            kill_group(pid)  # while its id is still taken
             _, status = os.waitpid(pid, 0)
             del self._actors[pid]
             self._tell(number=number, status=os.waitstatus_to_exitcode(status))
 
     def _kill_all(self) -> None:
         for pid in self._actors:
-            _kill_group(pid)
+            kill_group(pid)
         for pid in self._actors:
             os.waitpid(pid, 0)
 
@@ -200,8 +200,8 @@ def _redirect(path: str, flags: int, target: int) -> None:
     os.close(descriptor)
 
 
-def _kill_group(pid: int) -> None:
-    """End a process and whatever it started, whether or not it leads its group yet."""
+def kill_group(pid: int) -> None:
+    """End a process and whatever it started, also one so young that it does not lead its group yet."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)

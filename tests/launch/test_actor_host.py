@@ -1,0 +1,135 @@
+"""The controller's side of an actor host, without a run: whatever is killed when, everybody goes and is accounted for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jsrl.agents.impala import IMPALAConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import Experiment
+from jsrl.launch.actor_host import ActorHost
+from jsrl.launch.plan import make_plan, process_environment
+from jsrl.launch.processes import Process, start
+from jsrl.reference import spawn_environment
+from jsrl.services.control import ControlServer
+from jsrl.transport.segment import make_folder
+from jsrl.workers.jobs import Job
+
+ACTORS = 6
+
+
+class Hosted:
+    """A host and its actors, which wait for streams that nobody serves."""
+
+    def __init__(self, jobs: list[Job], control: ControlServer, folder: Path) -> None:
+        self._control = control
+        spawn, variables = spawn_environment(), process_environment(jobs[0], [])
+        self.host = ActorHost(control.address, folder, spawn, variables)
+        self.actors: list[Process] = [
+            start(job, control.address, folder, spawn, variables, host=self.host) for job in jobs
+        ]
+
+    def let_run(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._control.poll(0.01)
+            assert all(actor.exit_status is None for actor in self.actors)
+
+    def await_forks(self) -> None:
+        until = time.monotonic() + 30.0
+        while any(actor.popen.pid is None for actor in self.actors):
+            assert time.monotonic() < until
+            self.let_run(0.01)
+
+    def left(self) -> list[psutil.Process]:
+        """The living processes of this host, which all show its command line."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if self._control.address in process.cmdline():
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def assert_gone(self, timeout_s: float = 3.0) -> None:
+        until = time.monotonic() + timeout_s
+        while left := self.left():
+            assert time.monotonic() < until, left
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+    experiment = Experiment(
+        agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=ACTORS, num_actors=ACTORS, num_groups=ACTORS
+    )  # fmt: skip
+    plan = make_plan(experiment, "", tmp_path_factory.mktemp("memory"))
+    return [job for job in plan.jobs if job.kind == "actor"]
+
+
+@pytest.fixture
+def hosted(jobs: list[Job], tmp_path: Path) -> Iterator[Hosted]:
+    control = ControlServer(f"ipc://{make_folder(tmp_path / 'memory')}/control")
+    hosted = Hosted(jobs, control, tmp_path)
+    try:
+        yield hosted
+    finally:
+        hosted.host.close()
+        control.close()
+        hosted.assert_gone()
+
+
+MOMENTS = (0.0, 0.05, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6)
+
+
+@pytest.mark.parametrize("after_s", MOMENTS)
+def test_actors_killed_at_any_moment_end(hosted: Hosted, after_s: float) -> None:
+    hosted.let_run(after_s)
+    for actor in hosted.actors:
+        actor.kill()
+        assert actor.exit_status == -signal.SIGKILL
+    assert all("signal 9 (SIGKILL)" in actor.exit_text() for actor in hosted.actors)
+    forked = [actor.popen.pid for actor in hosted.actors if actor.popen.pid is not None]
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in forked)
+
+
+@pytest.mark.parametrize("after_s", MOMENTS)
+def test_a_host_killed_at_any_moment_takes_everybody_along(hosted: Hosted, after_s: float) -> None:
+    hosted.let_run(after_s)
+    hosted.host.popen.kill()
+    for actor in hosted.actors:
+        assert actor.popen.wait(5.0) == -signal.SIGKILL
+        assert "with its actor host, killed by signal 9 (SIGKILL)" in actor.exit_text()
+    hosted.assert_gone()
+
+
+def test_the_actor_that_ended_is_told_from_those_that_live(hosted: Hosted) -> None:
+    hosted.await_forks()
+    third = hosted.actors[3]
+    os.kill(third.popen.pid, signal.SIGSEGV)
+    begin = time.monotonic()
+    while third.exit_status is None:
+        assert time.monotonic() < begin + 3.0
+        time.sleep(0.005)
+    assert third.exit_text() == "killed by signal 11 (SIGSEGV)"
+    assert [actor.name for actor in hosted.actors if actor.exit_status is None] == [
+        f"actor-{i}" for i in range(ACTORS) if i != 3
+    ]
+
+
+def test_a_stopped_host_does_not_hold_up_the_end(hosted: Hosted) -> None:
+    hosted.await_forks()
+    hosted.host.popen.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    for actor in hosted.actors:
+        actor.kill()
+    hosted.host.close()
+    assert time.monotonic() - begin < 3.0
