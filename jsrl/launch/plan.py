@@ -198,34 +198,49 @@ def accelerators() -> list[str]:
     return [str(i) for i in range(64) if os.path.exists(f"/dev/nvidia{i}")]
 
 
+def inference_gpus(e: Experiment, gpus: list[str]) -> list[str]:
+    """Return the accelerators of inference servers; none where they act on CPU.
+
+    Raises:
+      ConfigError: one is asked for that is not there.
+    """
+    device = e.inference.device
+    if e.placement not in ("served", "apart") or device == "cpu":
+        return []
+    if device == "auto":
+        return gpus[:1] if e.placement == "served" else gpus[1:][-1:]
+    index = int(device.removeprefix("gpu:"))
+    if index >= len(gpus):
+        raise ConfigError(
+            f"inference.device is {device}, but this host shows {len(gpus)} accelerator(s), counted from 0; use auto, cpu"
+            f"{f' or gpu:0 to gpu:{len(gpus) - 1}' if gpus else ''}."
+        )
+    return [gpus[index]]
+
+
 def process_environment(job: Job, gpus: list[str]) -> dict[str, str]:
-    """Return the environment variables that give a worker its devices, memory share and threads."""
-    variables: dict[str, str] = {}
+    """Return the environment variables that give a worker its devices, memory share and threads.
+
+    Raises:
+      ConfigError: an accelerator is asked for that is not there.
+    """
     e = job.experiment
-    on_gpu = bool(gpus) and job.kind in ("learner", "inference")
-    if job.kind == "inference" and (e.inference.device == "cpu" or (e.placement == "apart" and len(gpus) < 2)):
-        on_gpu = on_gpu and e.inference.device not in ("cpu", "auto")
     threads = {"learner": e.learner.threads, "inference": e.inference.threads}.get(job.kind, 1)
+    variables: dict[str, str] = {}
     if threads is not None:
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    if not on_gpu:
+    serving = inference_gpus(e, gpus)
+    learning = [gpu for gpu in gpus if gpu not in serving] if e.placement == "apart" and len(gpus) > 1 else gpus
+    own = {"learner": learning, "inference": serving}.get(job.kind, [])
+    if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        variables |= cpu_flags(threads, e.learner.num_devices if job.kind == "learner" else None)
-        return variables
-    shared = e.placement == "served" and e.inference.device == "auto"
-    own, last = gpus, gpus[-1]
-    if e.placement == "apart" and len(gpus) > 1:
-        own = gpus[:-1] if job.kind == "learner" else [last]
-    if job.kind == "inference" and e.inference.device.startswith("gpu:"):
-        own = [gpus[int(e.inference.device.split(":")[1]) % len(gpus)]]
-    if job.kind == "inference" and shared:
-        own = gpus[:1]
-    share = (
-        e.learner.memory_share if job.kind == "learner" else (0.9 - e.learner.memory_share) / e.num_inference_servers
-    )
+        return variables | cpu_flags(threads, e.learner.num_devices if job.kind == "learner" else None)
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    if shared or job.kind == "inference":
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
+    servers_share = (0.9 - e.learner.memory_share) / e.num_inference_servers
+    if job.kind == "inference":
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(servers_share, 0.05):.2f}"
+    elif set(learning) & set(serving):
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share:.2f}"
     return variables
 
 

@@ -16,9 +16,9 @@ class Result:
     Attributes:
       folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, or interrupted. (The result.json of a run
         that raised says failed.)
-      env_steps, updates, wall_s: reached. ledger: of the sample stream.
+      env_steps, updates, wall_s: reached. process_s: from the start of this process (imports and all) to the end of the
+        training. ledger: of the sample stream.
       evaluation: the last score that was told (or that reached stop_at_return). final: 100 fresh episodes of it.
-      state: the agent's final state (host arrays); loaded from the final snapshot.
     """
 
     folder: Path
@@ -26,6 +26,7 @@ class Result:
     env_steps: int
     updates: int
     wall_s: float
+    process_s: float = 0.0
     ledger: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
@@ -52,7 +53,8 @@ class Result:
     def __str__(self) -> str:
         """Return the closing lines for people."""
         lines = [
-            f"ended by {self.ended} after {self.env_steps:,} env steps, {self.updates:,} updates, {self.wall_s:.1f} s",
+            f"ended by {self.ended} after {self.env_steps:,} env steps, {self.updates:,} updates, {self.wall_s:.1f} s "
+            f"({self.process_s:.1f} s from the start of the process)",
         ]
         if self.evaluation:
             e = self.evaluation

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.options import differences
 from jsrl.services.runs import RunFolder
 from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.segment import try_lock
 from jsrl.workers.jobs import Origin
 
 MAY_CHANGE = (
@@ -33,6 +36,29 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
             )
         lines.append(f"changed: --{name} {before} -> {after}")
     return lines
+
+
+@contextlib.contextmanager
+def claimed(folder: RunFolder) -> Iterator[None]:
+    """Hold a run folder for this process, so that no second one continues it meanwhile.
+
+    Raises:
+      ConfigError: another process holds it.
+    """
+    path = folder.path / "running"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not try_lock(fd):
+            pid = os.read(fd, 32).decode(errors="replace").strip()
+            raise ConfigError(f"{folder.name} is running (process {pid}); stop it first, or begin another run.")
+        os.truncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
 
 
 def open_resumed(resume: str, runs_dir: str | os.PathLike[str]) -> tuple[RunFolder, Origin]:

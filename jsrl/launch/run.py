@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.result import Result
-from jsrl.launch.resume import allowed_changes, open_resumed, params_source
+from jsrl.launch.resume import allowed_changes, claimed, open_resumed, params_source
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.reference import from_json, to_json
 from jsrl.services.display import make_display
 from jsrl.services.runs import RunFolder
 from jsrl.source_capture import Capture
+from jsrl.transport.segment import is_locked, make_folder, try_lock
 from jsrl.workers.jobs import Origin
+
+ALIVE = "alive"
 
 
 def run(
@@ -49,6 +54,7 @@ def run(
 
     Raises:
       ConfigError: something cannot work; says what would.
+      EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
       WorkerDied: a worker failed; says which and why.
     """
     experiment = dataclasses.replace(experiment, **changes)
@@ -59,28 +65,40 @@ def run(
         origin = Origin()
     if init_from is not None:
         origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
-    capture = Capture(folder.path / "source")
-    config = to_json(experiment, capture, "experiment")
-    if (folder.path / "source").is_dir():
-        sys.path.insert(0, str(folder.path / "source"))
-    experiment = from_json(config)  # what the workers will see: captured sources in place of the notebook's own
-    changed = allowed_changes(from_json(folder.config), experiment) if resume is not None else []
+    with claimed(folder), own_memory_folder() as memory_folder:
+        experiment, changed = stored_experiment(experiment, folder, resumed=resume is not None)
+        screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
+        for line in changed:
+            screen.message(line)
+        try:
+            plan = make_plan(experiment, str(folder.path), memory_folder, origin)
+            check_shared_memory(plan)
+        except BaseException:
+            screen.close()
+            raise
+        session = Session(plan.experiment, folder, screen, sinks, start_updates=origin.updates)
+        if plan.experiment.placement == "serial":
+            return SerialRun(plan, session).run()
+        return Controller(plan, session, (str(folder.path / "source"),)).run()
+
+
+def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: bool) -> tuple[Experiment, list[str]]:
+    """Write the experiment to its run folder; return it as workers will see it, and what a resume changes.
+
+    What a notebook or script defines is replaced by its source, written to the run folder and imported from there.
+
+    Raises:
+      ConfigError: something in it cannot travel, or cannot change on resume.
+    """
+    source = folder.path / "source"
+    config = to_json(experiment, Capture(source), "experiment")
+    if source.is_dir() and str(source) not in sys.path:
+        sys.path.insert(0, str(source))
+    experiment = from_json(config)
+    changed = allowed_changes(from_json(folder.config), experiment) if resumed else []
     folder.write_config(to_json(experiment))
     (folder.path / "result.json").unlink(missing_ok=True)  # of an earlier life
-    memory_folder = memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}"
-    screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
-    for line in changed:
-        screen.message(line)
-    try:
-        plan = make_plan(experiment, str(folder.path), memory_folder, origin)
-        check_shared_memory(plan)
-    except BaseException:
-        screen.close()
-        raise
-    session = Session(plan.experiment, folder, screen, sinks, start_updates=origin.updates)
-    if plan.experiment.placement == "serial":
-        return SerialRun(plan, session).run()
-    return Controller(plan, session, (str(folder.path / "source"),)).run()
+    return experiment, changed
 
 
 class RunLog:
@@ -98,16 +116,43 @@ class RunLog:
             return
 
 
+@contextlib.contextmanager
+def own_memory_folder() -> Iterator[Path]:
+    """Yield a new folder for this run's shared memory and sockets, and remove it afterwards.
+
+    The lock of its file `alive` shows to others that this process lives, also to those of another PID namespace.
+    """
+    folder = make_folder(memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}")
+    fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try_lock(fd)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
+
+
 def memory_root() -> Path:
     """Return the folder of this user's shared memory, after sweeping what dead controllers left there."""
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))
-    root = base / f"jsrl-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
+    root = make_folder(base / f"jsrl-{os.getuid()}")
     for folder in root.iterdir():
-        pid = folder.name.partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if not held(folder):
             shutil.rmtree(folder, ignore_errors=True)
     return root
+
+
+def held(folder: Path) -> bool:
+    """Return whether the process that a folder of shared memory belongs to lives (or cannot be told from its name)."""
+    try:
+        fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        pid = folder.name.partition("-")[0]
+        return not pid.isdigit() or Path(f"/proc/{pid}").exists()
+    try:
+        return is_locked(fd)
+    finally:
+        os.close(fd)
 
 
 def check_shared_memory(plan: Plan) -> None:

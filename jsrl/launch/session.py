@@ -7,6 +7,8 @@ import json
 import time
 from typing import Any
 
+import psutil
+
 from jsrl.experiment import Experiment
 from jsrl.launch.result import Result
 from jsrl.services.control import Event, Report
@@ -164,6 +166,7 @@ class Session:
             env_steps=self.env_steps,
             updates=self.updates,
             wall_s=round(self.elapsed_s, 3),
+            process_s=round(self._process_s(), 3),
             ledger=self.ledger,
             evaluation=self.evaluation,
             final=self.final,
@@ -172,6 +175,11 @@ class Session:
         text = json.dumps(facts, indent=2, default=float)
         (self.folder.path / "result.json").write_text(text + "\n")
         return result
+
+    def _process_s(self) -> float:
+        """Return the seconds from this process's start to the end of the training."""
+        age_s = time.time() - psutil.Process().create_time()
+        return age_s - (time.monotonic() - (self.finished_s or time.monotonic()))
 
     def close(self) -> None:
         """Write the last line and close files and display, once."""
