@@ -178,6 +178,24 @@ def test_killed_actors_are_replaced_and_learning_goes_on(launch, case: str) -> N
     assert_balanced(run.result())
 
 
+@slow
+@pytest.mark.parametrize(
+    ("where", "victim"), [("waits for params after a commit", "actor-0"), ("is inside a trajectory", "actor-1")]
+)
+def test_actor_killed_where_it_mostly_is(launch, where: str, victim: str) -> None:
+    run = launch(*FOREVER, "--restart", "5", "--num-actors", "2", "--env.id", "worlds:SlowInSecondActor")
+    run.await_updates()
+    for _ in range(5):
+        updates, old = run.lines()[-1]["updates"], run.workers()[victim]
+        old.kill()
+        run.until(lambda pid=old.pid: (w := run.workers().get(victim)) and w.pid != pid, "another life")
+        run.await_updates(updates + 15)
+    run.popen.terminate()
+    text = run.expect(130, 15.0)
+    assert text.count(f"{victim} ended unexpectedly") == 5, where
+    assert_balanced(run.result())
+
+
 def test_restart_budget_ends_the_run_by_name(launch) -> None:
     text = launch(*FOREVER, "--restart", "1", "--env.id", "worlds:RaisesInStep").expect(1, 40.0)
     assert "restart 1 of 1" in text

@@ -119,6 +119,13 @@ class ImportsJax(World):
         import jax  # noqa: F401
 
 
+class SlowInSecondActor(World):
+    """So that the first actor mostly waits for params, right after a commit, and the second is mostly in a trajectory."""
+
+    def __init__(self) -> None:
+        super().__init__(count=-1, step_s=0.01 if "actor-1" in sys.orig_argv else 0.0)
+
+
 class TellsOfJax(World):
     """Fails with the list of what the actor's process should not have loaded."""
 
