@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -313,6 +314,8 @@ def _check_devices_and_lag(e: Experiment) -> None:
             f"a batch of {e.batch_columns} environments cannot be split over learner.num_devices={devices}; use "
             f"{nearest_divisors(e.batch_columns, max(1, devices))} devices, or a batch that is a multiple."
         )
+    if not re.fullmatch(r"auto|cpu|gpu:\d+", e.inference.device):
+        raise ConfigError(f"inference.device is {e.inference.device!r}; use auto, cpu, or an index such as gpu:1.")
     if e.max_policy_lag is not None and e.max_policy_lag < 0:
         raise ConfigError(f"max_policy_lag is {e.max_policy_lag}; use 0 (synchronous), a positive number, or None.")
     if e.order == "by_group" and e.batch_columns != e.num_envs:

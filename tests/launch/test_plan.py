@@ -1,0 +1,242 @@
+"""From an experiment to processes: who exists, on which device, over which streams, and what is refused before a start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import AgentReference, Experiment, InferenceConfig, LearnerConfig
+from jsrl.launch.plan import accelerators, describe, make_plan, make_schemas, process_environment
+from jsrl.networks.model import NetworkConfig
+from jsrl.reference import from_json, to_json
+
+MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
+SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
+
+
+def experiment(**values) -> Experiment:
+    return Experiment(**({"agent": SMALL, "rollout_length": 4} | values))
+
+
+def plan_of(**values):
+    return make_plan(experiment(**values), "runs/x", MEMORY)
+
+
+def agent_with(act=None, core=()):
+    """Return a factory of an agent whose act may break the contract."""
+
+    def right(params, key, observation, is_first, core, *, greedy=False):
+        rows = is_first.shape[0]
+        return ActOutput(jnp.zeros(rows, jnp.int32), jnp.zeros(rows)), core
+
+    def factory(spec):
+        state = AgentState(ActParams(jnp.zeros(3)), (), (), (), jnp.int32(0))
+        return Agent(lambda key: state, lambda rows: core, act or right, None)
+
+    return AgentReference(factory)
+
+
+@pytest.mark.parametrize(
+    ("values", "workers"),
+    [
+        ({"placement": "serial"}, {"learner": 1, "actor": 1, "evaluator": 1}),
+        ({"placement": "serial", "num_actors": 4}, {"learner": 1, "actor": 1, "evaluator": 1}),
+        ({"placement": "inline", "num_actors": 4}, {"learner": 1, "actor": 4, "evaluator": 1}),
+        ({"placement": "served"}, {"learner": 1, "inference": 1, "actor": 1, "evaluator": 1}),
+        ({"placement": "apart", "num_actors": 4, "num_inference_servers": 2},
+         {"learner": 1, "inference": 2, "actor": 4, "evaluator": 1}),
+        ({"placement": "served", "road": "zeromq"},
+         {"learner": 1, "parameter-server": 1, "inference": 1, "actor": 1, "evaluator": 1}),
+    ],
+)  # fmt: skip
+def test_who_exists(values, workers):
+    plan = plan_of(**values)
+    kinds = [job.kind for job in plan.jobs]
+    assert {kind: kinds.count(kind) for kind in kinds} == workers
+    assert len({job.name for job in plan.jobs}) == len(plan.jobs)
+    hosted = [job.index * plan.experiment.ring + i for job in plan.jobs if job.kind == "actor"
+              for i in range(plan.experiment.ring)]  # fmt: skip
+    assert hosted == list(range(plan.experiment.groups))
+
+
+def test_jobs_survive_their_journey():
+    for values in ({"placement": "served", "num_actors": 2}, {"placement": "inline"}):
+        for job in plan_of(**values).jobs:
+            assert from_json(json.loads(json.dumps(to_json(job)))) == job
+
+
+def test_only_served_actors_do_without_the_agent():
+    for placement, expected in (("served", True), ("apart", True), ("inline", False), ("serial", False)):
+        actors = [job for job in plan_of(placement=placement).jobs if job.kind == "actor"]
+        assert all((job.experiment.agent is None) == expected for job in actors), placement
+        assert all(job.experiment.agent is not None for job in plan_of(placement=placement).jobs if job.kind != "actor")
+
+
+def test_schemas_are_what_streams_carry():
+    recurrent = PPOConfig(network=NetworkConfig(hidden=(8,), core="gru", core_size=6))
+    schemas = make_schemas(experiment(agent=recurrent, num_envs=8, num_groups=2))
+    assert schemas.trajectory.observation.shape == (5, 4, 4)
+    assert schemas.trajectory.action.dtype == "int32"
+    assert [leaf.shape for leaf in jax.tree.leaves(schemas.trajectory.core)] == [(4, 6)]
+    assert schemas.state_bytes > schemas.params_bytes > 4 * 8 * 4
+
+
+def test_the_description_counts_what_runs():
+    text = describe(plan_of(placement="apart", num_actors=4, num_inference_servers=2), ["0", "1"])
+    table = [line.split() for line in text.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
+    rows = {words[0]: words for words in table}
+    assert rows["actor"][1] == "4"
+    assert rows["inference"][1] == "2"
+    assert "in all" in text
+    assert "gpu 1" in next(line for line in text.splitlines() if line.strip().startswith("inference "))
+    assert "samples    shared-memory" in text
+    assert "MiB" in text
+
+
+def test_serial_runs_in_one_process_without_streams_between_any():
+    text = describe(plan_of(placement="serial"), [])
+    assert "0 (serial)" in text
+    assert "in-process" in text
+    assert "actor <-> inference" not in text
+
+
+def test_shared_memory_grows_with_what_streams_hold():
+    small, large = plan_of(), plan_of(rollout_length=40)
+    assert 8 * small.stream_bytes < large.stream_bytes < 11 * small.stream_bytes
+    assert small.shared_memory_bytes > small.stream_bytes
+    assert plan_of(road="zeromq").shared_memory_bytes < small.shared_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros(1), jnp.zeros(1)), c)),
+         r"actions of shape \(\) and dtype float32 .* takes shape \(\) and dtype int32"),
+        (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros((1, 2), jnp.int32), jnp.zeros(1)), c)),
+         r"actions of shape \(2,\)"),
+        (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros(1, jnp.int32), jnp.zeros(1)), jnp.ones(3)),
+                    core=()), r"act returns a core of \[\(\(3,\), 'float32'\)\], initial_core one of \[\]"),
+    ],
+)  # fmt: skip
+def test_an_agent_that_does_not_fit_is_refused_before_anything_starts(reference, message):
+    with pytest.raises(ConfigError, match=message):
+        make_schemas(experiment(agent=reference))
+
+
+def test_the_right_agent_is_not():
+    make_schemas(experiment(agent=agent_with()))
+
+
+def test_an_unknown_environment_is_refused():
+    with pytest.raises(ConfigError, match="CartPole-v1"):
+        make_schemas(experiment(env=EnvConfig("CartPol-v1")))
+
+
+# -- devices and threads ----------------------------------------------------------------------------------------------
+
+
+def environments(gpus: list[str], **values) -> dict[str, dict[str, str]]:
+    """Return kind -> variables of its process."""
+    return {job.kind: process_environment(job, gpus) for job in plan_of(**values).jobs}
+
+
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
+def visible(given: dict[str, dict[str, str]]) -> dict[str, str]:
+    return {kind: variables["CUDA_VISIBLE_DEVICES"] for kind, variables in given.items()}
+
+
+def test_without_an_accelerator_everybody_computes_on_cpu():
+    given = environments([], placement="served")
+    assert all(v["JAX_PLATFORMS"] == "cpu" and v["CUDA_VISIBLE_DEVICES"] == "" for v in given.values())
+    assert given["actor"]["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in given["learner"]
+    assert not any(FRACTION in variables for variables in given.values())
+
+
+def test_served_shares_one_gpu_by_stated_parts():
+    given = environments(["0"], placement="served", num_inference_servers=2, num_actors=2)
+    assert visible(given) == {"learner": "0", "inference": "0", "actor": "", "evaluator": ""}
+    assert given["learner"][FRACTION] == "0.60"
+    assert float(given["inference"][FRACTION]) == pytest.approx(0.15)
+    assert float(given["learner"][FRACTION]) + 2 * float(given["inference"][FRACTION]) <= 0.95
+    assert given["actor"]["JAX_PLATFORMS"] == given["evaluator"]["JAX_PLATFORMS"] == "cpu"
+
+
+def test_apart_gives_the_last_gpu_to_inference_and_leaves_the_learner_the_only_one():
+    assert visible(environments(["0", "1"], placement="apart")) == {
+        "learner": "0", "inference": "1", "actor": "", "evaluator": ""}  # fmt: skip
+    one = environments(["0"], placement="apart")
+    assert (one["learner"]["CUDA_VISIBLE_DEVICES"], one["inference"]["JAX_PLATFORMS"]) == ("0", "cpu")
+    assert FRACTION not in one["learner"]
+
+
+def test_inline_leaves_all_gpus_to_the_learner_alone():
+    given = environments(["2", "3"], placement="inline")
+    assert visible(given) == {"learner": "2,3", "actor": "", "evaluator": ""}
+    assert FRACTION not in given["learner"]
+
+
+def test_a_server_on_the_learner_s_gpu_by_index_shares_its_memory():
+    given = environments(["0"], placement="apart", inference=InferenceConfig(device="gpu:0"))
+    assert visible(given) == {"learner": "0", "inference": "0", "actor": "", "evaluator": ""}
+    assert float(given["learner"][FRACTION]) + float(given["inference"][FRACTION]) <= 0.95
+
+
+def test_apart_by_index_gives_the_learner_the_others():
+    given = environments(["4", "5", "6"], placement="apart", inference=InferenceConfig(device="gpu:0"))
+    assert (given["learner"]["CUDA_VISIBLE_DEVICES"], given["inference"]["CUDA_VISIBLE_DEVICES"]) == ("5,6", "4")
+    assert FRACTION not in given["learner"]
+
+
+def test_inference_on_cpu_by_choice():
+    given = environments(["0"], placement="served", inference=InferenceConfig(device="cpu"))
+    assert given["inference"]["JAX_PLATFORMS"] == "cpu"
+    assert FRACTION not in given["learner"]
+
+
+@pytest.mark.parametrize(("gpus", "tail"), [([], r"use auto, cpu\."), (["0", "1"], r"or gpu:0 to gpu:1\.")])
+def test_a_gpu_that_is_not_there_is_refused(gpus, tail):
+    with pytest.raises(ConfigError, match=rf"inference\.device is gpu:2, but this host shows {len(gpus)}.*{tail}"):
+        environments(gpus, inference=InferenceConfig(device="gpu:2"))
+
+
+def test_a_device_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match=r"inference\.device is 'cuda'; use auto, cpu, or an index such as gpu:1"):
+        experiment(inference=InferenceConfig(device="cuda"))
+
+
+def test_fake_devices_are_the_learner_s_only(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_dump_to=/nowhere")
+    given = environments([], placement="served", learner=LearnerConfig(num_devices=4))
+    flags = given["learner"]["XLA_FLAGS"].split()
+    assert "--xla_force_host_platform_device_count=4" in flags
+    assert "--xla_dump_to=/nowhere" in flags
+    assert sum("device_count" in flag for flag in flags) == 1
+    assert int(given["learner"]["PJRT_NPROC"]) >= 8
+    assert "device_count" not in given["inference"]["XLA_FLAGS"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "0"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, ["2", "3"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+    ],
+)
+def test_accelerators_are_those_that_the_caller_may_use(monkeypatch, variables, expected):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert accelerators() == expected
