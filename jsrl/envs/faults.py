@@ -41,3 +41,11 @@ def first_non_finite(leaf: np.ndarray) -> tuple[int, tuple[int, ...], float] | N
         return None
     index = tuple(int(i) for i in bad[0])
     return index[0], index[1:], float(leaf[index])
+
+
+def foreign(where: str, error: BaseException) -> EnvironmentFault:
+    """Return the error for whatever an environment of the user's own making raised past its adapter."""
+    return EnvironmentFault(
+        f"{where} raised {type(error).__name__}: {error}. The traceback above is its own; check_env finds such errors in "
+        "seconds, in your own process"
+    )

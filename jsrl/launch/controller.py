@@ -71,8 +71,10 @@ class Controller:
         try:
             while self._session.reason is None:
                 self._watch()
-        except WorkerDied:
+        except WorkerDied as error:
             self._rescue()
+            if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
+                raise WorkerDied(f"{error}\n(to go on: --resume {self._session.folder.name})") from None
             raise
         self._end_in_order()
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from jsrl.envs.base import EnvStep, Episode, VectorEnv
+from jsrl.envs.faults import foreign
 from jsrl.envs.make import make
-from jsrl.errors import StreamTimeout
+from jsrl.errors import JsrlError, StreamTimeout
 from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.transport.base import Block, InferenceClient, Reply, Request, SampleProducer
@@ -33,7 +34,7 @@ class Group:
 
     Attributes:
       number: of the group in the experiment. env: its vector. row: the row that waits for its action.
-      step: requests sent so far. trajectory: number of the trajectory that is being written (None: not known yet).
+      trajectory: number of the trajectory that is being written (None: not known yet).
       block, arrays: the room for it, and its leaves in writing order. waiting: a reply that came before there was room.
     """
 
@@ -41,7 +42,6 @@ class Group:
     env: VectorEnv
     latest: EnvStep
     row: int = 0
-    step: int = 0
     trajectory: int | None = None
     block: Block | None = None
     observation: list[Array] = field(default_factory=list)
@@ -94,8 +94,13 @@ class Actor:
         self._reporter.stage("making environments")
         for number, make_group in self._environments.items():
             self._entering("making", number)
-            env = make_group()
-            self._groups[number] = Group(number, env, env.reset())
+            try:
+                env = make_group()
+                self._groups[number] = Group(number, env, env.reset())
+            except JsrlError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise self._foreign(number, error) from error
             self._reporter.left()
         self._reporter.stage("connecting to streams")
         self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
@@ -172,11 +177,20 @@ class Actor:
     def _step_environments(self, group: Group, action: Array) -> None:
         self._entering("step", group.number)
         start = time.perf_counter()
-        group.latest = group.env.step(action)
+        try:
+            group.latest = group.env.step(action)
+        except JsrlError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._foreign(group.number, error) from error
         self._recorder.spent("env", time.perf_counter() - start)
         self._reporter.left()
         if group.latest.episodes:
             self._count_episodes(group.latest.episodes)
+
+    def _foreign(self, number: int, error: BaseException) -> Exception:
+        where = f"{self.name}: environment {self._settings.environment!r}, group {number},"
+        return foreign(where, error)
 
     def _entering(self, what: str, number: int) -> None:
         """Have the control road watch that the environment returns in time."""
@@ -201,11 +215,16 @@ class Actor:
             observation=group.latest.observation,
             is_first=group.latest.is_first,
             min_updates=self._min_updates(group),
-            step=group.step,
+            step=self._step_number(group),
             wants_core=group.row == 0,
         )
-        group.step += 1
         self._client.send(group.number, request)
+
+    def _step_number(self, group: Group) -> int:
+        """Return the number of the group's row in the whole run (resumes included): it makes the row's key."""
+        begun = self._settings.start_updates // self._settings.updates_per_batch
+        trajectory = begun if group.trajectory is None else group.trajectory
+        return trajectory * self._settings.num_rows + group.row
 
     def _min_updates(self, group: Group) -> int:
         """Trajectory n waits for the params that its batch may be at most `max_lag` updates ahead of."""

@@ -18,7 +18,8 @@ import numpy as np
 
 from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep, VectorEnv
-from jsrl.errors import SnapshotError
+from jsrl.envs.faults import foreign
+from jsrl.errors import JsrlError, SnapshotError
 from jsrl.services.control import Command
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import ParamsSubscriber, Request
@@ -162,6 +163,10 @@ class Evaluator:
         self._reporter.entering(f"evaluator: environment {self._spec.name!r}", self._settings.step_deadline_s)
         try:
             yield
+        except JsrlError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise foreign(f"evaluator: environment {self._spec.name!r}", error) from error
         finally:
             self._reporter.left()
 

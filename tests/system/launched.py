@@ -76,8 +76,12 @@ class Launched:
             except psutil.Error:
                 continue
             self._seen[child.pid] = child
-            if "--name" in words and child.status() != psutil.STATUS_ZOMBIE:
+            if child.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if "--name" in words:
                 found[words[words.index("--name") + 1]] = child
+            elif "actor-host" in words:  # the host, or an actor that it forked
+                found[child.name()] = child
         return found
 
     def await_worker(self, name: str, timeout_s: float = 30.0) -> psutil.Process:

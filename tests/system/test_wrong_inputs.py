@@ -64,6 +64,13 @@ def test_environment_that_misbehaves_in_serial_mode(world, tmp_path: Path, name:
     assert '"ended": "failed"' in result.read_text()
 
 
+def test_vector_environment_of_the_users_own_that_raises(world, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault) as caught:
+        run(tiny("worlds:RaisesAsVector"), runs_dir=tmp_path, display="quiet", placement="serial")
+    for part in ("actor-0", "worlds:RaisesAsVector", "group 0", "ZeroDivisionError: step gave up on purpose"):
+        assert part in str(caught.value)
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "ReturnsNan" else slow) for n in MISBEHAVIOUR])
 def test_environment_that_misbehaves_in_a_process(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}").expect(1, 30.0)

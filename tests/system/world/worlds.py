@@ -134,5 +134,20 @@ class TellsOfJax(World):
         raise RuntimeError(f"loaded: {loaded}")
 
 
+class RaisesAsVector:
+    """A vector environment of the user's own, by jsrl's protocol, that no adapter stands before."""
+
+    def __init__(self, num_envs: int, seed: int, group: int) -> None:
+        from jsrl.envs.config import EnvConfig
+        from jsrl.envs.probes import make_probe
+
+        self._probe = make_probe(EnvConfig("probe:action_matters"), num_envs, seed, group)
+        self.spec, self.num_envs, self.close = self._probe.spec, num_envs, self._probe.close
+        self.reset = self._probe.reset
+
+    def step(self, action):
+        raise ZeroDivisionError("step gave up on purpose")
+
+
 def in_worker() -> bool:
     return "jsrl.workers" in " ".join(sys.orig_argv)
