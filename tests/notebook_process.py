@@ -1,0 +1,95 @@
+"""Runs a notebook, or interrupts one of its cells: a process of its own, for nbclient leaves event loops open.
+
+`python notebook_process.py execute NOTEBOOK` prints what the notebook printed.
+`python notebook_process.py interrupt NOTEBOOK` starts its run without an end, interrupts it, and prints what it saw as JSON.
+Both use the working directory as the kernel's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import nbformat
+from jupyter_client import KernelManager
+from nbclient import NotebookClient
+
+CELL_LIMIT_S = 240
+ENDLESS = """
+import dataclasses
+from jsrl.launch.run import run
+forever = dataclasses.replace(experiment, stop_at_return=None, total_env_steps=10**9)
+result = run(forever, placement="served", display="quiet")
+"""
+
+
+def execute(notebook: nbformat.NotebookNode) -> None:
+    """Run all cells; an error in one of them ends this process with its traceback."""
+    NotebookClient(notebook, timeout=CELL_LIMIT_S, resources={"metadata": {"path": os.getcwd()}}).execute()
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            sys.stdout.write(output.get("text", ""))
+
+
+def interrupt(notebook: nbformat.NotebookNode) -> None:
+    """Interrupt the run once its workers train, and tell what was there before and after."""
+    seen = {}
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"][:2]
+    manager = KernelManager()
+    manager.start_kernel(cwd=os.getcwd())
+    client = manager.client()
+    client.start_channels()
+
+    def interrupt_when_training() -> None:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not lines_of_metrics():
+            time.sleep(0.2)
+        seen["workers"] = len(workers())
+        seen["interrupted_s"] = time.monotonic()
+        manager.interrupt_kernel()
+
+    try:
+        client.wait_for_ready(timeout=60)
+        for cell in cells:
+            assert client.execute_interactive(cell, timeout=90)["content"]["status"] == "ok"
+        watcher = threading.Thread(target=interrupt_when_training)
+        watcher.start()
+        client.execute_interactive(ENDLESS, timeout=CELL_LIMIT_S)
+        watcher.join()
+        seen["ending_s"] = time.monotonic() - seen.pop("interrupted_s")
+        seen["left"] = workers()
+        reply = client.execute_interactive("print(result.ended)", timeout=30, output_hook=lambda _: None)
+        seen["kernel"] = reply["content"]["status"]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    (run,) = Path("runs").glob("*/*")
+    seen["ended"] = json.loads((run / "result.json").read_text())["ended"]
+    sys.stdout.write(json.dumps(seen) + "\n")
+
+
+def lines_of_metrics() -> int:
+    """Return how many lines of metrics the run has written."""
+    return sum(len(path.read_text().splitlines()) for path in Path("runs").glob("*/*/metrics.jsonl"))
+
+
+def workers() -> list[str]:
+    """Return the command lines of live worker processes whose run lies in the working directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            working_directory = os.readlink(path.parent / "cwd")
+        except OSError:
+            continue  # it has just ended, or is somebody else's
+        if "jsrl" in command and working_directory == os.getcwd() and "ipykernel" not in command:
+            found.append(command)
+    return [command for command in found if "notebook_process" not in command]
+
+
+if __name__ == "__main__":
+    {"execute": execute, "interrupt": interrupt}[sys.argv[1]](nbformat.read(sys.argv[2], 4))

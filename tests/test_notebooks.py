@@ -1,0 +1,81 @@
+"""The notebooks run from top to bottom, and interrupting a cell stops every process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "notebooks"
+NAMES = ("01_write_an_algorithm", "02_same_algorithm_distributed")
+MAX_OUTPUT_CHARACTERS = 60_000
+
+
+def read(name: str):
+    return nbformat.read(FOLDER / f"{name}.ipynb", 4)
+
+
+def code(notebook) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def process(what: str, name: str, folder: Path) -> str:
+    """Run tests/notebook_process.py in `folder`; return what it printed."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "notebook_process.py"), what]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    ended = subprocess.run(
+        [*command, str(FOLDER / f"{name}.ipynb")],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_are_small_and_valid(name: str) -> None:
+    notebook = read(name)
+    nbformat.validate(notebook)
+    assert sum(len(str(cell.get("outputs", ""))) for cell in notebook.cells) < MAX_OUTPUT_CHARACTERS
+    assert "/tmp/" not in str(notebook) and "/home/" not in str(notebook)
+
+
+def test_both_notebooks_have_the_same_algorithm() -> None:
+    first, second = (code(read(name))[0] for name in NAMES)
+    assert first == second
+    body = first[first.index("def small_ppo") :]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 60
+
+
+@pytest.mark.slow
+def test_an_algorithm_in_a_plain_loop_learns(tmp_path: Path) -> None:
+    printed = process("execute", NAMES[0], tmp_path)
+    assert float(re.search(r"greedy episodes: ([\d.]+)", printed).group(1)) >= 300.0, printed
+
+
+@pytest.mark.slow
+def test_the_same_algorithm_runs_distributed(tmp_path: Path) -> None:
+    printed = process("execute", NAMES[1], tmp_path)
+    assert float(re.search(r"fresh seeds: ([\d.]+)", printed).group(1)) >= 300.0, printed
+    (run,) = (tmp_path / "runs" / "small_ppo_cartpole").iterdir()
+    assert list((run / "source").glob("*.py")), "the algorithm was not written to the run folder"
+    assert {log.stem for log in (run / "logs").glob("*.log")} >= {"actor-0", "inference-0", "learner", "evaluator"}
+
+
+@pytest.mark.slow
+def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
+    seen = json.loads(process("interrupt", NAMES[1], tmp_path).splitlines()[-1])
+    assert seen["workers"] == 4
+    assert seen["left"] == []
+    assert seen["ended"] == "interrupted" and seen["kernel"] == "ok"
+    assert seen["ending_s"] < 20.0
