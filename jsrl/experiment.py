@@ -285,6 +285,12 @@ def check(experiment: Experiment) -> None:
     for name, seconds in dataclasses.asdict(e.deadlines).items():
         if not seconds > 0:
             raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
+    if e.max_minutes is not None and not e.max_minutes > 0:
+        raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")
+    if e.stop_at_return is not None and not e.evaluator.enabled:
+        raise ConfigError(
+            f"stop_at_return={e.stop_at_return} is decided by the evaluator, which is off; set evaluator.enabled."
+        )
     if e.num_envs % e.groups:
         raise ConfigError(
             f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use num_groups "

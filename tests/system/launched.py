@@ -72,16 +72,16 @@ class Launched:
             return found
         for child in children:
             try:
-                words = child.cmdline()
+                words, name, status = child.cmdline(), child.name(), child.status()
             except psutil.Error:
                 continue
             self._seen[child.pid] = child
-            if child.status() == psutil.STATUS_ZOMBIE:
+            if status == psutil.STATUS_ZOMBIE:
                 continue
             if "--name" in words:
                 found[words[words.index("--name") + 1]] = child
             elif "actor-host" in words:  # the host, or an actor that it forked
-                found[child.name()] = child
+                found[name] = child
         return found
 
     def await_worker(self, name: str, timeout_s: float = 30.0) -> psutil.Process:

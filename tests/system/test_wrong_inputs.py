@@ -168,6 +168,14 @@ def test_run_folder_that_cannot_be_written(world, tmp_path: Path) -> None:
         run(tiny("probe:action_matters"), runs_dir=tmp_path / "file", display="quiet")
 
 
+@pytest.mark.parametrize(
+    ("options", "part"), [({"stop_at_return": 1.0}, "evaluator"), ({"max_minutes": 0.0}, "above 0")]
+)
+def test_limits_that_cannot_be(world, options: dict, part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        tiny("probe:action_matters", **options)
+
+
 # -- names ------------------------------------------------------------------------------------------------------------
 
 COMMANDS = {
