@@ -232,7 +232,7 @@ class Actor:
             return -1
         if group.trajectory is None:
             return self._settings.start_updates
-        return group.trajectory * self._settings.updates_per_batch - self._settings.max_lag
+        return max(-1, group.trajectory * self._settings.updates_per_batch - self._settings.max_lag)
 
     def _count_episodes(self, episodes: list[Episode]) -> None:
         for episode in episodes:
