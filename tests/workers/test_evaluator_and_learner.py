@@ -1,0 +1,277 @@
+"""The evaluator plays an exact number of episodes per slot; the learner counts, publishes and refuses."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.envs.base import EnvStep, Episode
+from jsrl.errors import NonFiniteUpdate
+from jsrl.parallel import data_parallel
+from jsrl.services.control import Command
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.base import ProducerId
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
+from jsrl.workers.batching import BatchPlan
+from jsrl.workers.evaluator import Evaluator, EvaluatorSettings
+from jsrl.workers.learner import Learner, LearnerSettings
+
+ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
+T, B = 3, 2
+SPEC = make_trajectory_spec(ENV, (), (), num_rows=T, num_envs=B)
+numbers = itertools.count()
+
+
+def init(key) -> AgentState:
+    return AgentState(ActParams({"w": jnp.zeros(2)}), (), (), (), jnp.int32(0))
+
+
+def act(params, key, observation, is_first, core, *, greedy=False):
+    rows = observation.shape[0]
+    return ActOutput(jnp.full(rows, 1 if greedy else 0, jnp.int32), jnp.zeros(rows)), core
+
+
+def update(state, trajectory, key, *, axis_name=None):
+    mean = trajectory.reward[:-1].mean()
+    params = ActParams({"w": state.params.weights["w"] + mean})
+    return state._replace(params=params, updates=state.updates + 1), UpdateOutput({"loss": mean, "entropy": mean * 0})
+
+
+AGENT = Agent(init, lambda rows: (), act, update)
+
+
+class Heard:
+    """A reporter that remembers events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict]] = []
+
+    def stage(self, stage: str) -> None: ...
+    def entering(self, activity: str, deadline_s: float | None = None) -> None: ...
+    def left(self) -> None: ...
+    def event(self, name: str, text: str = "", **facts) -> None:
+        self.events.append((name, {"text": text, **facts}))
+
+    def named(self, name: str) -> list[dict]:
+        return [facts for other, facts in self.events if other == name]
+
+
+class Uneven:
+    """Slot b ends an episode every 1 + 3 b steps, with return b + (1 where actions are greedy): short ones come often."""
+
+    spec = ENV
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self.num_envs, self.seed, self.closed = num_envs, seed, False
+
+    def _step(self, episodes: list[Episode], is_first) -> EnvStep:
+        ones = np.ones(self.num_envs, np.float32)
+        return EnvStep(np.zeros((self.num_envs, 2), np.float32), is_first, ones, ones, ones.astype(np.uint8), episodes)
+
+    def reset(self) -> EnvStep:
+        self.clock = 0
+        return self._step([], np.ones(self.num_envs, bool))
+
+    def step(self, action) -> EnvStep:
+        self.clock += 1
+        over = [b for b in range(self.num_envs) if self.clock % (1 + 3 * b) == 0]
+        episodes = [Episode(b, float(b + action[b]), 1 + 3 * b, True) for b in over]
+        return self._step(episodes, np.zeros(self.num_envs, bool))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Params:
+    def __init__(self) -> None:
+        self.newest = None
+
+    def publish(self, updates: int) -> None:
+        self.newest = (make_version(0, updates), [np.zeros(2, np.float32)])
+
+    def poll(self, policy: int = 0):
+        newest, self.newest = self.newest, None
+        return newest
+
+    def close(self) -> None: ...
+
+
+class EvaluatorRig:
+    def __init__(self, folder: Path, **changes) -> None:
+        values = {"seed": 7, "episodes": 10, "sampled_episodes": 0, "final_episodes": 6, "num_envs": 4,
+                  "period_updates": 5, "rows_per_update": 100}  # fmt: skip
+        self.envs: list[Uneven] = []
+        self.params, self.heard = Params(), Heard()
+        settings = EvaluatorSettings(**(values | changes))
+
+        def make_env(num_envs: int, seed: int) -> Uneven:
+            self.envs.append(Uneven(num_envs, seed))
+            return self.envs[-1]
+
+        self.store = SnapshotStore(folder / "params")
+        self.evaluator = Evaluator(AGENT, ENV, settings, make_env, lambda: self.params, self.store, self.heard)
+        self.evaluator.setup()
+
+    def play(self) -> None:
+        for _ in range(200):
+            if not self.evaluator.due:
+                return
+            self.evaluator.step()
+
+
+def test_every_slot_plays_its_share_however_short_its_episodes_are(tmp_path):
+    """10 episodes on 4 slots: 3, 3, 2, 2; the mean is not pulled towards the slot whose episodes are short."""
+    rig = EvaluatorRig(tmp_path)
+    rig.params.publish(3)
+    rig.play()
+    (told,) = rig.heard.named("evaluated")
+    assert told["episodes"] == 10
+    returns = [1.0] * 3 + [2.0] * 3 + [3.0] * 2 + [4.0] * 2  # greedy: b + 1
+    assert told["return_mean"] == pytest.approx(np.mean(returns))
+    assert told["return_ci95"] == pytest.approx(1.96 * np.std(returns, ddof=1) / np.sqrt(10))
+    assert (told["updates"], told["env_steps"]) == (3, 300)
+    assert told["metrics"]["evaluator/return_mean"] == told["return_mean"]
+    rig.evaluator.close()
+
+
+def test_evaluations_come_once_per_period_and_the_best_is_kept(tmp_path):
+    rig = EvaluatorRig(tmp_path)
+    for updates in (0, 2, 4, 5, 9, 12):
+        rig.params.publish(updates)
+        rig.play()
+    assert [told["updates"] for told in rig.heard.named("evaluated")] == [0, 5, 12]
+    rig.evaluator.close()
+    assert SnapshotStore(tmp_path / "params").load_snapshot("best").version == make_version(0, 0)  # equal scores: the first
+
+
+def test_sampled_episodes_are_reported_apart(tmp_path):
+    rig = EvaluatorRig(tmp_path, sampled_episodes=4)
+    for updates in (0, 5):
+        rig.params.publish(updates)
+        rig.play()
+    metrics = rig.heard.named("evaluated")[1]["metrics"]
+    assert metrics["evaluator/sampled_return_mean"] == pytest.approx(1.5)  # sampled: b
+    assert metrics["evaluator/return_mean"] > 2
+    rig.evaluator.close()
+
+
+def test_the_final_evaluation_has_seeds_of_its_own_and_its_own_number(tmp_path):
+    rig = EvaluatorRig(tmp_path)
+    rig.params.publish(3)
+    rig.play()
+    rig.evaluator.command(Command("final", {"which": "best"}))
+    rig.play()
+    (told,) = rig.heard.named("evaluated finally")
+    assert told["episodes"] == 6
+    assert told["version_updates"] == 3
+    seeds = [env.seed for env in rig.envs]
+    assert len(seeds) == len(set(seeds)) == 2
+    assert 7 not in seeds  # the training environments' own
+    rig.evaluator.close()
+    assert all(env.closed for env in rig.envs)
+
+
+# -- the learner ------------------------------------------------------------------------------------------------------
+
+
+class Published:
+    address = "nowhere"
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+        self.values: list[np.ndarray] = []
+
+    def publish(self, policy, version, values) -> None:
+        self.versions.append(version)
+        self.values.append(np.array(values[0]))
+
+    def close(self) -> None: ...
+
+
+class LearnerRig:
+    def __init__(self, folder: Path, *, total: int = 4, reuse: int = 1, start: int = 0, epoch: int = 0) -> None:
+        self.consumer = bind_samples(f"local:learner-{next(numbers)}", SPEC, blocks_per_producer=8)
+        self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
+        plan = BatchPlan("fifo", 1, B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
+        settings = LearnerSettings(
+            0, plan, total, T * B, prefetch=False, poll_s=0.0, failure_folder=str(folder / "failed-update")
+        )
+        self.published, self.heard, self.folder = Published(), Heard(), folder
+        spread = data_parallel(AGENT.update, jax.local_devices()[:1], donate=False)
+        store = SnapshotStore(folder / "state")
+        connect = lambda: (self.consumer, self.published)  # noqa: E731
+        self.learner = Learner(AGENT, spread, settings, SPEC, connect, store, self.heard)
+        self.learner.setup()
+
+    def put(self, reward: float, version: int = 0) -> None:
+        trajectory = map_tree(lambda leaf: leaf.zeros(), SPEC)
+        trajectory.reward[:] = reward
+        trajectory.version[:] = version
+        self.producer.put(trajectory, 0, 1.0)
+
+
+def test_versions_metrics_and_ledger_of_a_few_updates(tmp_path):
+    rig = LearnerRig(tmp_path)
+    assert rig.learner.step() == 0  # nothing came
+    for reward in (1.0, 2.0, 3.0, 4.0):
+        rig.put(reward, make_version(0, 0))
+        assert rig.learner.step() == 1
+    assert rig.published.versions == [make_version(0, n) for n in range(5)]
+    np.testing.assert_allclose([v[0] for v in rig.published.values], [0, 1, 3, 6, 10])
+    metrics, facts = rig.learner.report()
+    assert metrics["learner/loss"] == pytest.approx(2.5)  # the mean of the updates since the last report
+    assert facts["updates"] == 4
+    assert facts["env_steps"] == 4 * T * B
+    assert facts["ledger"] == {"produced": 4, "consumed": 4, "in_flight": 0, "dropped": {}}
+    assert [e["updates"] for e in rig.heard.named("finished")] == [4]
+    rig.put(9.0)
+    assert rig.learner.step() == 0  # all are made
+    assert len(rig.published.versions) == 5
+    facts = rig.learner.close()
+    assert facts["ledger"]["produced"] == 5
+    assert facts["ledger"]["dropped"] == {"closed": 1}
+    final = SnapshotStore(tmp_path / "state").load_snapshot("final")
+    assert final.meta["updates"] == 4
+    np.testing.assert_allclose(final.tree["state"]["params"]["weights"]["w"], 10.0)
+
+
+def test_a_batch_may_be_used_for_several_updates_and_counts_its_rows_once(tmp_path):
+    rig = LearnerRig(tmp_path, total=4, reuse=2)
+    rig.put(1.0)
+    assert rig.learner.step() == 2
+    assert (rig.learner.updates, rig.learner.env_steps) == (2, T * B)
+    np.testing.assert_allclose(rig.published.values[-1], 2.0)
+    rig.learner.close()
+
+
+def test_a_resumed_learner_goes_on_counting_in_a_new_epoch(tmp_path):
+    rig = LearnerRig(tmp_path, total=12, start=10, epoch=3)
+    rig.put(1.0, make_version(3, 10))
+    rig.learner.step()
+    assert rig.published.versions == [make_version(3, 10), make_version(3, 11)]
+    rig.learner.close()
+
+
+def test_what_is_not_finite_is_never_published_and_can_be_replayed(tmp_path):
+    rig = LearnerRig(tmp_path)
+    rig.put(1.0)
+    rig.learner.step()
+    rig.put(float("nan"))
+    with pytest.raises(
+        NonFiniteUpdate, match=r"update 2 made (loss|entropy) = nan .*nothing of it was published"
+    ) as caught:
+        rig.learner.step()
+    assert "replay_update" in str(caught.value)
+    assert rig.published.versions == [make_version(0, 0), make_version(0, 1)]
+    store = SnapshotStore(tmp_path / "failed-update")
+    saved = store.load_snapshot("latest")
+    np.testing.assert_allclose(saved.tree["state"]["params"]["weights"]["w"], 1.0)  # the state before it
+    assert np.isnan(saved.tree["batch"]["reward"]).any()
+    assert rig.learner.updates == 1
