@@ -44,7 +44,7 @@ class Controller:
     def run(self) -> Result:
         """Run until the session says why to stop.
 
-        Ctrl-C and SIGTERM end the run in order, with a snapshot; a second one ends it at once. Either way there is a
+        Ctrl-C, SIGTERM and SIGHUP end the run in order, with a snapshot; a second one ends it at once. Either way there is a
         result, whose `ended` is `interrupted`.
 
         Raises:
@@ -52,7 +52,7 @@ class Controller:
         """
         make_folder(self._plan.memory_folder)
         self._control = ControlServer(f"ipc://{self._plan.memory_folder}/control")
-        with interrupts(self._interrupt):
+        with interrupts(self._interrupt) as signals:
             try:
                 self._work()
             except KeyboardInterrupt:
@@ -61,6 +61,7 @@ class Controller:
                 self._session.fail(error)
                 raise
             finally:
+                signals.ignore()
                 self._clear()
         return self._session.result()
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and alarms: what interrupts the launching process, and what it does then."""
+"""Ctrl-C, SIGTERM, SIGHUP and alarms: what interrupts the launching process, and what it does then."""
 
 from __future__ import annotations
 
@@ -9,28 +9,40 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-@contextlib.contextmanager
-def interrupts(first: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C (SIGINT) and SIGTERM call `first`; the second of them raises KeyboardInterrupt, later ones do nothing.
+class Interrupts:
+    """What Ctrl-C, SIGTERM and SIGHUP do: the first calls `first`, the second raises KeyboardInterrupt, others nothing."""
 
-    From a thread other than the main one nothing is changed: signals are the main thread's.
-    """
-    count = 0
+    def __init__(self, first: Callable[[], None]) -> None:
+        self._first, self._count = first, 0
 
-    def interrupt(*_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == 1:
-            first()
-        elif count == 2:
+    def __call__(self, *_: Any) -> None:
+        """Take a signal."""
+        self._count += 1
+        if self._count == 1:
+            self._first()
+        elif self._count == 2:
             raise KeyboardInterrupt
 
+    def ignore(self) -> None:
+        """Do nothing from now on: the end has begun, and must not be left half-way."""
+        self._count = 2
+
+
+@contextlib.contextmanager
+def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
+    """Handle the signals that end a run, as Interrupts says, inside the `with` block.
+
+    What is ignored stays so (nohup, background jobs). From a thread other than the main one nothing is changed: signals
+    are the main thread's.
+    """
+    taken = Interrupts(first)
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield taken
         return
-    handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, taken) for number in wanted}
     try:
-        yield
+        yield taken
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -47,17 +47,18 @@ class SerialRun:
     def run(self) -> Result:
         """Run until the session says why to stop.
 
-        Ctrl-C and SIGTERM end the run after the step that is being made, with a snapshot; a second one (or the first,
+        Ctrl-C, SIGTERM and SIGHUP end the run after the step that is being made, with a snapshot; a second one (or the first,
         as long as nothing has begun) ends it at once. Either way there is a result, `interrupted`.
         """
         self._running = self._interrupted = False
-        with interrupts(self._interrupt):
+        with interrupts(self._interrupt) as signals:
             try:
                 self._set_up()
                 self._running = True
                 self._loop()
                 self._close()
             except KeyboardInterrupt:
+                signals.ignore()
                 self._session.end("interrupted")
                 self._abandon()
             except BaseException as error:

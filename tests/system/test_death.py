@@ -18,7 +18,7 @@ KINDS = {
     "parameter-server": ("--road", "zeromq"),
 }
 slow = pytest.mark.slow
-FAST = ("actor-0", "learner")
+FAST = ("actor-0",)
 
 
 def of_kinds(fast: tuple[str, ...]) -> pytest.MarkDecorator:

@@ -97,7 +97,7 @@ print("ENDED", result.ended, result.as_intended, result.updates > 0, sorted(resu
 """
 
 
-@pytest.mark.parametrize("placement", ["served", pytest.param("serial", marks=slow)])
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=slow)])
 def test_interrupted_notebook_call_returns_a_result(tmp_path: Path, placement: str) -> None:
     code = NOTEBOOK.format(world=str(WORLD), runs=str(tmp_path), placement=placement)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -196,6 +196,7 @@ def test_actor_killed_where_it_mostly_is(launch, where: str, victim: str) -> Non
     assert_balanced(run.result())
 
 
+@slow
 def test_restart_budget_ends_the_run_by_name(launch) -> None:
     text = launch(*FOREVER, "--restart", "1", "--env.id", "worlds:RaisesInStep").expect(1, 40.0)
     assert "restart 1 of 1" in text

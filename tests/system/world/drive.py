@@ -6,8 +6,9 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 sys.path[:0] = [str(here), str(here.parents[2] / "experiments")]
 
-import configs  # noqa: E402
 import run  # noqa: E402
+
+import configs  # noqa: E402
 
 configs.__path__.append(str(here / "extra_configs"))
 

@@ -1,0 +1,78 @@
+"""Signals that end a run, and deadlines in the launching process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from jsrl.launch.interrupts import deadline, interrupts
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def test_first_asks_second_raises_third_does_nothing():
+    asked = []
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with interrupts(lambda: asked.append(1)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked == [1]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert asked == [1]
+    assert before == [signal.getsignal(number) for number in SIGNALS]
+
+
+def test_nothing_interrupts_the_end():
+    with interrupts(lambda: pytest.fail("asked")) as signals:
+        signals.ignore()
+        for number in SIGNALS:
+            os.kill(os.getpid(), number)
+
+
+def test_what_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts(lambda: pytest.fail("asked")):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_leave_signals_alone():
+    seen = []
+
+    def call() -> None:
+        with interrupts(lambda: None), deadline(0.01, TimeoutError()):
+            seen.append(signal.getsignal(signal.SIGTERM))
+            time.sleep(0.05)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+@pytest.fixture
+def no_alarm():
+    """Put pytest-timeout's own alarm aside."""
+    remaining_s, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, remaining_s)
+
+
+def test_deadline_raises_inside_what_hangs(no_alarm):
+    before = signal.getsignal(signal.SIGALRM)
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match="too late"), deadline(0.1, TimeoutError("too late")):
+        time.sleep(10.0)
+    assert time.monotonic() - start < 5.0
+    with deadline(60.0, TimeoutError("too late")):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0 and signal.getsignal(signal.SIGALRM) is before
