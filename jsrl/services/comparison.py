@@ -143,9 +143,16 @@ def config_differences(left: Any, right: Any, prefix: str = "") -> list[tuple[st
         return [
             entry
             for name in names
-            for entry in config_differences(left.get(name), right.get(name), f"{prefix}.{name}" if prefix else name)
+            for entry in config_differences(left.get(name), right.get(name), _dotted(prefix, name))
         ]
     return [] if left == right else [(prefix, left, right)]
+
+
+def _dotted(prefix: str, name: str) -> str:
+    """Return the name of an entry; layers that only the stored form has (`fields`, `$tuple`) leave no trace."""
+    if name in ("fields", "$tuple"):
+        return prefix
+    return f"{prefix}.{name}" if prefix else name
 
 
 def _end(run: Run, key: str) -> float | None:

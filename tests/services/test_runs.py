@@ -211,6 +211,14 @@ def test_compare_says_what_differs(tmp_path):
 
 def test_differences_of_unlike_trees():
     assert config_differences({"a": {"b": 1}}, {"a": 2}) == [("a", {"b": 1}, 2)]
+
+
+def test_differences_are_named_as_options_are():
+    left, right = (
+        {"$type": "E", "fields": {"net": {"$type": "N", "fields": {"hidden": {"$tuple": [64, size]}}}}}
+        for size in (1, 2)
+    )
+    assert config_differences(left, right) == [("net.hidden", [64, 1], [64, 2])]
     assert config_differences({"a": [1]}, {"a": [1]}) == []
 
 
