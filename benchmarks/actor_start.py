@@ -6,7 +6,6 @@ forked by an actor host, alternating. "private" is Private_Clean + Private_Dirty
 alone" is a process that has only made the same environments.
 """
 
-# ruff: noqa: T201
 from __future__ import annotations
 
 import argparse

@@ -4,7 +4,6 @@
 and over ZeroMQ, arms alternating in one run; params of 6.8 MB from `publish` to `wait` returning and to `poll` done.
 """
 
-# ruff: noqa: T201
 from __future__ import annotations
 
 import argparse

@@ -18,7 +18,6 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path.cwd())]
 
 import configs
-
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch import command_line as cli
@@ -60,9 +59,14 @@ def take_name(arguments: list[str]) -> str | None:
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}."
         raise ConfigError(f"there is no experiment {name!r}; {hint} (Add one as experiments/configs/{name}.py.)")
     for index, word in enumerate(arguments):
-        before = arguments[index - 1] if index else ""
-        if word in known and not (before.startswith("--") and before in ("--run-name", "--resume", "--init-from")):
+        before = arguments[index - 1].replace("_", "-") if index else ""
+        if word in known and before not in ("--run-name", "--resume", "--init-from"):
             return arguments.pop(index)
+    for index, word in enumerate(arguments):
+        follows = arguments[index - 1].startswith("--") and "=" not in arguments[index - 1] if index else False
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+        if near and not follows:
+            raise ConfigError(f"there is no experiment {word!r}; did you mean {near[0]}?")
     return None
 
 
@@ -71,7 +75,8 @@ def resumed(arguments: Sequence[str]) -> Experiment | None:
     from jsrl.reference import from_json
     from jsrl.services.runs import RunFolder
 
-    words = [w for argument in arguments for w in argument.split("=", 1)] if arguments else []
+    words = [w for argument in arguments for w in argument.split("=", 1)]
+    words = [w.replace("_", "-") if w in ("--runs_dir", "--resume") else w for w in words]
     if "--resume" not in words:
         return None
     position = words.index("--resume") + 1
@@ -153,7 +158,9 @@ def execute(asked: cli.CommandLine) -> int:
         from jsrl.services.comparison import summarise
         from jsrl.services.runs import load_runs
 
-        print(summarise(load_runs([r.folder for r in results]), "evaluator/final_return_mean"))
+        scored = "evaluator/return_mean" if all(r.evaluation for r in results) else "actor/return_mean"
+        metric = "evaluator/final_return_mean" if all(r.final for r in results) else scored
+        print(summarise(load_runs([r.folder for r in results]), metric))
     return 0
 
 
@@ -161,8 +168,10 @@ def parse_seeds(text: str) -> list[int]:
     """Return the seeds of `0-4` or `1,5,9`."""
     try:
         if "-" in text:
-            first, last = text.split("-")
-            return list(range(int(first), int(last) + 1))
+            first, last = map(int, text.split("-"))
+            if first > last:
+                raise ValueError
+            return list(range(first, last + 1))
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds is {text!r}, expected a range such as 0-4 or a list such as 1,5,9.") from None

@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from jsrl.networks.model import NetworkConfig, actor_critic
 
 from jsrl.agents import normalization as norm
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.networks.model import NetworkConfig, actor_critic
 
 GAMMA = 0.7
 SMALL = NetworkConfig(hidden=(32,))

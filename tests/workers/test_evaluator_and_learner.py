@@ -148,7 +148,9 @@ def test_evaluations_come_once_per_period_and_the_best_is_kept(tmp_path):
         rig.play()
     assert [told["updates"] for told in rig.heard.named("evaluated")] == [0, 5, 12]
     rig.evaluator.close()
-    assert SnapshotStore(tmp_path / "params").load_snapshot("best").version == make_version(0, 0)  # equal scores: the first
+    assert SnapshotStore(tmp_path / "params").load_snapshot("best").version == make_version(
+        0, 0
+    )  # equal scores: the first
 
 
 def test_sampled_episodes_are_reported_apart(tmp_path):

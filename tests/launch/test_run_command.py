@@ -1,0 +1,128 @@
+"""`python experiments/run.py`: what it lists, how it is misunderstood, and its exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.services.runs import read_metrics
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "experiments" / "run.py"
+TINY = ["--placement", "serial", "--total-env-steps", "64", "--rollout-length", "8", "--num-envs", "4",
+        "--agent.num-minibatches", "1", "--evaluator.enabled", "false", "--display", "quiet"]  # fmt: skip
+
+
+@pytest.fixture(name="run", scope="module")
+def run_fixture():
+    before = list(sys.path)
+    spec = importlib.util.spec_from_file_location("run_command", RUN)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+
+
+def test_alone_it_lists_the_experiments(run, capsys):
+    assert run.main([]) == 0
+    text = capsys.readouterr().out
+    for name, summary in run.summaries().items():
+        assert f"  {name}" in text
+        assert summary in text
+
+
+@pytest.mark.parametrize("words", [["ppo", "--help"], ["--help", "ppo"], ["--seed", "3", "ppo", "-h"], ["--help"]])
+def test_help_is_there_wherever_the_words_stand(run, words, capsys):
+    assert run.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 30 <= len(lines) <= 50
+    assert any(line.startswith("  --agent.learning-rate") for line in lines)
+
+
+def test_the_long_help_has_what_the_short_one_leaves_out(run, capsys):
+    assert run.main(["ppo", "--help-all"]) == 0
+    assert "--env.atari.noop-max" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["ppo_cartpol"], "there is no experiment 'ppo_cartpol'; did you mean ppo_cartpole?"),
+        (["--seed", "3", "ppo_cartpol"], "there is no experiment 'ppo_cartpol'; did you mean ppo_cartpole?"),
+        (["xyzzy"], "there is no experiment 'xyzzy'; there are: impala"),
+        (["ppo", "--n_steps", "5"], "here it is called --rollout-length"),
+        (["ppo", "--num-actors", "3"], "cannot be split into 3 equal groups"),
+        (["ppo", "--seeds", "4-0"], "--seeds is '4-0', expected a range such as 0-4"),
+        (["ppo", "--seeds", "x"], "--seeds is 'x'"),
+        (["--resume"], "--resume needs a run"),
+        (["--resume", "no-such-run"], "no-such-run"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_status_2(run, words, sentence, capsys):
+    assert run.main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("ConfigError: ")
+    assert said.err.count("\n") == 1
+    assert sentence in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rest"),
+    [
+        (["ppo", "--seed", "3"], "ppo", ["--seed", "3"]),
+        (["--seed", "3", "ppo"], "ppo", ["--seed", "3"]),
+        (["--deterministic", "ppo", "--seed", "3"], "ppo", ["--deterministic", "--seed", "3"]),
+        (["--resume", "ppo"], None, ["--resume", "ppo"]),  # an experiment's newest run
+        (["--run_name", "ppo", "ppo_pong"], "ppo_pong", ["--run_name", "ppo"]),
+        (["--resume=ppo"], None, ["--resume=ppo"]),
+    ],
+)
+def test_the_name_may_stand_anywhere(run, words, name, rest):
+    assert run.take_name(words) == name
+    assert words == rest
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("1,5,9", [1, 5, 9]), ("7", [7]), ("3-3", [3])])
+def test_seeds(run, text, seeds):
+    assert run.parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "-", "1-", "-1", "1-2-3", "a-b", "2-1", "1,,2"])
+def test_seeds_that_are_none(run, text):
+    with pytest.raises(ConfigError, match="expected a range such as 0-4"):
+        run.parse_seeds(text)
+
+
+def test_a_plan_runs_nothing(run, tmp_path, capsys):
+    assert run.main(["ppo_cartpole", "--plan", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert "streams" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_seeds_one_after_another_each_in_its_folder(run, tmp_path):
+    words = ["ppo", *TINY, "--seeds", "1-2", "--run-name", "x", "--runs-dir", str(tmp_path)]
+    before = list(sys.path)
+    assert run.main(words) == 0
+    sys.path[:] = before
+    folders = sorted(path.name for path in (tmp_path / "ppo").iterdir() if path.is_dir())
+    assert folders == ["x-seed1", "x-seed2"]
+    for name in folders:
+        assert read_metrics(tmp_path / "ppo" / name / "metrics.jsonl")["updates"][-1] == 2
+
+
+def test_as_a_command(tmp_path):
+    """The real thing: another folder, a process of its own, status 0 and 2."""
+    base = [sys.executable, str(RUN)]
+    right = subprocess.run([*base, *TINY, "ppo", "--runs-dir", "r"], cwd=tmp_path, capture_output=True, text=True,
+                           timeout=120, check=False)  # fmt: skip
+    assert right.returncode == 0, right.stderr
+    assert list((tmp_path / "r" / "ppo").glob("*/metrics.jsonl"))
+    wrong = subprocess.run([*base, "ppoo"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("ConfigError: there is no experiment 'ppoo'; did you mean ppo?")
