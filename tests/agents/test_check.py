@@ -38,7 +38,10 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("kind", SOUND)
+SLOW = {"image"}  # two devices, convolutions: half a minute of compiling
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in SOUND])
 @pytest.mark.parametrize("factory", [(ppo, PPOConfig), (impala, IMPALAConfig)], ids=["ppo", "impala"])
 def test_sound_agents_pass(factory, kind):
     (make, config), (spec, network) = factory, SOUND[kind]

@@ -63,7 +63,7 @@ print(json.dumps({name: float(value) for name, value in output.metrics.items()})
 """
 
 
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_one_device_equals_four(algorithm, core):
     environment = {

@@ -103,6 +103,7 @@ def test_agents_that_share_a_policy_and_act_in_turns(algorithm, probe, play):
     assert played.trajectory.log_prob.shape == (17, 32, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 def test_recurrent_remembers(algorithm, probe, play, core):
     make, effort = algorithm
