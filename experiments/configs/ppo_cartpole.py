@@ -6,14 +6,16 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
-    """Return the experiment that stops when 20 greedy episodes of one snapshot average 475."""
+    """Return the experiment that stops when 100 greedy episodes of one snapshot average 490."""
     return Experiment(
         name="ppo_cartpole",
         env=EnvConfig("CartPole-v1"),
-        agent=PPOConfig(learning_rate=1e-3, schedule="linear", entropy_coef=0.01, num_epochs=4, num_minibatches=4),
+        agent=PPOConfig(
+            learning_rate=3e-3, schedule="linear", gamma=0.98, gae_lambda=0.9, num_epochs=8, num_minibatches=4
+        ),
         num_envs=16,
-        rollout_length=128,
-        total_env_steps=500_000,
-        stop_at_return=475.0,
-        evaluator=EvaluatorConfig(episodes=20, num_envs=20, period_env_steps=10_000),
+        rollout_length=64,
+        total_env_steps=100_000,
+        stop_at_return=490.0,  # solved is 475: the first score above a goal is a lucky one, so aim higher
+        evaluator=EvaluatorConfig(episodes=100, num_envs=100, period_env_steps=5_000),
     )

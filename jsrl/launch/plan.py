@@ -12,6 +12,7 @@ from jsrl.building import agent_faults, build_agent, resolved_agent
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
+from jsrl.launch.compilation import cache_variables
 from jsrl.launch.interrupts import deadline
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
@@ -226,7 +227,7 @@ def process_environment(job: Job, gpus: list[str]) -> dict[str, str]:
     """
     e = job.experiment
     threads = {"learner": e.learner.threads, "inference": e.inference.threads}.get(job.kind, 1)
-    variables: dict[str, str] = {}
+    variables = cache_variables()
     if threads is not None:
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     serving = inference_gpus(e, gpus)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
@@ -50,6 +51,7 @@ class SerialRun:
         Ctrl-C, SIGTERM and SIGHUP end the run after the step that is being made, with a snapshot; a second one (or the first,
         as long as nothing has begun) ends it at once. Either way there is a result, `interrupted`.
         """
+        keep_compiled_here()
         self._running = self._interrupted = False
         with interrupts(self._interrupt) as signals:
             try:

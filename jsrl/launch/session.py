@@ -41,7 +41,7 @@ class Session:
         self.hub = MetricsHub(
             folder.metrics_path, tensorboard=folder.tensorboard, sinks=sinks, on_warning=display.message
         )
-        self.updates = start_updates
+        self.updates = self.start_updates = start_updates
         self.env_steps = start_updates // experiment.learner.reuse * experiment.rows_per_update
         self.reason: str | None = None
         self.evaluation: dict[str, float] = {}
@@ -110,7 +110,8 @@ class Session:
         self.curve.append((facts["env_steps"], facts["return_mean"]))
         self.hub.write(metrics, facts["env_steps"], facts["updates"])
         goal = self.experiment.stop_at_return
-        if goal is not None and facts["return_mean"] >= goal:
+        trained = facts["updates"] > self.start_updates  # params that a run began with are no reason to end it
+        if goal is not None and trained and facts["return_mean"] >= goal:
             self.end("stop_at_return")
 
     def end(self, reason: str) -> None:

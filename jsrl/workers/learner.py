@@ -192,7 +192,8 @@ class Learner:
         counts = {"produced": ledger.produced, "consumed": ledger.consumed, "dropped": dropped}
         counts["in_flight"] = ledger.in_flight
         queue = self._store.queue
-        snapshots = {"written": queue.written, "failed": queue.failed, "superseded": queue.superseded}
+        snapshots: dict[str, float] = {"written": queue.written, "failed": queue.failed, "superseded": queue.superseded}
+        snapshots |= {"last_write_s": queue.last_write_s} if queue.written else {}
         metrics = {f"snapshots/{name}": float(value) for name, value in snapshots.items()}
         metrics |= self._recorder.flush() | {f"ledger/{name}": float(value) for name, value in counts.items()}
         return metrics, self._facts()
