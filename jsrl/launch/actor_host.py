@@ -68,6 +68,14 @@ class ActorHost:
                 break
         return actor
 
+    def ends(self, timeout_s: float) -> bool:
+        """Return whether the host has ended, or does within `timeout_s`."""
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def listen(self, timeout_s: float = 0.0) -> None:
         """Hear what the host says of its actors."""
         if timeout_s:
@@ -128,7 +136,7 @@ class HostedActor:
             left_s = until - time.monotonic()
             if self.pid is not None and not process_alive(self.pid):
                 self.host.listen(0.0 if self.host.mute else 0.5)
-                if self.status is None:
+                if self.status is None and not self.host.ends(0.5):  # its death may show a moment after the actor's
                     self.host.mute, self.status = True, -signal.SIGKILL
             elif left_s <= 0:
                 raise subprocess.TimeoutExpired(f"actor {self.pid} of {self.host.log.stem}", timeout)

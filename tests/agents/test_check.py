@@ -38,10 +38,10 @@ SOUND = {
 }
 
 
-SLOW = {"image"}  # two devices, convolutions: half a minute of compiling
+FAST = ("discrete", "recurrent")
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in SOUND])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k not in FAST else k for k in SOUND])
 @pytest.mark.parametrize("factory", [(ppo, PPOConfig), (impala, IMPALAConfig)], ids=["ppo", "impala"])
 def test_sound_agents_pass(factory, kind):
     (make, config), (spec, network) = factory, SOUND[kind]
@@ -158,6 +158,7 @@ except AgentFault as fault:
 """
 
 
+@pytest.mark.slow
 def test_devices_that_drift_apart_are_noticed():
     environment = {
         **os.environ,

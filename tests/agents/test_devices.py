@@ -16,6 +16,8 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory
 
+pytestmark = pytest.mark.slow  # minutes of compilation in all
+
 algorithm, core = sys.argv[1:]
 assert jax.local_device_count() == 4
 T, B, D = 10, 16, 4

@@ -9,6 +9,8 @@ from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.networks.model import NetworkConfig, actor_critic
 
+pytestmark = pytest.mark.slow  # minutes of compilation in all
+
 GAMMA = 0.7
 SMALL = NetworkConfig(hidden=(32,))
 
