@@ -38,7 +38,7 @@ SOUND = {
 }
 
 
-FAST = ("discrete", "recurrent")
+FAST = ("recurrent",)  # the others take minutes of compiling
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k not in FAST else k for k in SOUND])
