@@ -293,9 +293,9 @@ def check(experiment: Experiment) -> None:
         )
     if e.num_envs % e.groups:
         raise ConfigError(
-            f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use num_groups "
-            f"{nearest_divisors(e.num_envs, e.groups)}, or num_envs {e.num_envs // e.groups * e.groups or e.groups} "
-            f"or {-(-e.num_envs // e.groups) * e.groups}."
+            f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use "
+            f"{'num_actors' if e.num_groups is None else 'num_groups'} {nearest_divisors(e.num_envs, e.groups)}, or num_envs "
+            f"{e.num_envs // e.groups * e.groups or e.groups} or {-(-e.num_envs // e.groups) * e.groups}."
         )
     if e.groups % e.actors:
         raise ConfigError(

@@ -136,7 +136,9 @@ class HostedActor:
             left_s = until - time.monotonic()
             if self.pid is not None and not process_alive(self.pid):
                 self.host.listen(0.0 if self.host.mute else 0.5)
-                if self.status is None and not self.host.ends(0.5):  # its death may show a moment after the actor's
+                if self.status is None and not self.host.ends(
+                    0.0 if self.host.mute else 0.5
+                ):  # its death may show a moment after the actor's
                     self.host.mute, self.status = True, -signal.SIGKILL
             elif left_s <= 0:
                 raise subprocess.TimeoutExpired(f"actor {self.pid} of {self.host.log.stem}", timeout)

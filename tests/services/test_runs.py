@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 
 from jsrl.errors import ConfigError
@@ -38,7 +39,8 @@ def test_create_writes_down_config_and_origin(tmp_path):
     facts = folder.environment
     assert facts["packages"]["numpy"] == np.__version__
     assert facts["hardware"]["cores"] == len(os.sched_getaffinity(0))
-    assert "pytest" in facts["command"]
+    started = psutil.Process().cmdline()  # pytest itself, or the worker that it started
+    assert all(word in facts["command"] for word in started[-1].split())
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=os.path.dirname(__file__), capture_output=True, text=True, check=False
     )
