@@ -65,11 +65,11 @@ def test_the_numbers_that_a_refusal_names_do_work():
             try:
                 experiment(num_envs=num_envs, num_actors=actors)
             except ConfigError as error:
-                groups, envs = re.search(r"num_groups ([\d or]+), or num_envs ([\d or]+)", str(error)).groups()
+                fitting, envs = re.search(r"num_actors ([\d or]+), or num_envs ([\d or]+)", str(error)).groups()
                 for number in re.findall(r"\d+", envs):
                     experiment(num_envs=int(number), num_actors=actors)
-                for number in re.findall(r"\d+", groups):
-                    assert num_envs % int(number) == 0
+                for number in re.findall(r"\d+", fitting):
+                    experiment(num_envs=num_envs, num_actors=int(number))
 
 
 @pytest.mark.parametrize(("number", "wanted", "text"), [(16, 5, "4 or 8"), (16, 4, "4"), (7, 3, "1 or 7"), (4, 9, "4")])
