@@ -10,7 +10,7 @@ from jsrl.envs.make import make
 from jsrl.errors import JsrlError
 from jsrl.launch.result import score
 from jsrl.policy import load_policy
-from jsrl.workers.evaluator import Score
+from jsrl.workers.evaluator import Tally
 
 
 def main() -> int:
@@ -29,20 +29,16 @@ def main() -> int:
         policy = load_policy(run, tag or "best", runs_dir=options.runs_dir)
         slots = min(options.num_envs, options.episodes)
         env = make(policy.experiment.evaluation_env, slots, options.seed, group=0)
-        quota = [options.episodes // slots + (slot < options.episodes % slots) for slot in range(slots)]
-        result, step = Score(policy.version), env.reset()
-        while any(quota):
+        tally, step = Tally(policy.version, options.episodes, slots), env.reset()
+        while not tally.complete:
             step = env.step(policy(step.observation, step.is_first, greedy=not options.sampled, raw=True))
-            for episode in step.episodes:
-                if quota[episode.slot]:
-                    quota[episode.slot] -= 1
-                    result.returns.append(episode.return_)
-                    result.lengths.append(episode.length)
+            tally.count(step.episodes)
         env.close()
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    print(f"{options.run}: {score(result.facts())}, mean length {result.facts()['length_mean']:.0f}")
+    facts = tally.score.facts()
+    print(f"{options.run}: {score(facts)}, mean length {facts['length_mean']:.0f}")
     return 0
 
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jsrl.agents.base import Agent
-from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.base import EnvStep, Episode, VectorEnv
 from jsrl.envs.faults import foreign
 from jsrl.errors import JsrlError, SnapshotError
 from jsrl.services.control import Command
@@ -69,6 +69,28 @@ class Score:
         }
 
 
+class Tally:
+    """Counts the episodes of one snapshot: each slot's fair share, and no more, so that short ones count like long ones."""
+
+    def __init__(self, version: int, episodes: int, slots: int) -> None:
+        self.score = Score(version)
+        self._quota = np.array([episodes // slots + (slot < episodes % slots) for slot in range(slots)])
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every slot played its episodes."""
+        return not self._quota.any()
+
+    def count(self, episodes: list[Episode]) -> None:
+        """Count finished episodes; those beyond a slot's share are let go."""
+        for episode in episodes:
+            if self._quota[episode.slot]:
+                self._quota[episode.slot] -= 1
+                self.score.returns.append(episode.return_)
+                self.score.lengths.append(episode.length)
+                self.score.terminated.append(episode.terminated)
+
+
 class Play:
     """Fixed numbers of episodes per slot with one engine, in bounded steps."""
 
@@ -76,33 +98,26 @@ class Play:
         self, engine: Engine, env: VectorEnv, episodes: int, watch: Callable[[], AbstractContextManager[None]]
     ):
         self._engine, self._env, self._watch = engine, env, watch
-        self.num_slots = env.num_envs
         self._served = engine.serve(0, env.num_envs)
-        slots = env.num_envs
-        self._quota = np.array([episodes // slots + (slot < episodes % slots) for slot in range(slots)])
         with watch():
             self._latest: EnvStep = env.reset()
         self._step = 0
-        self.score = Score(engine.version)
+        self._tally = Tally(engine.version, episodes, env.num_envs)
+        self.score = self._tally.score
 
     def advance(self, budget_s: float) -> bool:
         """Step until every slot played its episodes (True) or the time is up (False)."""
         until = time.perf_counter() + budget_s
-        while self._quota.any():
+        while not self._tally.complete:
             request = Request(self._latest.observation, self._latest.is_first, step=self._step)
             reply = self._engine.act(self._served, request)
             self._step += 1
             with self._watch():
                 self._latest = self._env.step(np.array(reply.action))
-            for episode in self._latest.episodes:
-                if self._quota[episode.slot]:
-                    self._quota[episode.slot] -= 1
-                    self.score.returns.append(episode.return_)
-                    self.score.lengths.append(episode.length)
-                    self.score.terminated.append(episode.terminated)
+            self._tally.count(self._latest.episodes)
             if time.perf_counter() >= until:
                 break
-        return not self._quota.any()
+        return self._tally.complete
 
 
 class Evaluator:
