@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow  # minutes of compilation in all
+
 SCRIPT = """
 import json, sys
 import jax, numpy as np
@@ -15,8 +17,6 @@ from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory
-
-pytestmark = pytest.mark.slow  # minutes of compilation in all
 
 algorithm, core = sys.argv[1:]
 assert jax.local_device_count() == 4
@@ -65,7 +65,7 @@ print(json.dumps({name: float(value) for name, value in output.metrics.items()})
 """
 
 
-@pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("core", ["none", "gru"])
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_one_device_equals_four(algorithm, core):
     environment = {
