@@ -10,13 +10,13 @@ def config() -> Experiment:
     return Experiment(
         name="impala_pong",
         env=EnvConfig("ALE/Pong-v5"),
-        agent=IMPALAConfig(learning_rate=6e-4, schedule="linear", entropy_coef=0.01),
+        agent=IMPALAConfig(learning_rate=5e-4, schedule="linear", entropy_coef=0.01),
         num_envs=32,
-        num_groups=2,
+        num_groups=4,
         rollout_length=20,
-        batch_envs=16,
+        batch_envs=8,
         max_policy_lag=None,
-        total_env_steps=5_000_000,
+        total_env_steps=4_000_000,
         stop_at_return=15.0,
-        evaluator=EvaluatorConfig(episodes=5, num_envs=5, period_env_steps=200_000, final_episodes=20),
+        evaluator=EvaluatorConfig(episodes=20, num_envs=10, period_env_steps=250_000, final_episodes=20),
     )

@@ -21,7 +21,7 @@ def config() -> Experiment:
         num_envs=16,
         rollout_length=128,
         max_policy_lag=1,
-        total_env_steps=2_500_000,
+        total_env_steps=4_000_000,
         stop_at_return=18.0,
-        evaluator=EvaluatorConfig(episodes=5, num_envs=5, period_env_steps=100_000, final_episodes=20),
+        evaluator=EvaluatorConfig(episodes=20, num_envs=10, period_env_steps=200_000, final_episodes=20),
     )
