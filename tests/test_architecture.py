@@ -32,7 +32,9 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "envs": ({"types", "errors", "importing"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
     "transport": ({"types", "errors"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
     "services": ({"transport", "types", "errors"}, {"numpy", "zmq", "msgspec", "psutil", "rich", "tensorboardX"}),
-    "experiment": ({"envs", "types", "errors", "reference"}, set()),
+    "settings": (set(), set()),
+    "experiment_checks": ({"errors", "experiment"}, set()),  # for types only
+    "experiment": ({"envs", "types", "errors", "experiment_checks", "reference", "settings"}, set()),
     "building": ({"errors", "experiment", "reference", "types"}, set()),
     "workers": (
         {

@@ -16,8 +16,8 @@ from jsrl.experiment import (
     EvaluatorConfig,
     Experiment,
     LearnerConfig,
-    nearest_divisors,
 )
+from jsrl.experiment_checks import nearest_divisors
 
 
 def experiment(**values) -> Experiment:

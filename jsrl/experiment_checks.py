@@ -1,0 +1,116 @@
+"""What an experiment refuses, with the nearest values that work."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from jsrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jsrl.experiment import Experiment
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """Return the divisors of `number` next to `wanted`, for messages."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    below = max((d for d in divisors if d <= wanted), default=None)
+    above = min((d for d in divisors if d >= wanted), default=None)
+    return " or ".join(str(d) for d in dict.fromkeys((below, above)) if d is not None)
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+      ConfigError: says which option, what it was, and the nearest values that work.
+    """
+    e = experiment
+    if isinstance(e.agent, dict | list | tuple):
+        raise ConfigError(
+            "several policies in one experiment are not available yet; give one agent (a config such as PPOConfig)."
+        )
+    positive = {
+        "total_env_steps": e.total_env_steps,
+        "num_envs": e.num_envs,
+        "rollout_length": e.rollout_length,
+        "num_actors": e.num_actors,
+        "batch_envs": e.batch_columns,
+        "num_inference_servers": e.num_inference_servers,
+        "learner.reuse": e.learner.reuse,
+        "actor.blocks_per_group": e.actor.blocks_per_group,
+        "evaluator.num_envs": e.evaluator.num_envs,
+        "evaluator.episodes": e.evaluator.episodes,
+    }
+    for name, value in positive.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    if e.groups < 1:
+        raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
+    for name, seconds in dataclasses.asdict(e.deadlines).items():
+        if not seconds > 0:
+            raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
+    if e.max_minutes is not None and not e.max_minutes > 0:
+        raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")
+    if e.stop_at_return is not None and not e.evaluator.enabled:
+        raise ConfigError(
+            f"stop_at_return={e.stop_at_return} is decided by the evaluator, which is off; set evaluator.enabled."
+        )
+    if e.num_envs % e.groups:
+        raise ConfigError(
+            f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use "
+            f"{'num_actors' if e.num_groups is None else 'num_groups'} {nearest_divisors(e.num_envs, e.groups)}, or num_envs "
+            f"{e.num_envs // e.groups * e.groups or e.groups} or {-(-e.num_envs // e.groups) * e.groups}."
+        )
+    if e.groups % e.actors:
+        raise ConfigError(
+            f"{e.groups} groups cannot be shared out evenly over {e.actors} actors; use num_actors "
+            f"{nearest_divisors(e.groups, e.actors)}, or a num_groups that is a multiple of {e.actors}."
+        )
+    if e.batch_columns % e.group_size or e.batch_columns > e.num_envs:
+        options = [k * e.group_size for k in range(1, e.groups + 1)]
+        nearest = min(options, key=lambda n: abs(n - e.batch_columns))
+        raise ConfigError(
+            f"batch_envs={e.batch_columns} is not a number of whole groups of {e.group_size} environments (of which there "
+            f"are {e.groups}); the nearest that works is {nearest}."
+        )
+    _check_devices_and_lag(e)
+    _ = e.evaluation_env  # made here so that an unknown option is refused before anything starts
+
+
+def _check_devices_and_lag(e: Experiment) -> None:
+    devices = e.learner.num_devices
+    if devices is not None and (devices < 1 or e.batch_columns % devices):
+        raise ConfigError(
+            f"a batch of {e.batch_columns} environments cannot be split over learner.num_devices={devices}; use "
+            f"{nearest_divisors(e.batch_columns, max(1, devices))} devices, or a batch that is a multiple."
+        )
+    if not re.fullmatch(r"auto|cpu|gpu:\d+", e.inference.device):
+        raise ConfigError(f"inference.device is {e.inference.device!r}; use auto, cpu, or an index such as gpu:1.")
+    if e.max_policy_lag is not None and e.max_policy_lag < 0:
+        raise ConfigError(f"max_policy_lag is {e.max_policy_lag}; use 0 (synchronous), a positive number, or None.")
+    if e.order == "by_group" and e.batch_columns != e.num_envs:
+        raise ConfigError(
+            f"learner.order=by_group takes one trajectory of every group, but batch_envs={e.batch_columns} is not "
+            f"num_envs={e.num_envs}; use learner.order=fifo, or make them equal."
+        )
+    if e.max_policy_lag == 0 and e.order != "by_group":
+        raise ConfigError(
+            "max_policy_lag=0 (synchronous) needs batches of one trajectory of every group: batch_envs equal to num_envs "
+            "and learner.order auto or by_group. Otherwise allow a lag of at least 1."
+        )
+    if e.deterministic and e.order != "by_group":
+        raise ConfigError(
+            "deterministic mode takes the groups in order: use batch_envs equal to num_envs and learner.order auto or "
+            "by_group. (Serial placement is deterministic with any order.)"
+        )
+    if e.max_policy_lag == 0 and e.learner.reuse > 1:
+        raise ConfigError(
+            f"learner.reuse={e.learner.reuse} uses a batch for several updates, which max_policy_lag=0 excludes; use the "
+            f"agent's num_epochs for several passes, or allow a lag of at least {e.learner.reuse - 1}."
+        )
+    if e.deterministic and e.max_policy_lag != 0 and e.placement != "serial":
+        raise ConfigError(
+            f"deterministic mode awaits each version, which max_policy_lag={e.max_policy_lag} does not; use 0, or serial."
+        )

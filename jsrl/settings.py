@@ -1,0 +1,98 @@
+"""The parts of an experiment that say how each kind of worker works: frozen values with their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class AgentReference:
+    """An agent of the user's: `factory(spec, **kwargs) -> Agent`, a function or `module:function`."""
+
+    factory: str | Callable[..., Any]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """How actors work."""
+
+    blocks_per_group: int = 2
+    """Room for trajectories that each group may fill ahead of the learner (back-pressure beyond)."""
+    step_deadline_s: float = 60.0
+    """An environment that does not return from reset or step within this time ends its actor, by name."""
+
+
+@dataclass(frozen=True)
+class InferenceConfig:
+    """How inference servers batch."""
+
+    max_rows: int = 1024
+    """Rows in one batch at most; requests of whole groups are never split."""
+    max_wait_s: float = 0.0
+    """After the first request, wait this long for more of them (0: take what has arrived)."""
+    device: str = "auto"
+    """Where servers act: auto (served: the learner's device; apart: its own), cpu, or an index such as gpu:1."""
+    threads: int = 1
+    """CPU threads of a server's matrix products."""
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """How the learner consumes trajectories."""
+
+    num_devices: int | None = None
+    """Devices to spread each batch over (pmap); None: every visible accelerator, or one CPU device."""
+    order: Literal["auto", "by_group", "fifo", "freshest"] = "auto"
+    """Which trajectories make a batch: one of every group, first in, or newest first (older ones stay behind)."""
+    reuse: int = 1
+    """How many updates each batch is used for."""
+    check_finite: bool = True
+    """Stop before publishing when a metric is not finite, with state and batch saved (keeps the state undonated)."""
+    threads: int | None = None
+    """CPU threads of the learner's matrix products; None: as many as there are cores."""
+    memory_share: float = 0.6
+    """Share of the accelerator's memory that the learner takes when others use it as well."""
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig:
+    """How snapshots are played without learning: own environment options, own seeds, a fixed number per slot."""
+
+    enabled: bool = True
+    episodes: int = 20
+    """Greedy episodes of one snapshot for one score."""
+    sampled_episodes: int = 0
+    """Episodes with sampled actions as well (reported apart)."""
+    final_episodes: int = 100
+    """Episodes with fresh seeds after the end, outside the clock (0: none)."""
+    num_envs: int = 20
+    """Environments stepped together; `episodes` is shared out evenly."""
+    period_env_steps: int | None = None
+    """Env steps of training between evaluations; None: a fortieth of the total."""
+    env: dict[str, Any] = field(default_factory=dict)
+    """Options that differ from the training environment (rewards are always raw, lives never end an episode)."""
+
+
+@dataclass(frozen=True)
+class DeadlineConfig:
+    """How long the controller waits before it calls a worker lost."""
+
+    ready_s: float = 180.0
+    """From a worker's start until it works; the message says which stage it is in."""
+    silence_s: float = 30.0
+    """Without a heartbeat (each worker has a thread for it) a worker counts as stopped, or stuck in one call."""
+    leave_s: float = 10.0
+    """For a worker to leave in order; a tenth of it after Ctrl-C."""
+    snapshot_s: float = 60.0
+    """For the final snapshot."""
+
+
+@dataclass(frozen=True)
+class SnapshotConfig:
+    """When durable copies are written."""
+
+    period_s: float = 60.0
+    keep: int = 3
