@@ -19,7 +19,7 @@ import numpy as np
 
 from jsrl.agents.base import AgentState, Update, UpdateOutput
 from jsrl.errors import ConfigError, SpecMismatch
-from jsrl.types import Array, Trajectory, Tree, named_leaves
+from jsrl.types import Array, Trajectory, Tree, map_trajectory, named_leaves
 
 AXIS_NAME = "devices"
 
@@ -114,7 +114,7 @@ def data_parallel(update: Update, devices: Sequence[jax.Device] | None = None, *
 
 
 def split_devices(trajectory: Trajectory, num_devices: int) -> Trajectory:
-    """Return a [T+1, B, ...] trajectory (core [B, ...]) as [D, T+1, B/D, ...] (core [D, B/D, ...]).
+    """Return a [T+1, B, ...] trajectory (core, sampling: [B, ...]) as [D, T+1, B/D, ...] (core, sampling: [D, B/D, ...]).
 
     Device d gets environments d B/D to (d+1) B/D - 1.
 
@@ -133,8 +133,10 @@ def split_devices(trajectory: Trajectory, num_devices: int) -> Trajectory:
         split = x.reshape(x.shape[0], num_devices, num_envs // num_devices, *x.shape[2:])
         return split.swapaxes(0, 1)
 
-    core = jax.tree.map(lambda x: x.reshape(num_devices, num_envs // num_devices, *x.shape[1:]), trajectory.core)
-    return jax.tree.map(rows, trajectory._replace(core=()))._replace(core=core)
+    def columns(x: Array) -> Array:
+        return x.reshape(num_devices, num_envs // num_devices, *x.shape[1:])
+
+    return map_trajectory(rows, columns, trajectory)
 
 
 def join_devices(tree: Tree) -> Tree:

@@ -149,7 +149,7 @@ class EnvSpec:
 
 
 class Trajectory(NamedTuple):
-    """T rows of B environments and a bootstrap row; every leaf but `core` has leading axes [T+1, B].
+    """T rows of B environments and a bootstrap row; leaves have leading axes [T+1, B], `core` and `sampling` only [B].
 
     Row T carries observation and is_first; its other leaves are zero and unused, and it is the next trajectory's row 0.
 
@@ -164,6 +164,8 @@ class Trajectory(NamedTuple):
       extras: tree, whatever `act` wants `update` to see again.
       version: int64 [T+1, B]: version of the params that chose the action.
       core: tree of [B, ...]: the recurrent state before row 0 acted; () when feed-forward.
+      sampling: () as actors send it and from uniform replay; from prioritised replay float32 [B], each column's
+        importance weight (at most 1), by which an off-policy agent weighs the column's loss.
     """
 
     observation: Tree
@@ -176,16 +178,37 @@ class Trajectory(NamedTuple):
     extras: Tree
     version: Array
     core: Tree
+    sampling: Any = ()
 
 
-def make_trajectory_spec(env: EnvSpec, extras: Tree, core: Tree, *, num_rows: int, num_envs: int) -> Trajectory:
+PER_COLUMN = ("core", "sampling")  # fields of a Trajectory whose leaves are [B, ...]
+
+
+def map_trajectory(
+    rows: Callable[..., Any], columns: Callable[..., Any], trajectory: Trajectory, *rest: Trajectory
+) -> Trajectory:
+    """Apply `rows` to every leaf [T+1, B, ...] of a trajectory and `columns` to those that have only [B, ...].
+
+    Args:
+      rows, columns: as for `map_tree`. trajectory, rest: of one structure, with arrays or specs as leaves.
+    """
+    mapped = (
+        map_tree(columns if name in PER_COLUMN else rows, *(getattr(t, name) for t in (trajectory, *rest)))
+        for name in Trajectory._fields
+    )
+    return Trajectory(*mapped)
+
+
+def make_trajectory_spec(
+    env: EnvSpec, extras: Tree, core: Tree, *, num_rows: int, num_envs: int, weighted: bool = False
+) -> Trajectory:
     """Return the schema (ArraySpec leaves) of a trajectory.
 
     Args:
       env: the environment's spec.
       extras: schema of `ActOutput.extras` for one environment (no batch axis).
       core: schema of the core for one environment (no batch axis).
-      num_rows: T. num_envs: B.
+      num_rows: T. num_envs: B. weighted: with importance weights, as prioritised replay gives them.
     """
     agents = () if env.num_agents is None else (env.num_agents,)
 
@@ -204,6 +227,7 @@ def make_trajectory_spec(env: EnvSpec, extras: Tree, core: Tree, *, num_rows: in
         extras=map_tree(rows, extras),
         version=rows(ArraySpec((), "int64")),
         core=map_tree(lambda spec: spec.batched(num_envs), core),
+        sampling=ArraySpec((num_envs,), "float32") if weighted else (),
     )
 
 

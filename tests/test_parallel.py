@@ -36,7 +36,8 @@ def test_four_devices(name):
 
 def make_batch(num_envs: int) -> Trajectory:
     rows = np.arange(3 * num_envs, dtype=np.float32).reshape(3, num_envs)
-    return Trajectory(*[rows] * 9, core=np.arange(num_envs * 2).reshape(num_envs, 2))
+    core, sampling = np.arange(num_envs * 2).reshape(num_envs, 2), np.linspace(0.1, 1, num_envs)
+    return Trajectory(*[rows] * 9, core=core, sampling=sampling)
 
 
 def test_split_keeps_environments_together():
@@ -46,6 +47,7 @@ def test_split_keeps_environments_together():
         here = slice(2 * device, 2 * device + 2)
         np.testing.assert_array_equal(split.reward[device], batch.reward[:, here])
         np.testing.assert_array_equal(split.core[device], batch.core[here])
+        np.testing.assert_array_equal(split.sampling[device], batch.sampling[here])
 
 
 def test_split_refuses_uneven_batches():

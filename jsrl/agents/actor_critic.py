@@ -67,7 +67,8 @@ def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
         for name in ("observation", "action", "reward", "discount", "acts", "log_prob", "extras")
     }
     is_first = jnp.repeat(trajectory.is_first, num_agents, axis=1)
-    return trajectory._replace(is_first=is_first, core=fold(trajectory.core, 0), **per_agent)
+    sampling = jax.tree.map(lambda x: jnp.repeat(x, num_agents, axis=0), trajectory.sampling)
+    return trajectory._replace(is_first=is_first, core=fold(trajectory.core, 0), sampling=sampling, **per_agent)
 
 
 # -- acting -----------------------------------------------------------------------------------------------------------

@@ -202,8 +202,9 @@ class _Check:
     def update_contract(self) -> None:
         """The state keeps its layout and stays finite; metrics are flat finite scalars; same inputs, same outputs."""
         before = jax.tree.map(np.array, self.state)
-        sizes = {"num_rows": self.num_rows, "num_envs": self.num_envs}
-        trajectory = random_trajectory(self.spec, self.rng, **sizes, extras=self.extras, core=self.core)
+        trajectory = random_trajectory(
+            self.spec, self.rng, num_rows=self.num_rows, num_envs=self.num_envs, extras=self.extras, core=self.core
+        )
         self.trajectory = trajectory
         begin = time.perf_counter()
         state, output = jax.block_until_ready(self.update(self.state, trajectory, self.key))

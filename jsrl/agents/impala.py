@@ -160,7 +160,7 @@ def loss(
     outputs, features, _ = network.policy(weights.policy, batch.observation, trajectory.is_first, trajectory.core)
     value = network.value(weights.value, batch.observation, features)
     played, played_observation, outputs = jax.tree.map(
-        lambda x: x[:-1], (trajectory._replace(core=()), batch.observation, outputs)
+        lambda x: x[:-1], (trajectory._replace(core=(), sampling=()), batch.observation, outputs)
     )
     outputs = ac.mask_outputs(outputs, played_observation)
     chex.assert_equal_shape([value[:-1], played.reward, played.discount, played.acts, played.log_prob])

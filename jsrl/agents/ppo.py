@@ -177,7 +177,7 @@ def prepare(
     mask = row_mask(trajectory)
     chex.assert_equal_shape([value, trajectory.reward, trajectory.discount, trajectory.acts, trajectory.log_prob])
 
-    played = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=()))
+    played = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=(), sampling=()))
     rows = Rows(value, played.reward, played.discount, played.acts, trajectory.is_first)
     if config.returns == "gae":
         advantage, target = gae(rows, gamma=config.gamma, lambda_=config.gae_lambda)

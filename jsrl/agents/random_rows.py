@@ -46,7 +46,14 @@ def random_observation(spec: EnvSpec, rng: np.random.Generator, *leading: int) -
 
 
 def random_trajectory(
-    spec: EnvSpec, rng: np.random.Generator, *, num_rows: int, num_envs: int, extras: Tree, core: Tree
+    spec: EnvSpec,
+    rng: np.random.Generator,
+    *,
+    num_rows: int,
+    num_envs: int,
+    extras: Tree,
+    core: Tree,
+    weighted: bool = False,
 ) -> Trajectory:
     """Return a trajectory [T+1, B, ...] of random rows with episode ends in every second environment.
 
@@ -54,6 +61,7 @@ def random_trajectory(
       spec: the environment's. rng: draws the rows. num_rows: T. num_envs: B.
       extras: schema of `ActOutput.extras` for one environment; the rows hold zeros.
       core: the core before row 0, [B, ...] per leaf; () when feed-forward.
+      weighted: draw importance weights in (0, 1], as prioritised replay gives them.
     """
     core_spec = map_tree(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), spec_of(core))
     blank = zeros(make_trajectory_spec(spec, extras, core_spec, num_rows=num_rows, num_envs=num_envs))
@@ -78,4 +86,5 @@ def random_trajectory(
         acts=np.ones_like(blank.acts),
         log_prob=np.full_like(blank.log_prob, -1.0),
         core=core,
+        sampling=(1.0 - rng.random(num_envs)).astype(np.float32) if weighted else (),
     )

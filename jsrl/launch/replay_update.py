@@ -21,7 +21,7 @@ from jsrl.launch.plan import make_schemas
 from jsrl.reference import from_json
 from jsrl.services.runs import RunFolder
 from jsrl.services.snapshots import SnapshotStore
-from jsrl.types import Trajectory, Tree, leaves, map_tree, named_leaves
+from jsrl.types import Trajectory, Tree, leaves, map_trajectory, named_leaves
 from jsrl.workers.jobs import Schemas
 from jsrl.workers.learner import FAILED_UPDATE
 
@@ -83,21 +83,22 @@ def batch_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Traj
     def rows(leaf: Any) -> np.ndarray:
         return np.zeros((devices, leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype)
 
-    def core(leaf: Any) -> np.ndarray:
+    def per_column(leaf: Any) -> np.ndarray:
         return np.zeros((devices, columns, *leaf.shape[1:]), leaf.dtype)
 
-    spec = schemas.trajectory
-    return map_tree(rows, spec._replace(core=()))._replace(core=map_tree(core, spec.core))
+    return map_trajectory(rows, per_column, schemas.trajectory)
 
 
 def on_one_device(batch: Trajectory) -> Trajectory:
     """Return a batch of several devices as a batch of one (equal but for rounding and noise)."""
 
-    def join(x: np.ndarray) -> np.ndarray:
+    def rows(x: np.ndarray) -> np.ndarray:
         return np.concatenate(list(x), axis=1)[None]
 
-    core = map_tree(lambda x: np.concatenate(list(x), axis=0)[None], batch.core)
-    return map_tree(join, batch._replace(core=()))._replace(core=core)
+    def columns(x: np.ndarray) -> np.ndarray:
+        return np.concatenate(list(x), axis=0)[None]
+
+    return map_trajectory(rows, columns, batch)
 
 
 def non_finite(tree: Tree) -> list[str]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jsrl.errors import StreamTimeout
+from jsrl.services.phases import Phases
 from jsrl.transport.base import Lease, SampleConsumer
-from jsrl.types import ArraySpec, Trajectory, leaves, map_tree, version_epoch, version_updates
+from jsrl.types import ArraySpec, Trajectory, map_trajectory, version_epoch, version_updates
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,17 @@ class _Staging:
 class Batcher:
     """Takes leases from a consumer, fills batches. `pump` is called from one thread at a time."""
 
-    def __init__(self, consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> None:
-        """Allocate the staging buffers; `spec` is the schema of one group's trajectory."""
+    def __init__(
+        self, consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan, phases: Phases | None = None
+    ) -> None:
+        """Allocate the staging buffers.
+
+        Args:
+          consumer: of the sample stream. spec: schema of one group's trajectory. plan: how batches are made.
+          phases: of the thread that pumps.
+        """
         self._consumer, self._spec, self._plan = consumer, spec, plan
+        self.phases = phases or Phases()
         self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
         for _ in range(plan.buffers):
             self._free.put(self._allocate(spec))
@@ -80,11 +89,10 @@ class Batcher:
         def rows(leaf: ArraySpec) -> np.ndarray:
             return np.zeros((plan.devices, plan.num_rows + 1, per_device, *leaf.shape[2:]), leaf.dtype)
 
-        def core(leaf: ArraySpec) -> np.ndarray:
+        def columns(leaf: ArraySpec) -> np.ndarray:
             return np.zeros((plan.devices, per_device, *leaf.shape[1:]), leaf.dtype)
 
-        body = map_tree(rows, spec._replace(core=()))
-        return body._replace(core=map_tree(core, spec.core))
+        return map_trajectory(rows, columns, spec)
 
     def example(self) -> Trajectory:
         """Return a batch of zeros in device form, to compile the update with."""
@@ -96,6 +104,12 @@ class Batcher:
 
     def pump(self, timeout_s: float) -> Batch | None:
         """Take what the stream has; return a batch when one is full, None when nothing came within `timeout_s`."""
+        self.phases.enter("wait_batch")
+        batch = self._pump(timeout_s)
+        self.phases.rest()
+        return batch
+
+    def _pump(self, timeout_s: float) -> Batch | None:
         if self._staging is None:
             try:
                 self._staging = _Staging(self._free.get(timeout=timeout_s) if timeout_s else self._free.get_nowait())
@@ -109,6 +123,7 @@ class Batcher:
             lease = self._consumer.get(timeout_s)
         except StreamTimeout:
             return None
+        self.phases.enter("transport")
         self._place(lease)
         return self._finish() if self._full() else None
 
@@ -128,6 +143,7 @@ class Batcher:
                 self._waiting.append(self._consumer.get(0.0))
         except StreamTimeout:
             pass
+        self.phases.enter("transport")
         while len(self._waiting) > 2 * needed:
             self._consumer.release(self._waiting.popleft(), "stale")
         while len(self._staging.lags) < needed and self._waiting:
@@ -175,10 +191,12 @@ class Batcher:
             device, at = divmod(column + start, per_device)
             count = min(size - start, per_device - at)
             taken, put = slice(start, start + count), slice(at, at + count)
-            for to, value in zip(leaves(target._replace(core=())), leaves(source._replace(core=())), strict=True):
-                np.copyto(to[device][:, put], value[:, taken])
-            for to, value in zip(leaves(target.core), leaves(source.core), strict=True):
-                np.copyto(to[device][put], value[taken])
+            map_trajectory(
+                lambda to, value, d=device, p=put, t=taken: np.copyto(to[d][:, p], value[:, t]),
+                lambda to, value, d=device, p=put, t=taken: np.copyto(to[d][p], value[t]),
+                target,
+                source,
+            )
             start += count
 
     def _finish(self) -> Batch:
@@ -197,7 +215,7 @@ class Prefetcher:
     """A thread that pumps a batcher, so that batch N+1 is joined while update N runs."""
 
     def __init__(self, batcher: Batcher) -> None:
-        self._batcher = batcher
+        self._batcher, self._phases = batcher, batcher.phases
         self._ready: queue.Queue[Batch] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -206,8 +224,10 @@ class Prefetcher:
 
     def _run(self) -> None:
         try:
+            self._phases.begin()
             while not self._stop.is_set():
                 batch = self._batcher.pump(0.1)
+                self._phases.enter("wait_learner")
                 while batch is not None and not self._stop.is_set():
                     try:
                         self._ready.put(batch, timeout=0.1)

@@ -17,7 +17,7 @@ from jsrl.workers.batching import Batcher, BatchPlan, Prefetcher
 T, SIZE = 3, 4
 ENV = EnvSpec({"image": ArraySpec((2, 3), "uint8"), "line": ArraySpec((2,), "float32")}, Discrete(3))
 SPEC = make_trajectory_spec(ENV, {"value": ArraySpec((), "float32")}, (ArraySpec((5,), "float32"),), num_rows=T,
-                            num_envs=SIZE)  # fmt: skip
+                            num_envs=SIZE, weighted=True)  # fmt: skip
 numbers = itertools.count()
 
 
@@ -66,11 +66,11 @@ class Stream:
 
 def joined(trajectories: list[Trajectory], devices: int = 1) -> Trajectory:
     """Return what a batch of these trajectories, side by side, must be."""
-    rows = [t._replace(core=()) for t in trajectories]
-    body = map_tree(lambda *x: np.concatenate(x, 1), rows[0], *rows[1:])
-    cores = [t.core for t in trajectories]
-    core = map_tree(lambda *x: np.concatenate(x, 0), cores[0], *cores[1:])
-    return split_devices(body._replace(core=core), devices)
+    columns = [t._replace(core=(), sampling=()) for t in trajectories]
+    body = map_tree(lambda *x: np.concatenate(x, 1), columns[0], *columns[1:])
+    columns = [(t.core, t.sampling) for t in trajectories]
+    core, sampling = map_tree(lambda *x: np.concatenate(x, 0), columns[0], *columns[1:])
+    return split_devices(body._replace(core=core, sampling=sampling), devices)
 
 
 def same(a: Trajectory, b: Trajectory) -> None:
