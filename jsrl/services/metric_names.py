@@ -72,6 +72,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("parameter_server/relayed", "versions of params passed on", "count", "rises with updates", "total"),
     Metric("learner/updates_per_s", "updates", "1/s", "level"),
     Metric("learner/rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
+    Metric("learner/trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),
     Metric(
         "learner/queue_depth", "trajectories that wait for the learner", "count", "1-4; rising: the learner is slow"
     ),

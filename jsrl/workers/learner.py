@@ -72,6 +72,7 @@ class Learner:
         self._metrics: dict[str, float] = {}
         self._recorder = Recorder("learner")
         self._finished = False
+        self._trained_s = 0.0
         self._snapshot_at = time.monotonic() + settings.snapshot_period_s
 
     @property
@@ -138,6 +139,7 @@ class Learner:
         if before is not None:
             self._refuse_non_finite(before, batch)
         self.updates += 1
+        self._trained_s = time.monotonic()
         self._recorder.rate("updates")
         self._recorder.means(self._metrics)
         self._publish(params)
@@ -187,6 +189,8 @@ class Learner:
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the mean of the updates' metrics, rates, lag, and the ledger."""
         self._recorder.last("queue_depth", self._consumer.pending())
+        if self._trained_s:
+            self._recorder.last("trained_s", self._trained_s)
         ledger = self._consumer.ledger
         dropped = sum((ledger.dropped or {}).values())
         counts = {"produced": ledger.produced, "consumed": ledger.consumed, "dropped": dropped}
