@@ -79,6 +79,10 @@ class Experiment:
     """Same bits for any placement and number of actors: fixed groups, never merged, taken in order (serial always is)."""
     restart: int = 0
     """How often each actor may be restarted after it died, before the run ends."""
+    trace: bool = False
+    """Write trace.json for ui.perfetto.dev: what every thread of every worker did when."""
+    trace_spans: int = 200_000
+    """Spans that a trace keeps at most, shared out over the workers; of each, the newest stay (about 100 bytes a span)."""
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)

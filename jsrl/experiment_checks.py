@@ -40,6 +40,7 @@ def check(experiment: Experiment) -> None:
         "num_inference_servers": e.num_inference_servers,
         "learner.reuse": e.learner.reuse,
         "actor.blocks_per_group": e.actor.blocks_per_group,
+        "trace_spans": e.trace_spans,
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
     }

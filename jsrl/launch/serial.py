@@ -68,6 +68,8 @@ class SerialRun:
                 self._abandon()
                 raise
             finally:
+                for worker in self._workers.values():
+                    worker.recorder.close()
                 shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
         return self._session.result()
 
@@ -86,6 +88,8 @@ class SerialRun:
         for worker in self._workers.values():
             worker.setup()
             self._session.stage(worker.name, "ready")
+        for worker in self._workers.values():
+            worker.recorder.begin()  # the others' setups are no part of any worker's time
 
     def _loop(self) -> None:
         session, learner = self._session, self._learner

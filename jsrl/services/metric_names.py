@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jsrl.services.phases import ACTIVITIES
+
 SUFFIX_RULES = (  # the first rule that fits; everything else: mean over the workers that report it
     ("_per_s", "sum"),
     ("_mb", "sum"),
@@ -47,38 +49,38 @@ def _worker(kind: str, who: str) -> tuple[Metric, ...]:
     )
 
 
+def _shares(kind: str) -> tuple[Metric, ...]:
+    return tuple(Metric(f"{kind}/{a.name}_share", a.meaning, "0-1", a.healthy) for a in ACTIVITIES[kind])
+
+
 CATALOGUE: tuple[Metric, ...] = (
     Metric("env_steps", "env steps consumed by the learner so far", "steps", "rises"),
     Metric("updates", "updates so far", "count", "rises"),
     Metric("wall_s", "time since the run began, over all resumes", "s", "rises"),
     Metric("actor/env_steps_per_s", "env steps taken by all actors", "1/s", "as high as the machine allows"),
-    Metric("actor/wait_inference_share", "share of time waiting for actions", "0-1", "below 0.3 (else: larger ring)"),
-    Metric("actor/wait_block_share", "share of time waiting for room in the sample stream", "0-1", "near 0 when async"),
-    Metric("actor/env_share", "share of time inside environments", "0-1", "above 0.5"),
     Metric("actor/episodes", "episodes finished so far", "count", "rises", "total"),
     Metric(
         "actor/return_mean", "raw return of the episodes since the last line", "reward", "rises", "", "actor/episodes"
     ),
     Metric("actor/length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
+    *_shares("actor"),
     Metric("inference/rows_per_s", "observations answered", "1/s", "actor/env_steps_per_s"),
     Metric("inference/batch_rows_mean", "rows per batch, before padding", "rows", "half of the largest size or more"),
-    Metric("inference/wait_share", "share of time without requests", "0-1", "0.1-0.7"),
     Metric("inference/compilations", "compilations of act so far", "count", "one per batch size", "total"),
     Metric("inference/compilations_after_warmup", "compilations once warm", "count", "0", "total"),
-    Metric("inference/act_share", "share of time acting", "0-1", "below 0.9 (else: another server)"),
     Metric(
         "inference/params_updates", "updates that the oldest params in use have seen", "updates", "updates - 1", "min"
     ),
+    *_shares("inference"),
     Metric("parameter_server/relayed", "versions of params passed on", "count", "rises with updates", "total"),
+    *_shares("parameter_server"),
     Metric("learner/updates_per_s", "updates", "1/s", "level"),
     Metric("learner/rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
     Metric("learner/trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),
     Metric(
         "learner/queue_depth", "trajectories that wait for the learner", "count", "1-4; rising: the learner is slow"
     ),
-    Metric("learner/wait_batch_share", "share of time waiting for a batch", "0-1", "below 0.2 (else: more actors)"),
-    Metric("learner/update_share", "share of time in updates", "0-1", "above 0.7"),
-    Metric("learner/publish_share", "share of time publishing params", "0-1", "below 0.05"),
+    *_shares("learner"),
     Metric("learner/policy_lag_mean", "learner updates minus those of the row's params", "updates", "below 2 for PPO"),
     Metric("learner/policy_lag_p50", "median of the same", "updates", "below 2 for PPO"),
     Metric("learner/policy_lag_p95", "95th percentile of the same", "updates", "below 10"),
@@ -121,6 +123,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "updates",
         "the best or last",
     ),
+    *_shares("evaluator"),
     Metric("snapshots/written", "snapshots on disk so far", "count", "rises", "total"),
     Metric("snapshots/failed", "snapshots that could not be written", "count", "0", "total"),
     Metric("snapshots/superseded", "snapshots given up for a newer one", "count", "0; else the disk is slow", "total"),

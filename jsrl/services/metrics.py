@@ -21,16 +21,37 @@ import numpy as np
 from jsrl.errors import MissingExtra
 from jsrl.services.metric_names import combination, weight_of
 from jsrl.services.metric_sinks import JsonLinesSink, Line, Sink, TensorBoardSink
+from jsrl.services.phases import REST, Phases
+from jsrl.services.tracing import Tracer
 
 _logger = logging.getLogger("jsrl.metrics")
 _RESERVOIR = 1024
 
 
 class Recorder:
-    """What a worker counts between two reports; every call is a dictionary access and an addition."""
+    """What a worker counts between two reports; every call is a dictionary access and an addition.
 
-    def __init__(self, kind: str, *, clock: Callable[[], float] = time.monotonic):
-        """Prefix every name with `kind` (`actor`, `learner`, ...); `clock` returns seconds."""
+    Attributes:
+      phases: where the time of the worker's main thread goes.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rest: str = REST,
+        tracer: Tracer | None = None,
+    ):
+        """Prefix every name with `kind` (`actor`, `learner`, ...).
+
+        Args:
+          kind: of the worker. clock: returns seconds. rest: what a worker does between its activities.
+          tracer: keeps the spans of all threads.
+        """
+        self._tracer, self._rest = tracer, rest
+        self._threads: dict[str, Phases] = {}
+        self.phases = self.thread("", rest)
         self._kind = kind
         self._clock = clock
         self._rng = np.random.default_rng(0)
@@ -45,6 +66,22 @@ class Recorder:
         self._last: dict[str, float] = {}
         self._maxima: dict[str, float] = {}
         self._spreads: dict[str, _Spread] = {}
+
+    def thread(self, name: str, rest: str = REST) -> Phases:
+        """Return the phases of a further thread, reported as `NAME_activity_share`."""
+        phases = Phases(rest) if self._tracer is None else self._tracer.thread(name or "main", rest)
+        self._threads[f"{name}_" if name else ""] = phases
+        return phases
+
+    def begin(self) -> None:
+        """Forget what was counted so far, but for counts: the worker is ready, and shares and rates begin here."""
+        self.phases.begin()
+        self._begin()
+
+    def close(self) -> None:
+        """Write the trace, where there is one."""
+        if self._tracer is not None:
+            self._tracer.save()
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to a count since the worker's start, reported as `name` (such as `episodes`)."""
@@ -99,6 +136,9 @@ class Recorder:
         report = dict(self._totals)
         report.update({f"{name}_per_s": amount / passed_s for name, amount in self._amounts.items()})
         report.update({f"{name}_share": spent_s / passed_s for name, spent_s in self._times.items()})
+        for prefix, phases in self._threads.items():
+            if phases.used:
+                report.update({f"{prefix}{name}_share": share for name, share in phases.shares().items()})
         report.update({name: total / weight for name, (total, weight) in self._means.items() if weight})
         report.update(self._last)
         report.update(self._maxima)

@@ -6,7 +6,6 @@ A merged batch (several groups at once) takes its key from a counter instead; it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from jsrl.agents.base import Agent
 from jsrl.errors import StreamTimeout
+from jsrl.services.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Reply, Request
 from jsrl.types import EnvSpec, Tree, leaves, map_tree, version_updates
 
@@ -141,13 +141,19 @@ class Engine:
 
 
 class InlineInference:
-    """An InferenceClient that acts in the caller's process, with params from a subscriber (IMPALA-style placement)."""
+    """An InferenceClient that acts in the caller's process, with params from a subscriber (IMPALA-style placement).
 
-    def __init__(self, engine: Engine, params: ParamsSubscriber, group_sizes: dict[int, int]) -> None:
+    Args:
+      phases: of the caller's thread, which is told when it acts and when it waits for params.
+    """
+
+    def __init__(
+        self, engine: Engine, params: ParamsSubscriber, group_sizes: dict[int, int], phases: Phases | None = None
+    ) -> None:
         self._engine, self._params = engine, params
+        self._phases = phases or Phases()
         self._served = {group: engine.serve(group, size) for group, size in group_sizes.items()}
         self._pending: list[tuple[int, Request]] = []
-        self.infer_s = 0.0
 
     def send(self, group: int, request: Request) -> None:
         """Queue a request. Its arrays are read when it is received, which is before that group is stepped again."""
@@ -159,20 +165,20 @@ class InlineInference:
         Raises:
           StreamTimeout: nothing is asked, or the params it must wait for did not come in time.
         """
+        self._phases.enter("transport")
         if not self._pending:
             raise StreamTimeout("no request is pending; send one before receiving.")
         self._refresh()
         if self._first_ready() is None and timeout_s > 0:
+            self._phases.enter("wait_params")
             self._params.wait(0, min(request.min_updates for _, request in self._pending), timeout_s)
             self._refresh()
         ready = self._first_ready()
         if ready is None:
             raise StreamTimeout(f"params with {self._pending[0][1].min_updates} updates did not come in {timeout_s} s.")
         group, request = self._pending.pop(ready)
-        start = time.perf_counter()
-        reply = self._engine.act(self._served[group], request)
-        self.infer_s += time.perf_counter() - start
-        return group, reply
+        self._phases.enter("act")
+        return group, self._engine.act(self._served[group], request)
 
     def _refresh(self) -> None:
         newer = self._params.poll(0)

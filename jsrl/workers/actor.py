@@ -5,7 +5,6 @@ The groups of one actor are its environment ring: one steps while the others wai
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from jsrl.transport.inference import connect_inference
 from jsrl.transport.samples import connect_samples
 from jsrl.types import Array, leaves, version_updates
 from jsrl.workers.base import Reporter
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
 
 
 @dataclass
@@ -79,6 +78,7 @@ class Actor:
         environments: Mapping[int, Callable[[], VectorEnv]],
         connect: Callable[[dict[int, int]], tuple[InferenceClient, SampleProducer]],
         reporter: Reporter,
+        recorder: Recorder | None = None,
     ) -> None:
         self.name, self._settings, self._reporter = name, settings, reporter
         self._environments, self._connect = environments, connect
@@ -86,7 +86,8 @@ class Actor:
         self._returns: deque[float] = deque(maxlen=100)
         self._lengths: deque[int] = deque(maxlen=100)
         self._custom: dict[str, deque[float]] = {}
-        self._recorder = Recorder("actor")
+        self.recorder = self._recorder = recorder or Recorder("actor")
+        self._phases = self.recorder.phases
         self._counts = {"env_steps": 0, "episodes": 0, "trajectories": 0}
 
     def setup(self) -> None:
@@ -106,22 +107,27 @@ class Actor:
         self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
         for group in self._groups.values():
             self._ask(group)
+        self.recorder.begin()
 
     def step(self) -> int:
         """Give one group its actions and step it; return the env steps made (0: nobody was answered in time)."""
+        made = self._advance_one()
+        self._phases.rest()
+        return made
+
+    def _advance_one(self) -> int:
         stalled = [g for g in self._groups.values() if g.waiting is not None]
         for group in stalled:
             if self._make_room(group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s):
                 return self._advance(group)
         if stalled and len(stalled) == len(self._groups):
             return 0
-        start = time.perf_counter()
+        self._phases.enter("wait_inference")
         try:
             number, reply = self._client.receive(self._settings.poll_s)
         except StreamTimeout:
-            self._recorder.spent("wait_inference", time.perf_counter() - start)
             return 0
-        self._recorder.spent("wait_inference", time.perf_counter() - start)
+        self._phases.enter("transport")
         group = self._groups[number]
         group.waiting = reply
         return self._advance(group) if self._make_room(group, 0.0) else 0
@@ -130,13 +136,12 @@ class Actor:
         """See that the group has a block; its row 0 is the observation that the last trajectory ended with."""
         if group.block is not None:
             return True
-        start = time.perf_counter()
+        self._phases.enter("wait_block")
         try:
             group.block = self._producer.reserve(timeout_s)
         except StreamTimeout:
             return False
-        finally:
-            self._recorder.spent("wait_block", time.perf_counter() - start)
+        self._phases.enter("transport")
         group.observation = leaves(group.block.trajectory.observation)
         self._write_observation(group, 0)
         return True
@@ -176,14 +181,14 @@ class Actor:
 
     def _step_environments(self, group: Group, action: Array) -> None:
         self._entering("step", group.number)
-        start = time.perf_counter()
+        self._phases.enter("env")
         try:
             group.latest = group.env.step(action)
         except JsrlError:
             raise
         except (Exception, SystemExit) as error:
             raise self._foreign(group.number, error) from error
-        self._recorder.spent("env", time.perf_counter() - start)
+        self._phases.enter("transport")
         self._reporter.left()
         if group.latest.episodes:
             self._count_episodes(group.latest.episodes)
@@ -281,6 +286,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         poll_s=job.poll_s,
         environment=str(e.env.id),
     )
+    recorder = make_recorder(job)
     groups = range(job.index * e.ring, (job.index + 1) * e.ring)
 
     def make_group(group: int) -> VectorEnv:
@@ -293,10 +299,10 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         if e.placement in ("serial", "inline"):
             from jsrl.workers.build_acting import inline_client
 
-            return inline_client(job, group_sizes), producer
+            return inline_client(job, group_sizes, recorder.phases), producer
         server = job.find(f"inference-{job.index % len(job.links.inference)}")
         client = connect_inference(server, job.schemas.act, job.producer, group_sizes, timeout_s=CONNECT_TIMEOUT_S)
         return client, producer
 
     environments = {group: partial(make_group, group) for group in groups}
-    return Actor(job.name, settings, environments, connect, reporter)
+    return Actor(job.name, settings, environments, connect, reporter, recorder)

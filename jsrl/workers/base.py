@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from jsrl.errors import StreamClosed
 from jsrl.services.control import Bye, Command, ControlClient, Crash, Event, Report
+from jsrl.services.metrics import Recorder
 
 REPORT_S = 0.5
 
@@ -41,6 +42,7 @@ class Worker(Protocol):
     """A worker: `step` is bounded in time, so that one process can call all workers in turn."""
 
     name: str
+    recorder: Recorder
 
     def setup(self) -> None:
         """Connect, build, compile."""
@@ -79,15 +81,15 @@ class ControlReporter:
 
 def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
     """Run a worker until it is told to stop; return the exit status (0 in order, 1 after a crash)."""
-    worker: Worker | None = None
+    recorder: Recorder | None = None
     try:
         control.stage("building")
         worker = build(ControlReporter(control))
+        recorder = worker.recorder
         worker.setup()
         control.stage("ready")
         _loop(worker, control)
         facts = worker.close()
-        worker = None
         control.send(Bye, facts=facts)
         return 0
     except StreamClosed as error:
@@ -97,6 +99,8 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         control.send(Crash, error=type(error).__name__, text=str(error), trace=traceback.format_exc())
         return 1
     finally:
+        if recorder is not None:
+            recorder.close()
         control.close()
 
 

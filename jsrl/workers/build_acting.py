@@ -9,6 +9,7 @@ from jsrl.agents.base import Agent
 from jsrl.building import build_agent
 from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make
+from jsrl.services.phases import Phases
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.transport.inference import bind_inference
@@ -17,7 +18,7 @@ from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.base import Reporter
 from jsrl.workers.evaluator import Evaluator, EvaluatorSettings
 from jsrl.workers.inference import InferenceSettings, InferenceWorker
-from jsrl.workers.jobs import Job
+from jsrl.workers.jobs import Job, make_recorder
 
 PARAMS_STORE = "params"
 
@@ -32,14 +33,14 @@ def subscribe(job: Job) -> ParamsSubscriber:
     return connect_params(job.find(job.params_name))
 
 
-def inline_client(job: Job, group_sizes: dict[int, int]) -> InlineInference:
-    """Return the client that acts in the actor's own process."""
+def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
+    """Return the client that acts in the actor's own process; `phases` are those of the actor."""
     slots = sum(group_sizes.values())
     engine = Engine(
         make_agent(job), job.schemas.env, num_slots=slots, sizes=[*group_sizes.values()], seed=job.life_seed
     )
     engine.warm_up()
-    return InlineInference(engine, subscribe(job), group_sizes)
+    return InlineInference(engine, subscribe(job), group_sizes, phases)
 
 
 def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
@@ -56,7 +57,7 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
         job.announce(job.name, server.address)
         return server, subscribe(job)
 
-    return InferenceWorker(job.name, engine, settings, connect, reporter)
+    return InferenceWorker(job.name, engine, settings, connect, reporter, make_recorder(job))
 
 
 def batch_sizes(group_size: int, most: int) -> list[int]:
@@ -87,9 +88,9 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         return make(e.evaluation_env, num_envs, seed, group=0)
 
     store = params_store(job, reporter)
-    return Evaluator(
-        make_agent(job), job.schemas.env, settings, make_env, functools.partial(subscribe, job), store, reporter
-    )
+    connect = functools.partial(subscribe, job)
+    recorder = make_recorder(job)
+    return Evaluator(make_agent(job), job.schemas.env, settings, make_env, connect, store, reporter, recorder)
 
 
 def params_store(job: Job, reporter: Any) -> SnapshotStore:

@@ -18,7 +18,7 @@ from jsrl.types import leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.batching import BatchPlan
-from jsrl.workers.jobs import Job, Origin
+from jsrl.workers.jobs import Job, Origin, make_recorder
 from jsrl.workers.learner import FAILED_UPDATE, Learner, LearnerSettings
 
 STATE_STORE = "state"
@@ -66,7 +66,8 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     store = SnapshotStore(f"{job.folder}/snapshots/{STATE_STORE}", keep_last=max(3, e.snapshots.keep), on_warning=warn)
     fresh = functools.partial(agent.init, stream_key(e.seed, INIT_STREAM))
     state = restore(job.origin, jax.eval_shape(fresh), fresh) if job.origin.restore else None
-    return Learner(agent, update, settings, job.schemas.trajectory, connect, store, reporter, state=state)
+    spec, recorder = job.schemas.trajectory, make_recorder(job)
+    return Learner(agent, update, settings, spec, connect, store, reporter, state=state, recorder=recorder)
 
 
 def learner_devices(number: int | None, columns: int) -> list[jax.Device]:

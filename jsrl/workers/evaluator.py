@@ -21,6 +21,8 @@ from jsrl.envs.base import EnvStep, Episode, VectorEnv
 from jsrl.envs.faults import foreign
 from jsrl.errors import JsrlError, SnapshotError
 from jsrl.services.control import Command
+from jsrl.services.metrics import Recorder
+from jsrl.services.phases import Phases
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import EnvSpec, version_updates
@@ -95,10 +97,16 @@ class Play:
     """Fixed numbers of episodes per slot with one engine, in bounded steps."""
 
     def __init__(
-        self, engine: Engine, env: VectorEnv, episodes: int, watch: Callable[[], AbstractContextManager[None]]
+        self,
+        engine: Engine,
+        env: VectorEnv,
+        episodes: int,
+        watch: Callable[[], AbstractContextManager[None]],
+        phases: Phases,
     ):
-        self._engine, self._env, self._watch = engine, env, watch
+        self._engine, self._env, self._watch, self._phases = engine, env, watch, phases
         self._served = engine.serve(0, env.num_envs)
+        phases.enter("env")
         with watch():
             self._latest: EnvStep = env.reset()
         self._step = 0
@@ -110,10 +118,13 @@ class Play:
         until = time.perf_counter() + budget_s
         while not self._tally.complete:
             request = Request(self._latest.observation, self._latest.is_first, step=self._step)
+            self._phases.enter("act")
             reply = self._engine.act(self._served, request)
             self._step += 1
+            self._phases.enter("env")
             with self._watch():
                 self._latest = self._env.step(np.array(reply.action))
+            self._phases.enter("other")
             self._tally.count(self._latest.episodes)
             if time.perf_counter() >= until:
                 break
@@ -139,9 +150,12 @@ class Evaluator:
         connect: Callable[[], ParamsSubscriber],
         store: SnapshotStore,
         reporter: Reporter,
+        recorder: Recorder | None = None,
     ) -> None:
         self._agent, self._spec, self._settings, self._make_env = agent, spec, settings, make_env
         self._connect, self._store, self._reporter = connect, store, reporter
+        self.recorder = recorder or Recorder("evaluator")
+        self._phases = self.recorder.phases
         self._envs: dict[tuple[int, int], VectorEnv] = {}
         self._engines: dict[tuple[bool, int], Engine] = {}
         self._play: Play | None = None
@@ -164,6 +178,7 @@ class Evaluator:
         self._subscriber = self._connect()
         if "best" in self._store.tags():  # of the run's earlier lives
             self._best = float(self._store.meta("best").get("return_mean", self._best))
+        self.recorder.begin()
 
     def _env(self, slots: int, seed: int) -> VectorEnv:
         """Return the environment of one use: training-time scores (seed 1) and the final one (2) never share seeds."""
@@ -206,9 +221,16 @@ class Evaluator:
 
     def step(self) -> int:
         """Play for a bounded time; return 1 when a score was completed."""
+        self._phases.enter("wait")
+        scored = self._score()
+        self._phases.rest()
+        return scored
+
+    def _score(self) -> int:
         if not self.due:
             time.sleep(0.01)
             return 0
+        self._phases.enter("other")
         if self._play is None:
             self._begin()
         assert self._play is not None
@@ -229,7 +251,7 @@ class Evaluator:
         slots = min(self._settings.num_envs, episodes)
         engine = self._engine(greedy, slots)
         engine.set_params(self._params[0], [np.array(v) for v in self._params[1]])
-        self._play = Play(engine, self._env(slots, 2 if self._final else 1), episodes, self._watched)
+        self._play = Play(engine, self._env(slots, 2 if self._final else 1), episodes, self._watched, self._phases)
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None
@@ -253,16 +275,18 @@ class Evaluator:
 
     def _save(self, version: int, facts: dict[str, Any]) -> None:
         assert self._params is not None
+        self._phases.enter("publish")
         structure = jax.tree.structure(jax.eval_shape(self._agent.init, jax.random.key(0)).params)
         params = jax.tree.unflatten(structure, self._params[1])
         try:
             self._store.save(version, {"params": params}, meta=dict(facts), tags=("best",))
         except SnapshotError as error:
             self._reporter.event("warning", f"snapshot `best` failed: {error}")
+        self._phases.enter("other")
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return nothing: scores are told as they are completed."""
-        return {}, {}
+        """Return where the time went; scores are told as they are completed."""
+        return self.recorder.flush(), {}
 
     def command(self, command: Command) -> None:
         """Obey `final`: score the best (`which=best`) or the newest params with fresh seeds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +44,7 @@ class InferenceWorker:
         settings: InferenceSettings,
         connect: Callable[[], tuple[InferenceServer, ParamsSubscriber]],
         reporter: Reporter,
+        recorder: Recorder | None = None,
     ) -> None:
         self.name, self._engine, self._settings = name, engine, settings
         self._connect, self._reporter = connect, reporter
@@ -52,7 +52,8 @@ class InferenceWorker:
         self._vacant: dict[tuple[int, int], Served] = {}
         self._held: list[ClientRequest] = []
         self._rows = 0
-        self._recorder = Recorder("inference")
+        self.recorder = self._recorder = recorder or Recorder("inference")
+        self._phases = self.recorder.phases
         self._warm_compilations = 0
 
     def setup(self) -> None:
@@ -62,15 +63,21 @@ class InferenceWorker:
         self._warm_compilations = self._engine.compilations
         self._reporter.stage("binding streams")
         self._server, self._params = self._connect()
+        self.recorder.begin()
 
     def step(self) -> int:
         """Answer what has arrived (and what waited for params that are there now); return the rows answered."""
+        rows = self._serve()
+        self._phases.rest()
+        return rows
+
+    def _serve(self) -> int:
+        self._phases.enter("transport")
         newer = self._params.poll(0)
         if newer is not None:
             self._engine.set_params(*newer)
-        start = time.perf_counter()
         arrived = self._collect()
-        self._recorder.spent("wait", time.perf_counter() - start)
+        self._phases.enter("transport")
         self._forget_departed()
         requests = self._held + arrived
         updates = version_updates(self._engine.version) if self._engine.version >= 0 else -1
@@ -79,21 +86,18 @@ class InferenceWorker:
             self._held = [r for r in requests if self._engine.version < 0 or r.request.min_updates > updates]
         else:
             self._held = []
-        if not ready:
-            return 0
-        start = time.perf_counter()
-        rows = self._answer(ready)
-        self._recorder.spent("act", time.perf_counter() - start)
-        return rows
+        return self._answer(ready) if ready else 0
 
     def _collect(self) -> list[ClientRequest]:
         """Take what has arrived. While requests wait for newer params, look for those as well."""
         if not self._held:
+            self._phases.enter("wait")
             arrived = self._server.collect(self._settings.max_rows, self._settings.poll_s)
             if arrived and self._settings.max_wait_s > 0:
                 arrived += self._server.collect(self._settings.max_rows, self._settings.max_wait_s)
             return arrived
         everybody_waits = len(self._held) >= max(1, len(self._served))
+        self._phases.enter("wait_params" if everybody_waits else "wait")
         arrived = self._server.collect(self._settings.max_rows, 0.0 if everybody_waits else 0.0003)
         if not arrived and everybody_waits:
             try:
@@ -109,10 +113,12 @@ class InferenceWorker:
         rows = 0
         for batch in self._batched(ready):
             pairs = [(self._seat(r), r.request) for r in batch]
+            self._phases.enter("act")
             if self._settings.merge and len(batch) > 1:
                 replies = self._engine.act_merged(pairs)
             else:
                 replies = [self._engine.act(served, request) for served, request in pairs]
+            self._phases.enter("transport")
             for request, reply in zip(batch, replies, strict=True):
                 self._server.reply(request, reply)
             batch_rows = sum(len(served.index) for served, _ in pairs)

@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jsrl.experiment import Experiment
+from jsrl.services.metrics import Recorder
 from jsrl.services.names import FileNames
+from jsrl.services.phases import REST
+from jsrl.services.tracing import Tracer
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.types import EnvSpec, Trajectory
 
 CONNECT_TIMEOUT_S = 120.0
 SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
+MIN_SPANS = 1_000  # of each traced thread, however many workers there are
 FOREVER_S = 10 * 365 * 86_400.0
 
 
@@ -107,6 +111,16 @@ class Job:
     def params_name(self) -> str:
         """Return under which name this worker finds params: the learner's own road, or the relay between hosts."""
         return "params" if self.links.params_relay is None else "params-relay"
+
+
+def make_recorder(job: Job) -> Recorder:
+    """Return what a worker counts with; it keeps spans as well where the experiment asks for a trace."""
+    e = job.experiment
+    workers = e.actors + len(job.links.inference) + 3
+    spans = max(MIN_SPANS, e.trace_spans // (workers + 1))
+    tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
+    rest = "wait_turn" if e.placement == "serial" else REST
+    return Recorder(job.kind.replace("-", "_"), rest=rest, tracer=tracer)
 
 
 def build(job: Job, reporter: Any) -> Any:

@@ -64,13 +64,15 @@ class Learner:
         reporter: Reporter,
         *,
         state: AgentState | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._agent, self._update, self._settings, self._spec = agent, update, settings, spec
         self._connect, self._store, self._reporter, self._restored = connect, store, reporter, state
         self.updates = settings.plan.start_updates
         self._key = stream_key(settings.seed, UPDATE_STREAM)
         self._metrics: dict[str, float] = {}
-        self._recorder = Recorder("learner")
+        self.recorder = self._recorder = recorder or Recorder("learner")
+        self._phases = self.recorder.phases
         self._finished = False
         self._trained_s = 0.0
         self._snapshot_at = time.monotonic() + settings.snapshot_period_s
@@ -99,25 +101,35 @@ class Learner:
         self._state = self._update.place(state)
         self._reporter.stage("binding streams")
         self._consumer, self._publisher = self._connect()
-        batcher = Batcher(self._consumer, self._spec, self._settings.plan)
+        prefetch = self._settings.prefetch
+        phases = self.recorder.thread("prefetch") if prefetch else self._phases
+        batcher = Batcher(self._consumer, self._spec, self._settings.plan, phases)
         self._publish(self._update.fetch(self._state.params))
         self._reporter.stage("compiling the update")
         self._update.compile(self._state, batcher.example(), self._key)
-        self._batches: Prefetcher | Batcher = Prefetcher(batcher) if self._settings.prefetch else batcher
+        self._batches: Prefetcher | Batcher = Prefetcher(batcher) if prefetch else batcher
+        self.recorder.begin()
 
     def step(self) -> int:
         """Make the updates of one batch and publish; return how many (0: no batch in time, or all are made)."""
+        made = self._train()
+        self._phases.rest()
+        return made
+
+    def _train(self) -> int:
         if self.finished:
             self._tell_finished()
             time.sleep(self._settings.poll_s)
             return 0
-        start = time.perf_counter()
+        self._phases.enter("wait_batch")
         batch = self._batches.pump(self._settings.poll_s)
-        self._recorder.spent("wait_batch", time.perf_counter() - start)
         if batch is None:
             return 0
+        if self._phases.tracing:
+            self._phases.mark("queue depth", self._consumer.pending())
         for _ in range(self._settings.plan.reuse):
             self._learn(batch)
+        self._phases.enter("other")
         self._batches.recycle(batch)
         self._recorder.spread("policy_lag", batch.lags)
         self._recorder.rate("rows", self._settings.rows_per_update)
@@ -129,25 +141,26 @@ class Learner:
 
     def _learn(self, batch: Batch) -> None:
         """One update: apart from publishing, what the whole system is for."""
-        start = time.perf_counter()
+        self._phases.enter("update")
         key = jax.random.fold_in(self._key, self.updates)
         before = self._state if self._settings.check_finite else None
         self._state, output = self._update(self._state, batch.trajectory, key)
         metrics, params = self._update.fetch((output.metrics, self._state.params))  # waits for the update
         self._metrics = {name: float(value) for name, value in metrics.items()}
-        self._recorder.spent("update", time.perf_counter() - start)
+        self._phases.enter("other")
         if before is not None:
             self._refuse_non_finite(before, batch)
         self.updates += 1
         self._trained_s = time.monotonic()
         self._recorder.rate("updates")
         self._recorder.means(self._metrics)
+        self._phases.mark("updates", self.updates)
         self._publish(params)
 
     def _publish(self, params: Any) -> None:
-        start = time.perf_counter()
+        self._phases.enter("publish")
         self._publisher.publish(0, self.version, jax.tree.leaves(params))
-        self._recorder.spent("publish", time.perf_counter() - start)
+        self._phases.enter("other")
 
     def _refuse_non_finite(self, before: AgentState, batch: Batch) -> None:
         bad = [name for name, value in self._metrics.items() if not np.isfinite(value)]
@@ -174,12 +187,14 @@ class Learner:
 
     def save(self, *, wait: bool, tags: tuple[str, ...] = ("latest",)) -> None:
         """Write the whole state as a snapshot; training goes on without it when the disk does not want it."""
+        self._phases.enter("snapshot")
         state = self._update.fetch(self._state)
         meta = {"updates": self.updates, "env_steps": self.env_steps, "epoch": self._settings.plan.epoch}
         try:
             self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
         except SnapshotError as error:
             self._reporter.event("warning", f"snapshot of update {self.updates} failed: {error}")
+        self._phases.rest()
 
     @property
     def state(self) -> AgentState:

@@ -14,7 +14,7 @@ from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.params import bind_params, connect_params
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
-from jsrl.workers.jobs import Job
+from jsrl.workers.jobs import Job, make_recorder
 
 
 class ParameterServer:
@@ -24,6 +24,8 @@ class ParameterServer:
 
     def __init__(self, job: Job, store: SnapshotStore, reporter: Reporter) -> None:
         self._job, self._store, self._reporter = job, store, reporter
+        self.recorder = make_recorder(job)
+        self._phases = self.recorder.phases
         self._latest: tuple[int, list[Any]] | None = None
         self._relayed = 0
         self._saved_at = time.monotonic()
@@ -37,31 +39,38 @@ class ParameterServer:
         assert self._job.links.params_relay is not None
         self._relay = bind_params(self._job.links.params_relay)
         self._job.announce("params-relay", self._relay.address)
+        self.recorder.begin()
 
     def step(self) -> int:
         """Relay newer params; return 1 when there were some."""
+        self._phases.enter("wait")
         newer = self._subscriber.poll(0)
         if newer is None:
             time.sleep(0.001)
             return 0
+        self._phases.enter("publish")
         self._latest = newer
         self._relay.publish(0, *newer)
+        self._phases.rest()
         self._relayed += 1
         if time.monotonic() - self._saved_at >= self._job.experiment.snapshots.period_s:
             self._save(wait=False)
         return 1
 
     def _save(self, *, wait: bool) -> None:
+        self._phases.enter("snapshot")
         self._saved_at = time.monotonic()
         if self._latest is not None:
             version, values = self._latest
             params = jax.tree.unflatten(self._structure, values)
             meta = {"version_updates": version_updates(version)}
             self._store.save(version, {"params": params}, meta=meta, wait=wait)
+        self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return how many versions were relayed."""
-        return {"parameter_server/relayed": float(self._relayed)}, {"relayed": self._relayed}
+        """Return how many versions were relayed, and where the time went."""
+        self.recorder.last("relayed", self._relayed)
+        return self.recorder.flush(), {"relayed": self._relayed}
 
     def command(self, command: Command) -> None:
         """Obey `snapshot`."""

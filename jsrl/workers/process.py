@@ -49,6 +49,7 @@ class _TellOfJax:
         self._worker, self._reporter = worker, reporter
         self.step, self.report = worker.step, worker.report
         self.command, self.close, self.name = worker.command, worker.close, worker.name
+        self.recorder = worker.recorder
 
     def setup(self) -> None:
         """Set the actor up, then look."""
