@@ -1,4 +1,4 @@
-"""What the worker processes take of the machine: resident memory and CPU time, by kind."""
+"""What the worker processes take of the machine: resident memory and CPU time, by kind; and what other programs take."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ class Usage:
         self._known: dict[int, psutil.Process] = {}
         self._cpu_s: dict[int, float] = {}
         self._sampled_s = time.monotonic()
+        self._machine_s = machine_cpu_s()
+        self._own = psutil.Process()
+        self._own_s = sum(self._own.cpu_times()[:2])
 
     def sample(self, processes: Iterable[Process]) -> dict[str, float]:
-        """Return `system/KIND_rss_mb` and `system/KIND_cpu_share` (in cores) since the last sample."""
+        """Return `system/KIND_rss_mb` and `system/KIND_cpu_share` (in cores) since the last sample.
+
+        `system/others_cpu_share` is what neither a worker nor this process used.
+        """
         now = time.monotonic()
         passed_s, self._sampled_s = max(now - self._sampled_s, 1e-6), now
         metrics: dict[str, float] = {}
@@ -39,5 +45,14 @@ class Usage:
             share = (cpu_s[pid] - self._cpu_s.get(pid, cpu_s[pid])) / passed_s
             metrics[f"{kind}_rss_mb"] = metrics.get(f"{kind}_rss_mb", 0.0) + resident / 1e6
             metrics[f"{kind}_cpu_share"] = metrics.get(f"{kind}_cpu_share", 0.0) + share
-        self._cpu_s = cpu_s
+        machine_s, own_s = machine_cpu_s(), sum(self._own.cpu_times()[:2])
+        ours_s = own_s - self._own_s + sum(spent - self._cpu_s.get(pid, spent) for pid, spent in cpu_s.items())
+        metrics["system/others_cpu_share"] = max(0.0, machine_s - self._machine_s - ours_s) / passed_s
+        self._cpu_s, self._machine_s, self._own_s = cpu_s, machine_s, own_s
         return metrics
+
+
+def machine_cpu_s() -> float:
+    """Return the CPU time that everything on this machine has used so far."""
+    times = psutil.cpu_times()
+    return times.user + times.system + getattr(times, "nice", 0.0)

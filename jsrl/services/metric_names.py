@@ -133,6 +133,7 @@ CATALOGUE: tuple[Metric, ...] = (
     *_worker("learner", "learners"),
     *_worker("evaluator", "evaluators"),
     *_worker("parameter_server", "parameter servers"),
+    Metric("system/others_cpu_share", "CPU time of other programs on this machine per second", "cores", "0", "sum"),
 )
 BY_NAME = {metric.name: metric for metric in CATALOGUE}
 

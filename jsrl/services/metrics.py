@@ -190,6 +190,7 @@ class _Report:
     arrived_s: float = 0.0
     earlier_lives: dict[str, float] = field(default_factory=dict)
     at_last_line: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, list[float]] = field(default_factory=dict)
 
     def total(self, name: str) -> float:
         return self.earlier_lives.get(name, 0.0) + self.metrics.get(name, 0.0)
@@ -241,14 +242,17 @@ class MetricsHub:
         return self._clock() - self._start_s
 
     def receive(self, worker: str, kind: str, metrics: dict[str, float]) -> None:
-        """Take a worker's report; it goes into the next line."""
+        """Take a worker's report; it goes into the next line (shares as the mean of all reports since the last line)."""
         report = self._reports.setdefault(worker, _Report(kind))
         for name, value in metrics.items():
             before = report.metrics.get(name, 0.0)
             if combination(name) == "total" and value < before:  # the worker was restarted
                 report.earlier_lives[name] = report.earlier_lives.get(name, 0.0) + before
+            if name.endswith("_share"):
+                report.shares.setdefault(name, []).append(value)
             self._fresh.add((kind, name))
         report.metrics.update(metrics)
+        report.metrics.update({name: float(np.mean(values)) for name, values in report.shares.items()})
         report.arrived_s = self._clock()
 
     def tick(self, env_steps: int, updates: int) -> Line:
@@ -256,6 +260,7 @@ class MetricsHub:
         line = {name: self._combine(kind, name) for kind, name in sorted(self._fresh)}
         self._fresh.clear()
         for report in self._reports.values():
+            report.shares.clear()
             report.at_last_line = {name: report.total(name) for name in report.metrics if combination(name) == "total"}
         return self.write(line, env_steps, updates)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import timeit
 from pathlib import Path
@@ -75,7 +76,14 @@ def test_further_threads_have_names_of_their_own():
 
 
 def test_phases_of_a_worker_add_up_and_leave_its_second_thread_out():
-    shares = {"update": 0.5, "publish": 0.1, "snapshot": 0.1, "wait_batch": 0.2, "other": 0.1, "prefetch_wait_batch": 1.0}
+    shares = {
+        "update": 0.5,
+        "publish": 0.1,
+        "snapshot": 0.1,
+        "wait_batch": 0.2,
+        "other": 0.1,
+        "prefetch_wait_batch": 1.0,
+    }
     phases = by_phase("learner", shares)
     assert tuple(phases) == PHASES
     assert phases == pytest.approx(
@@ -129,7 +137,7 @@ def test_traces_of_several_workers_share_one_axis(tmp_path: Path):
     assert min(e["ts"] for e in spans) == 0
     for pid, tid in {(e["pid"], e["tid"]) for e in spans}:
         own = [e for e in spans if (e["pid"], e["tid"]) == (pid, tid)]
-        for before, after in zip(own, own[1:], strict=False):
+        for before, after in itertools.pairwise(own):
             assert before["ts"] + before["dur"] == pytest.approx(after["ts"])
     assert [e["args"] for e in events if e["ph"] == "C"] == [{"updates": 3.0}] * 2
 
