@@ -3,9 +3,11 @@
 Run: python benchmarks/streams.py [--rounds N] [--output FILE]
 
 Every arm does the same work for a trajectory: one process writes all of its arrays once, the other copies all of them to
-a staging buffer, as a learner does. The arms take turns in every round, all processes stay alive, and medians over the
-rounds are shown. Two yardsticks, both TCP with pickle: `pickle`, sockets tuned by hand, and `stdlib`,
-multiprocessing.connection. Pickle is used in this file only.
+a staging buffer, as a learner does. Each arm has two processes of its own, so that what one does to its memory allocator
+is not the others' gain; all stay alive and take turns in every round, and medians over the rounds are shown, of the rate
+and of the CPU seconds of both processes (which a loaded machine changes less). Yardsticks, all TCP with pickle:
+`pickle`, sockets tuned by hand; `stdlib`, multiprocessing.connection; `kept`, as `pickle` but with an allocator that
+keeps freed memory, as the ZeroMQ road sets it. Pickle is used in this file only.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import pickle
 import platform
+import resource
 import socket
 import statistics
 import struct
@@ -29,13 +32,15 @@ from typing import Any
 
 import numpy as np
 
+from jsrl.transport.allocator import reuse_freed_memory
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, zeros
 
 TIMEOUT_S = 30.0
 GROUPS = 2
-ARMS = ("pickle", "stdlib", "shm", "tcp", "ipc")
+WARM_UP = 5  # trajectories before each measurement
+ARMS = ("pickle", "stdlib", "kept", "shm", "tcp", "ipc")
 SIZES = {"large": (ArraySpec((84, 84), "uint8"), 20, 16), "small": (ArraySpec((4,), "float32"), 15, 8)}
 COUNTS = {"large": 150, "small": 3000}
 
@@ -61,6 +66,17 @@ def filled(schema: Trajectory) -> Trajectory:
     return trajectory
 
 
+def cpu_s() -> float:
+    """Return the CPU seconds of this process so far, all its threads together."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def page_faults() -> int:
+    """Return how many pages this process has been given so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def copy_leaves(sources: list[np.ndarray], destinations: list[np.ndarray]) -> None:
     """Copy every array."""
     for source, destination in zip(sources, destinations, strict=True):
@@ -71,14 +87,16 @@ def copy_leaves(sources: list[np.ndarray], destinations: list[np.ndarray]) -> No
 
 
 def run_producer(arm: str, size: str, address: str) -> None:
-    """Write as many trajectories as each line of standard input says."""
+    """Write as many trajectories as each line of standard input says; answer with the CPU seconds that it took."""
     schema = make_schema(size)
     source = filled(schema)
-    writers = {"pickle": pickle_writer, "stdlib": stdlib_writer}
+    writers = {"pickle": pickle_writer, "kept": pickle_writer, "stdlib": stdlib_writer}
     put = writers[arm](address, source) if arm in writers else stream_writer(arm, address, schema, source)
     for line in sys.stdin:
+        before_s = cpu_s()
         for number in range(int(line)):
             put(number % GROUPS)
+        print(cpu_s() - before_s, flush=True)
 
 
 def stream_writer(arm: str, address: str, schema: Trajectory, source: Trajectory) -> Callable[[int], object]:
@@ -126,34 +144,29 @@ def stdlib_writer(address: str, source: Trajectory) -> Callable[[int], object]:
 # -- the reading process
 
 
-class Arm:
-    """One road, its producer process, and the function that takes a trajectory to the staging arrays."""
+class Reader:
+    """The reading end of one road, its writing process, and the function that takes a trajectory to the staging arrays."""
 
     def __init__(self, name: str, size: str, folder: Path):
-        self.name = name
         schema = make_schema(size)
         self.staging = [np.zeros_like(leaf) for leaf in leaves(zeros(schema))]
-        if name == "pickle":
+        if name in ("pickle", "kept"):
+            if name == "kept":
+                reuse_freed_memory()
             listener = socket.create_server(("127.0.0.1", 0))
-            self._start(size, str(listener.getsockname()[1]))
+            self._writer = start("producer", name, size, str(listener.getsockname()[1]))
             self._connection = listener.accept()[0]
-            listener.close()
             self.take = self._take_pickle
         elif name == "stdlib":
             listener_ = Listener(("127.0.0.1", 0))
-            self._start(size, str(listener_.address[1]))
+            self._writer = start("producer", name, size, str(listener_.address[1]))
             self._pickling = listener_.accept()
-            listener_.close()
             self.take = self._take_stdlib
         else:
             address = {"tcp": "tcp://127.0.0.1:0", "shm": f"shm:{folder}/{size}", "ipc": f"ipc://{folder}/{size}.ipc"}
             self._consumer = bind_samples(address[name], schema)
-            self._start(size, self._consumer.address)
+            self._writer = start("producer", name, size, self._consumer.address)
             self.take = self._take_stream
-
-    def _start(self, size: str, address: str) -> None:
-        command = [sys.executable, __file__, "--role", "producer", self.name, size, address]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
 
     def _take_stream(self) -> None:
         lease = self._consumer.get(TIMEOUT_S)
@@ -175,30 +188,57 @@ class Arm:
             filled_bytes += self._connection.recv_into(view[filled_bytes:])
         return message
 
-    def measure(self, count: int) -> float:
-        """Return trajectories per second over `count` of them, the first few not counted."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{count + 5}\n")
-        self._process.stdin.flush()
-        for _ in range(5):
+    def measure(self, count: int) -> dict[str, float]:
+        """Return trajectories per second over `count` of them, CPU seconds and page faults for one."""
+        ask(self._writer, count + WARM_UP)
+        for _ in range(WARM_UP):
             self.take()
-        started = time.perf_counter()
+        before_s, before_faults, started = cpu_s(), page_faults(), time.perf_counter()
         for _ in range(count):
             self.take()
-        return count / (time.perf_counter() - started)
+        rate = count / (time.perf_counter() - started)
+        reader_s, faults = (cpu_s() - before_s) / count, (page_faults() - before_faults) / count
+        writer_s = float(answer(self._writer)) / (count + WARM_UP)
+        return {"per_s": rate, "writer_cpu_s": writer_s, "reader_cpu_s": reader_s, "reader_faults": faults}
 
     def close(self) -> None:
-        """End the producer and free the memory."""
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if self.name == "pickle":
-            self._connection.close()
-        elif self.name == "stdlib":
-            self._pickling.close()
-        else:
-            self._consumer.close()
+        """End the writing process."""
+        self._writer.kill()
+
+
+def run_reader(name: str, size: str, folder: str) -> None:
+    """Measure as many trajectories as each line of standard input says; answer with the figures as JSON."""
+    reader = Reader(name, size, Path(folder))
+    try:
+        for line in sys.stdin:
+            print(json.dumps(reader.measure(int(line))), flush=True)
+    finally:
+        reader.close()
+
+
+# -- the comparison
+
+
+def start(*role: str) -> subprocess.Popen[str]:
+    """Start this file in another role, spoken to in lines."""
+    command = [sys.executable, __file__, "--role", *role]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(process: subprocess.Popen[str], count: int) -> None:
+    """Send a process a number."""
+    assert process.stdin is not None
+    process.stdin.write(f"{count}\n")
+    process.stdin.flush()
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    """Return the line that a process answers."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{process.args!r} ended with {process.wait()} instead of answering.")
+    return line
 
 
 def measure_memcpy(size_bytes: int, count: int) -> float:
@@ -212,41 +252,62 @@ def measure_memcpy(size_bytes: int, count: int) -> float:
     return count / (time.perf_counter() - started)
 
 
-def compare(size: str, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Return trajectories per second of every arm and of memcpy, one number per round."""
+def compare(size: str, rounds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Return the figures of every arm and of memcpy, one number per round."""
     size_bytes, count = payload_bytes(make_schema(size)), COUNTS[size]
-    arms = [Arm(name, size, folder) for name in ARMS]
-    rates: dict[str, list[float]] = {name: [] for name in ("memcpy", *ARMS)}
+    readers = {name: start("reader", name, size, str(folder)) for name in ARMS}
+    figures: dict[str, dict[str, list[float]]] = {name: {} for name in ("memcpy", *ARMS)}
     try:
         for number in range(rounds + 1):
-            order = arms if number % 2 else arms[::-1]
-            measured = {arm.name: arm.measure(count) for arm in order}
-            measured["memcpy"] = measure_memcpy(size_bytes, count)
-            if number:  # the first round warms up
-                for name, rate in measured.items():
-                    rates[name].append(rate)
+            measured = {}
+            for name in ARMS if number % 2 else ARMS[::-1]:
+                ask(readers[name], count)
+                measured[name] = json.loads(answer(readers[name]))
+            measured["memcpy"] = {"per_s": measure_memcpy(size_bytes, count)}
+            for name, values in measured.items() if number else ():  # the first round warms up
+                for key, value in values.items():
+                    figures[name].setdefault(key, []).append(value)
     finally:
-        for arm in arms:
-            arm.close()
-    return rates
+        for reader in readers.values():
+            assert reader.stdin is not None
+            reader.stdin.close()
+            reader.wait(TIMEOUT_S)
+    return figures
 
 
-def table(size: str, rates: dict[str, list[float]]) -> str:
+def table(size: str, figures: dict[str, dict[str, list[float]]]) -> str:
     """Return the medians, spreads and ratios as text; ratios are medians of the ratios within a round."""
     size_bytes = payload_bytes(make_schema(size))
     lines = [
-        f"{size}: trajectories of {size_bytes} bytes",
-        f"{'':8} {'per second':>12} {'min':>10} {'max':>10} {'GB/s':>7} {'x pickle':>9} {'% memcpy':>9}",
+        f"{size}: trajectories of {size_bytes} bytes; CPU s per GB of writer and reader; pages the reader was given",
+        f"{'':8} {'per second':>12} {'min':>10} {'max':>10} {'GB/s':>7} {'x pickle':>9} {'x kept':>7} {'% memcpy':>9}"
+        f" {'writer':>7} {'reader':>7} {'x less CPU than pickle':>23} {'than kept':>9} {'pages':>6}",
     ]
-    for name, values in rates.items():
-        median = statistics.median(values)
-        against_pickle = statistics.median(a / b for a, b in zip(values, rates["pickle"], strict=True))
-        against_memcpy = statistics.median(a / b for a, b in zip(values, rates["memcpy"], strict=True))
-        lines.append(
-            f"{name:8} {median:12,.0f} {min(values):10,.0f} {max(values):10,.0f} {median * size_bytes / 1e9:7.2f} "
-            f"{against_pickle:9.2f} {100 * against_memcpy:9.1f}"
+    for name, arm in figures.items():
+        rates = arm["per_s"]
+        against = {other: ratio(rates, figures[other]["per_s"]) for other in ("pickle", "kept", "memcpy")}
+        line = (
+            f"{name:8} {statistics.median(rates):12,.0f} {min(rates):10,.0f} {max(rates):10,.0f} "
+            f"{statistics.median(rates) * size_bytes / 1e9:7.2f} {against['pickle']:9.2f} {against['kept']:7.2f} "
+            f"{100 * against['memcpy']:9.1f}"
         )
+        if name != "memcpy":
+            writer, reader = (statistics.median(arm[f"{end}_cpu_s"]) * 1e9 / size_bytes for end in ("writer", "reader"))
+            less = [ratio(cpu_of(figures[other]), cpu_of(arm)) for other in ("pickle", "kept")]
+            pages = statistics.median(arm["reader_faults"])
+            line += f" {writer:7.3f} {reader:7.3f} {less[0]:23.2f} {less[1]:9.2f} {pages:6.0f}"
+        lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def cpu_of(arm: dict[str, list[float]]) -> list[float]:
+    """Return the CPU seconds of both ends for a trajectory, one number per round."""
+    return [sum(pair) for pair in zip(arm["writer_cpu_s"], arm["reader_cpu_s"], strict=True)]
+
+
+def ratio(numerators: list[float], denominators: list[float]) -> float:
+    """Return the median of the ratios within a round."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 def describe_machine() -> dict[str, Any]:
@@ -268,18 +329,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=11, help="how often every arm is measured")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "streams.json")
+    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=tuple(SIZES), help="which trajectories")
     parser.add_argument("--role", nargs=4, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role is not None:
-        run_producer(*options.role[1:])
+        {"producer": run_producer, "reader": run_reader}[options.role[0]](*options.role[1:])
         return
-    result: dict[str, Any] = {"machine": describe_machine(), "rounds": options.rounds, "trajectories_per_s": {}}
+    result: dict[str, Any] = {"machine": describe_machine(), "rounds": options.rounds, "figures": {}}
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    for size in SIZES:
+    for size in options.sizes:
         with tempfile.TemporaryDirectory(prefix="jsrl-bench-", dir=shared) as folder:
-            rates = compare(size, options.rounds, Path(folder))
-        result["trajectories_per_s"][size] = {"bytes": payload_bytes(make_schema(size)), **rates}
-        sys.stdout.write(table(size, rates) + "\n")
+            figures = compare(size, options.rounds, Path(folder))
+        result["figures"][size] = {"bytes": payload_bytes(make_schema(size)), **figures}
+        sys.stdout.write(table(size, figures) + "\n")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -278,7 +278,20 @@ def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def leaves(tree: Tree) -> list[Any]:
     """Return the leaves of a tree, in the order of `named_leaves`."""
-    return [leaf for _, leaf in named_leaves(tree)]
+    found: list[Any] = []
+    _gather(tree, found)
+    return found
+
+
+def _gather(tree: Tree, found: list[Any]) -> None:
+    if isinstance(tree, dict):
+        for name in sorted(tree):
+            _gather(tree[name], found)
+    elif isinstance(tree, list | tuple):
+        for child in tree:
+            _gather(child, found)
+    elif tree is not None:
+        found.append(tree)
 
 
 def map_tree(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
@@ -294,21 +307,23 @@ def map_tree(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 
 def unflatten(template: Tree, values: list[Any]) -> Tree:
-    """Return `template` with its leaves replaced by `values`, given in the order of `leaves`."""
-    remaining = iter(values)
+    """Return `template` with its leaves replaced by `values`, given in the order of `leaves`.
 
-    def build(tree: Tree) -> Tree:
-        if tree is None:
-            return None
-        if isinstance(tree, dict):
-            built = {k: build(tree[k]) for k in sorted(tree)}
-            return {k: built[k] for k in tree}
-        if isinstance(tree, list | tuple):
-            parts = [build(child) for child in tree]
-            return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-        return next(remaining)
+    Makes no reference cycle: the last user of a large array frees it at once, not some garbage collection later.
+    """
+    return _rebuild(template, iter(values))
 
-    return build(template)
+
+def _rebuild(tree: Tree, remaining: Iterator[Any]) -> Tree:
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        built = {k: _rebuild(tree[k], remaining) for k in sorted(tree)}
+        return {k: built[k] for k in tree}
+    if isinstance(tree, list | tuple):
+        parts = [_rebuild(child, remaining) for child in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return next(remaining)
 
 
 def spec_of(tree: Tree) -> Tree:

@@ -184,14 +184,16 @@ class ZmqSampleProducer(ProducerEnd):
 
     def _hear(self, timeout_s: float) -> bool:
         """Take in what the consumer said; return whether it said anything in time."""
-        if self._socket.closed or not self._socket.poll(int(timeout_s * 1000)):
+        if self._socket.closed or (timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000))):
             return False
+        heard = False
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return True
+                return heard
             self._take_in(decode(frames, _CONTROL_LIMITS))
+            heard = True
 
     def _take_in(self, message: Message) -> None:
         if message.kind == REFUSED:

@@ -13,6 +13,7 @@ import zmq
 
 from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.address import check_reach
+from jsrl.transport.allocator import reuse_freed_memory
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.handshake import HELLO, WELCOME, bind, read_hello, refusal_frames, remaining
@@ -25,6 +26,7 @@ _LINGER_MS = 500
 _ATTEND_S = 0.02
 _LOOK_S = 0.1  # how often `get` lets go of the socket's lock
 _HEADER_BYTES = 1 << 20
+_LARGE_BYTES = 1 << 17  # from here on the C library asks the kernel for every message, unless told otherwise
 
 
 @dataclass
@@ -37,6 +39,7 @@ class _Peer:
     num_blocks: int
     received: int = 0
     released: int = 0
+    told: int = 0  # what of `released` the producer has been told
     asked: int = -1  # the index that was asked for again last
     sequences: dict[int, int] = field(default_factory=dict)
 
@@ -60,6 +63,9 @@ class ZmqSampleConsumer:
         self._admissions = Admissions()
         self._peers: dict[bytes, _Peer] = {}
         self._owing: list[list[Any]] = []  # what the thread has to send
+        self._untold: dict[bytes, _Peer] = {}  # producers that have not been told of everything that was released
+        if self._layout.size_bytes >= _LARGE_BYTES:
+            reuse_freed_memory()
         self._lock = threading.RLock()
         self._socket_lock = threading.Lock()
         self._context = zmq.Context()
@@ -96,22 +102,28 @@ class ZmqSampleConsumer:
         while (lease := self._queue.take()) is None:
             left_s = remaining(deadline)
             with self._socket_lock:
-                heard = self._socket.poll(math.ceil(1000 * min(left_s, _LOOK_S)))
-                self._receive_and_send()
+                heard = self._receive_and_send()
+                if not heard:
+                    self._socket.poll(math.ceil(1000 * min(left_s, _LOOK_S)))
+                    heard = self._receive_and_send()
             if not heard and left_s <= 0:
                 raise self._queue.nothing_came(timeout_s)
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Give the memory back once nothing reads it any more; the producer may send one more."""
+        """Give the memory back once nothing reads it any more; the producer may send one more.
+
+        The producer is told at once when half of its blocks are free, else when this end waits or looks at its socket.
+        """
         peer = self._queue.settle(lease, outcome)
         if peer is None:
             return
         with self._lock:
             peer.released += 1
             if peer.route in self._peers:
-                self._owe(peer.route, _credit(peer))
-        self._serve()
+                self._untold[peer.route] = peer
+        if 2 * (peer.released - peer.told) >= peer.num_blocks:
+            self._serve()
 
     def pending(self) -> int:
         """Return how many arrived trajectories wait."""
@@ -164,20 +176,26 @@ class ZmqSampleConsumer:
             finally:
                 self._socket_lock.release()
 
-    def _receive_and_send(self) -> None:
-        self._receive()
+    def _receive_and_send(self) -> bool:
+        """Return whether a message had arrived."""
+        heard = self._receive()
         with self._lock:
             owing, self._owing = self._owing, []
+            for peer in self._untold.values():
+                if peer.route in self._peers and peer.told < peer.released:
+                    owing.append([peer.route, *_credit(peer)])
+            self._untold.clear()
         for frames in owing:
             self._socket.send_multipart(frames)
+        return heard
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
         """Take in the messages that have arrived (a bounded number, so that answers get their turn)."""
-        for _ in range(64):
+        for number in range(64):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                return number > 0
             route = frames[0].bytes
             with self._lock:
                 peer = self._peers.get(route)
@@ -185,6 +203,7 @@ class ZmqSampleConsumer:
                     self._handle(route, peer, decode([frame.buffer for frame in frames[1:]], self._limits))
                 except JsrlError as error:
                     self._refuse(route, peer, error)
+        return True
 
     def _handle(self, route: bytes, peer: _Peer | None, message: Message) -> None:
         if message.kind == HELLO:
@@ -253,4 +272,5 @@ class ZmqSampleConsumer:
 
 
 def _credit(peer: _Peer, *, resend: bool = False) -> list[Any]:
+    peer.told = peer.released
     return encode("credit", {"received": peer.received, "released": peer.released, "resend": resend})

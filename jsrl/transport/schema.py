@@ -187,16 +187,21 @@ class Layout:
           writeable: False gives read-only views.
         """
         arrays = []
-        for leaf, start in zip(self.leaves, self.offsets, strict=True):
-            dtype = to_dtype(leaf.dtype)
-            if math.prod(leaf.shape) * dtype.itemsize:
-                array = np.ndarray(leaf.shape, dtype, buffer, offset + start)
-            else:
-                array = np.zeros(leaf.shape, dtype)
+        for shape, dtype, start in self._plan:
+            array = np.zeros(shape, dtype) if start is None else np.ndarray(shape, dtype, buffer, offset + start)
             if not writeable:
                 array.flags.writeable = False
             arrays.append(array)
         return arrays
+
+    @functools.cached_property
+    def _plan(self) -> list[tuple[tuple[int, ...], np.dtype, int | None]]:
+        """Return (shape, dtype, offset) of every leaf; no offset where it is empty."""
+        plan = []
+        for leaf, start in zip(self.leaves, self.offsets, strict=True):
+            dtype = to_dtype(leaf.dtype)
+            plan.append((leaf.shape, dtype, start if math.prod(leaf.shape) * dtype.itemsize else None))
+        return plan
 
     def tree(self, schema: Tree, buffer: Any, offset: int = 0, *, writeable: bool = True) -> Tree:
         """Return the views as a tree shaped like `schema`."""
