@@ -19,6 +19,7 @@ class Result:
       env_steps, updates, wall_s: reached. process_s: from the start of this process (imports and all) to the end of the
         training. ledger: of the sample stream.
       evaluation: the last score that was told (or that reached stop_at_return). final: 100 fresh episodes of it.
+      summary: rates, where time went and what limited the run, as text; more of it stands in report.html.
     """
 
     folder: Path
@@ -30,6 +31,7 @@ class Result:
     ledger: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
+    summary: str = ""
 
     @property
     def as_intended(self) -> bool:
@@ -62,15 +64,23 @@ class Result:
         if self.final:
             lines.append(f"final evaluation, fresh seeds: {score(self.final)}")
         if self.ledger:
-            dropped = ", ".join(f"{k} {v}" for k, v in sorted(self.ledger.get("dropped", {}).items())) or "0"
-            total = self.ledger["consumed"] + sum(self.ledger.get("dropped", {}).values()) + self.ledger["in_flight"]
-            verdict = "balanced" if total == self.ledger["produced"] else "NOT BALANCED"
-            lines.append(
-                f"ledger: produced {self.ledger['produced']} = consumed {self.ledger['consumed']} + dropped ({dropped}) "
-                f"+ in flight {self.ledger['in_flight']}: {verdict}"
-            )
+            lines.append(f"ledger: {ledger_text(self.ledger)}")
+        if self.summary:
+            lines.append(self.summary)
         lines.append(f"run folder: {self.folder}")
         return "\n".join(lines)
+
+
+def ledger_text(ledger: dict[str, Any]) -> str:
+    """Return a ledger as one sum, and whether it holds."""
+    dropped = ledger.get("dropped", {})
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "0"
+    total = ledger["consumed"] + sum(dropped.values()) + ledger["in_flight"]
+    verdict = "balanced" if total == ledger["produced"] else "NOT BALANCED"
+    return (
+        f"produced {ledger['produced']} = consumed {ledger['consumed']} + dropped ({reasons}) "
+        f"+ in flight {ledger['in_flight']}: {verdict}"
+    )
 
 
 def score(facts: dict[str, float]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import secrets
 import shutil
@@ -17,6 +18,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
 from jsrl.launch.plan import Plan, make_plan
+from jsrl.launch.report import leave_report
 from jsrl.launch.result import Result
 from jsrl.launch.resume import allowed_changes, claimed, open_resumed, params_source
 from jsrl.launch.serial import SerialRun
@@ -76,10 +78,14 @@ def run(
         except BaseException:
             screen.close()
             raise
+        sources = (str(folder.path / "source"),)
         session = Session(plan.experiment, folder, screen, sinks, start_updates=origin.updates)
-        if plan.experiment.placement == "serial":
-            return SerialRun(plan, session).run()
-        return Controller(plan, session, (str(folder.path / "source"),)).run()
+        try:
+            serial = plan.experiment.placement == "serial"
+            result = (SerialRun(plan, session) if serial else Controller(plan, session, sources)).run()
+        finally:
+            summary = leave_report(folder, functools.partial(screen.message, level="warning"))
+        return dataclasses.replace(result, summary=summary)
 
 
 def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: bool) -> tuple[Experiment, list[str]]:

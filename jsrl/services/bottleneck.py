@@ -209,6 +209,13 @@ def _machine_text(e: Evidence) -> str:
     }.get(first, "Fewer of them would help.")
 
 
+def _crowded_text(e: Evidence) -> str:
+    return (
+        f"Other programs limit this run: they take {e.others:.1f} of {e.facts.cores} cores, this run {e.cores_used:.1f}. On "
+        "an idle machine it would be faster, and these measurements would be others."
+    )
+
+
 WHO = {
     "actor": "actors",
     "inference": "inference servers",
@@ -341,6 +348,7 @@ VERDICTS: tuple[Verdict, ...] = (
     ("alternating", _alternating, _alternating_text),
     ("environments", lambda e: _mostly(e, "env"), _environments_text),
     ("acting", lambda e: _mostly(e, "act"), _acting_text),
+    ("crowded", lambda e: e.full and e.others > e.cores_used, _crowded_text),
     ("machine", lambda e: e.full, _machine_text),
     (
         "inference",

@@ -119,6 +119,12 @@ CASES: list[tuple[str, dict[str, float], Facts, tuple[str, ...]]] = [
         ("the evaluator 0.9", "--evaluator.period-env-steps"),
     ),
     (
+        "crowded",
+        measured({"actor": 0.1, "inference": 0.1}, others=1.7, actor=ASKING, learner=STARVED, inference=IDLE_SERVER),
+        TWO,
+        ("Other programs", "1.7 of 2 cores, this run 0.2"),
+    ),
+    (
         "alternating",
         measured(
             {"actor": 0.5, "learner": 0.5, "inference": 0.2},

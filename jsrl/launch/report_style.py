@@ -1,0 +1,60 @@
+"""The style sheet of report.html: light and dark, after the reader's own setting."""
+
+STYLE = """
+:root{--ink:#1c2430;--soft:#5d6b7c;--paper:#f6f7f9;--card:#fff;--line:#dfe4ea;--good:#1a7f4b;--bad:#b3261e;
+--c0:#2563b0;--c1:#d9822b;--c2:#2a9d6f;--c3:#b0426a;--c4:#7a5bc0;--c5:#6b7785;
+--simulate:#2a9d6f;--infer:#2563b0;--train:#7a5bc0;--transport:#d9822b;--publish:#b0426a;--wait:#c9d1db;--other:#8593a3}
+@media(prefers-color-scheme:dark){:root{--ink:#e4e9f0;--soft:#9aa7b7;--paper:#12161c;--card:#1b2129;--line:#303945;
+--good:#57c98d;--bad:#f2857c;--c0:#6ea8f0;--c1:#f0a65a;--c2:#5ac99a;--c3:#e884a8;--c4:#ad94ea;--c5:#93a0af;
+--simulate:#3fae81;--infer:#5590dc;--train:#977be0;--transport:#e09a4e;--publish:#cf6a92;--wait:#3b4654;--other:#6d7b8b}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1200px;margin:0 auto;padding:28px 20px 60px}
+h1{font-size:26px;margin:0 0 6px;overflow-wrap:anywhere}
+h2{font-size:17px;margin:0 0 12px}
+header p{margin:2px 0;color:var(--soft)}
+section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin-top:18px}
+.cards{background:none;border:0;padding:0;display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(160px,1fr))}
+.card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 16px}
+.card b{display:block;font-size:22px;font-variant-numeric:tabular-nums}
+.card span,figcaption,.legend,summary,.tick{color:var(--soft);font-size:13px}
+.verdict{border-left:5px solid var(--c1)}
+.verdict p{margin:0;font-size:16px}
+.badge{font-size:13px;font-weight:600;border:1px solid;border-radius:20px;padding:2px 10px}
+.badge{vertical-align:middle;color:var(--soft)}
+.badge.good{color:var(--good)}.badge.bad{color:var(--bad)}
+.grid2{display:grid;gap:18px;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr))}
+figure{margin:0}svg,video{width:100%;height:auto;display:block}
+figcaption{font-weight:600;display:flex;flex-wrap:wrap;gap:4px 14px;justify-content:space-between}
+.legend{font-weight:400;margin:0 0 8px}
+.key{white-space:nowrap;margin-left:12px}.key:first-child{margin-left:0}
+.key i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:5px}
+.grid{stroke:var(--line)}.axis{stroke:var(--soft)}
+.tick{fill:var(--soft);font-size:11px;font-family:inherit}
+polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}
+.line0{stroke:var(--c0)}.line1{stroke:var(--c1)}.line2{stroke:var(--c2)}
+.line3{stroke:var(--c3)}.line4{stroke:var(--c4)}.line5{stroke:var(--c5)}
+circle{fill:var(--card);stroke-width:1.6}
+i.line0{background:var(--c0)}i.line1{background:var(--c1)}i.line2{background:var(--c2)}
+i.line3{background:var(--c3)}i.line4{background:var(--c4)}i.line5{background:var(--c5)}
+[class^=band]{opacity:.18}.band0{fill:var(--c0)}.band1{fill:var(--c1)}.band2{fill:var(--c2)}
+.simulate{background:var(--simulate)}.infer{background:var(--infer)}.train{background:var(--train)}
+.transport{background:var(--transport)}.publish{background:var(--publish)}.wait{background:var(--wait)}.other{background:var(--other)}
+table{border-collapse:collapse;width:100%;font-size:14px}
+table.narrow{width:auto;min-width:260px}
+th,td{padding:6px 12px 6px 0;text-align:left;border-bottom:1px solid var(--line);font-weight:400;vertical-align:middle}
+thead th{color:var(--soft);font-size:13px}
+.numbers td,.numbers thead th:not(:first-child){text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+.numbers td.text,.numbers thead th.bar{text-align:left;white-space:normal}
+td.bar{width:38%;min-width:180px}
+td.bar div{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}
+td.bar i{display:block;height:100%}
+.scroll{overflow-x:auto}
+details{margin-top:12px}summary{cursor:pointer}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 18px;margin:0}dt{color:var(--soft)}
+dd{margin:0;overflow-wrap:anywhere}
+pre{margin:6px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}
+.warning{border-left:3px solid var(--c1);padding-left:10px}.error{border-left:3px solid var(--bad);padding-left:10px}
+ul.files{display:flex;flex-wrap:wrap;gap:4px 22px;margin:0;padding:0;list-style:none}
+a{color:var(--c0)}
+"""
