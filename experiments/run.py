@@ -131,15 +131,16 @@ def execute(asked: cli.CommandLine) -> int:
     from jsrl.launch.run import run
 
     options = asked.run
+    seeds = parse_seeds(options.seeds) if options.seeds else [asked.experiment.seed]
+    tuned = fastest(asked)
     if options.plan:
         from jsrl.launch.plan import accelerators, describe, make_plan
 
-        print(describe(make_plan(asked.experiment, "(not run)", Path("/dev/shm/jsrl")), accelerators()))
+        print(describe(make_plan(tuned, "(not run)", Path("/dev/shm/jsrl")), accelerators()))
         return 0
-    seeds = parse_seeds(options.seeds) if options.seeds else [asked.experiment.seed]
     results = []
     for seed in seeds:
-        experiment = dataclasses.replace(asked.experiment, seed=seed)
+        experiment = dataclasses.replace(tuned, seed=seed)
         result = run(
             experiment,
             runs_dir=options.runs_dir,
@@ -162,6 +163,29 @@ def execute(asked: cli.CommandLine) -> int:
         metric = "evaluator/final_return_mean" if all(r.final for r in results) else scored
         print(summarise(load_runs([r.folder for r in results]), metric))
     return 0
+
+
+def fastest(asked: cli.CommandLine) -> Experiment:
+    """Return the experiment with the settings of its profile, tuned now where that was asked for; says so in a line."""
+    from jsrl.launch.profiles import OFF, use_profile
+
+    options, experiment = asked.run, asked.experiment
+    if options.tune:
+        from jsrl.launch.tune import tune
+        from jsrl.launch.tuning_space import applied
+
+        if options.resume is not None:
+            raise ConfigError(
+                "--tune finds settings for a new run, and --resume goes on with a run's own; give one of them."
+            )
+        minutes, batch = options.tune_minutes, options.tune_batch
+        found = tune(experiment, given=asked.given, minutes=minutes, batch=batch, profiles_dir=options.profiles_dir)
+        return applied(experiment, found.advice.options)
+    which = options.profile if options.resume is None or options.profile != "auto" else OFF
+    tuned, line = use_profile(experiment, which, given=asked.given, profiles_dir=options.profiles_dir)
+    if line and options.display != "quiet":
+        print(line)
+    return tuned
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -2,4 +2,5 @@
 
 import os
 
+os.environ.setdefault("JSRL_PROFILES", "")  # what a developer has tuned is nothing to tests
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # before jax is imported; worker processes inherit it

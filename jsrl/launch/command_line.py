@@ -22,10 +22,11 @@ from jsrl.launch.options import Option, RunOptions, alternatives, find_option, i
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was asked for: the experiment with its options applied, and the run's options."""
+    """What was asked for: the experiment with its options applied, the run's options, and which ones were given."""
 
     experiment: Experiment
     run: RunOptions
+    given: frozenset[str] = frozenset()
 
 
 def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
@@ -63,7 +64,8 @@ def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
         experiment = _with(experiment, _path(name), value)
     for name, entries in keys.items():
         experiment = _with(experiment, _path(name), {**_at(experiment, _path(name)), **entries})
-    return dataclasses.replace(line, experiment=experiment)
+    names = frozenset({option.name for option, _ in words} | set(whole) | set(keys))
+    return dataclasses.replace(line, experiment=experiment, given=names)
 
 
 def json_value(option: Option, text: str) -> Any:

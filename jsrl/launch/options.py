@@ -67,6 +67,16 @@ class RunOptions:
     """Print the worker and stream graph with process counts and memory, and do not run."""
     seeds: str | None = None
     """Several seeds one after another, such as 0-4 or 1,5,9, and one summary."""
+    profile: str = "auto"
+    """Settings that a tuning found: auto (those of this machine and experiment, if any), none, or a file."""
+    profiles_dir: str | None = None
+    """Folder of profiles (default: JSRL_PROFILES, else the user's cache)."""
+    tune: bool = False
+    """Find the fastest settings for this machine first, keep them as its profile, and run with them."""
+    tune_minutes: float = 3.0
+    """Time for the tuning."""
+    tune_batch: bool = False
+    """Tune the number of environments and the batch as well, which changes what is learned."""
 
 
 COMMON = (
@@ -79,6 +89,7 @@ COMMON = (
     ),
     ("where", ("placement", "num-actors", "num-groups", "num-inference-servers", "road", "learner.num-devices",
                "deterministic", "restart")),
+    ("how fast", ("tune", "tune-minutes", "profile")),
     ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "plan")),
 )  # fmt: skip
 

@@ -1,0 +1,285 @@
+"""What may be tuned, as values: knobs, the settings they span, and how a setting changes an experiment.
+
+A setting is a flat dict of knob name -> value. Knobs are named as the options are, but for `ring` (groups of one actor, so
+that num-groups = num-actors x ring) and `envs-factor` (num-envs and batch-envs times this, which changes what is learned).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+
+Setting: TypeAlias = dict[str, Any]
+
+PROCESSES = ("inline", "served", "apart")
+SERVED = ("served", "apart")
+MAX_DETAILS = 2  # knobs of detail that a candidate may have off their default at once
+CATEGORY_DISTANCE = 1.5  # between two placements, in steps of an ordinary knob
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing that may be turned.
+
+    Attributes:
+      name: of the option (or `ring`, `envs-factor`). values: to choose from, in order where there is one.
+      placements: where it means anything. weight: how much one step of it is expected to matter.
+      detail: left at its default while others are searched, but for MAX_DETAILS of them at once.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    placements: tuple[str, ...] = ("serial", *PROCESSES)
+    weight: float = 1.0
+    detail: bool = False
+
+    @property
+    def is_category(self) -> bool:
+        """Return whether the values have no order."""
+        return any(isinstance(value, str) for value in self.values)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Everything that a search may try: `candidates` are valid settings, `default` is among them."""
+
+    knobs: tuple[Knob, ...]
+    default: Setting
+    candidates: tuple[Setting, ...]
+
+    def coordinates(self, settings: Iterable[Setting]) -> np.ndarray:
+        """Return settings as points [S, X] in which a distance of 1 is one step of an ordinary knob."""
+        return np.array([[x for knob in self.knobs for x in _coordinate(knob, setting)] for setting in settings])
+
+
+def _coordinate(knob: Knob, setting: Setting) -> list[float]:
+    if knob.is_category:
+        side = CATEGORY_DISTANCE / math.sqrt(2)
+        return [knob.weight * side * (setting.get(knob.name) == value) for value in knob.values]
+    if knob.name not in setting:
+        return [0.0]
+    return [knob.weight * knob.values.index(setting[knob.name])]
+
+
+def key_of(setting: Setting) -> tuple[tuple[str, Any], ...]:
+    """Return a setting as something to compare and to look up."""
+    return tuple(sorted(setting.items()))
+
+
+# -- from an experiment to its space ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What of a machine decides which values are worth trying: cores, and how many accelerators."""
+
+    cores: int
+    accelerators: int = 0
+
+
+def make_knobs(experiment: Experiment, machine: Machine, *, batch: bool = False) -> tuple[Knob, ...]:
+    """Return what may be tuned in an experiment on a machine; `batch`: also the number of environments and the batch."""
+    e, cores = experiment, machine.cores
+    envs = e.num_envs
+    actors = {2**i for i in range(12)} | {cores, cores - 1, cores + 1, e.num_actors}
+    actors = {n for n in actors if 1 <= n <= min(envs, max(2 * cores, e.num_actors))}
+    placements = ("serial", *PROCESSES) if machine.accelerators else ("serial", "inline", "served")
+    knobs = [
+        Knob("placement", placements),
+        Knob("num-actors", tuple(sorted(actors)), PROCESSES),
+        Knob("ring", (1, 2, 4, 8), PROCESSES),
+        Knob("num-inference-servers", (1, 2), SERVED, weight=0.7, detail=True),
+        Knob("inference.max-rows", _batch_rows(e), SERVED, weight=0.5, detail=True),
+        Knob("inference.max-wait-s", (0.0, 0.0003, 0.001), SERVED, weight=0.5, detail=True),
+        Knob("learner.threads", _threads(e, machine), PROCESSES, weight=0.5, detail=True),
+    ]
+    if e.max_policy_lag != 0:
+        knobs.append(Knob("actor.blocks-per-group", (1, 2, 4), PROCESSES, weight=0.5, detail=True))
+    if batch:
+        knobs.append(Knob("envs-factor", ("1/2", "1", "2", "4"), weight=0.7))
+    return tuple(knobs)
+
+
+def _batch_rows(e: Experiment) -> tuple[int, ...]:
+    """Return sizes of inference batches: a quarter and a half of all environments, and as many as fit."""
+    return tuple(sorted({max(1, e.num_envs // 4), max(1, e.num_envs // 2), max(e.num_envs, e.inference.max_rows)}))
+
+
+def _threads(e: Experiment, machine: Machine) -> tuple[int | None, ...]:
+    if machine.accelerators or machine.cores == 1:
+        return (e.learner.threads,)
+    return (*sorted({1, max(1, machine.cores // 2), machine.cores - 1}), None)
+
+
+def make_space(experiment: Experiment, knobs: tuple[Knob, ...], fixed: Iterable[str] = ()) -> Space:
+    """Return the valid settings around an experiment.
+
+    Args:
+      experiment: its own values are the default. knobs: what may be tuned.
+      fixed: options that stay as the experiment has them; `num-groups` fixes the ring, `num-envs` and `batch-envs` the batch.
+
+    Raises:
+      ConfigError: nothing is left to tune.
+    """
+    fixed = set(fixed)
+    fixed |= {"ring"} if "num-groups" in fixed else set()
+    fixed |= {"envs-factor"} if fixed & {"num-envs", "batch-envs"} else set()
+    default = current(experiment, knobs)
+    knobs = tuple(_with_default(knob, default, knob.name in fixed) for knob in knobs)
+    candidates = [setting for setting in _spanned(knobs, default) if is_valid(experiment, setting)]
+    if key_of(default) not in {key_of(c) for c in candidates}:
+        candidates.insert(0, default)
+    if len(candidates) < 2:
+        raise ConfigError(
+            f"nothing is left to tune: {', '.join(sorted(fixed)) or 'the experiment'} leaves one setting only; give fewer "
+            "options beside the tuning."
+        )
+    return Space(knobs, default, tuple(candidates))
+
+
+def _with_default(knob: Knob, default: Setting, fixed: bool) -> Knob:
+    """Return the knob with the experiment's own value among its values, or with nothing else."""
+    if knob.name not in default:
+        return knob
+    own = default[knob.name]
+    if fixed:
+        return dataclasses.replace(knob, values=(own,))
+    if own in knob.values:
+        return knob
+    values = (*knob.values, own)
+    order = values if knob.is_category else tuple(sorted(values, key=lambda v: (v is None, v)))
+    return dataclasses.replace(knob, values=order)
+
+
+def _spanned(knobs: tuple[Knob, ...], default: Setting) -> Iterator[Setting]:
+    """Yield every combination of the main knobs with at most MAX_DETAILS details off their default."""
+    main, details = [k for k in knobs if not k.detail], [k for k in knobs if k.detail]
+    placements = next(k.values for k in knobs if k.name == "placement")
+    for placement in placements:
+        used = [k for k in main if k.name != "placement" and placement in k.placements]
+        some = [k for k in details if placement in k.placements]
+        plain = {k.name: default.get(k.name, _usual(k)) for k in some}
+        for values in itertools.product(*(k.values for k in used)):
+            base = {"placement": placement, **dict(zip((k.name for k in used), values, strict=True)), **plain}
+            for count in range(MAX_DETAILS + 1):
+                for turned in itertools.combinations(some, count):
+                    others = [[v for v in k.values if v != plain[k.name]] for k in turned]
+                    for choice in itertools.product(*others):
+                        yield base | dict(zip((k.name for k in turned), choice, strict=True))
+
+
+USUAL = {"num-inference-servers": 1, "inference.max-wait-s": 0.0, "actor.blocks-per-group": 2}
+
+
+def _usual(knob: Knob) -> Any:
+    """Return a detail's value where the default's placement does not have it."""
+    return USUAL.get(knob.name, knob.values[-1])
+
+
+def current(experiment: Experiment, knobs: Iterable[Knob]) -> Setting:
+    """Return the setting that an experiment has as it stands."""
+    known = {"ring": experiment.ring, "envs-factor": "1"}
+    return {
+        knob.name: known[knob.name] if knob.name in known else _get(experiment, knob.name)
+        for knob in knobs
+        if experiment.placement in knob.placements
+    }
+
+
+# -- from a setting to an experiment ----------------------------------------------------------------------------------
+
+
+def options_for(experiment: Experiment, setting: Setting) -> dict[str, Any]:
+    """Return the options (name -> value) that a setting stands for, in an experiment."""
+    options = {name: value for name, value in setting.items() if name not in ("ring", "envs-factor")}
+    if "ring" in setting:
+        options["num-groups"] = setting.get("num-actors", experiment.num_actors) * setting["ring"]
+    factor = Fraction(setting.get("envs-factor", "1"))
+    if factor != 1:
+        options["num-envs"] = _whole(experiment.num_envs * factor)
+        if experiment.batch_envs is not None:
+            options["batch-envs"] = _whole(experiment.batch_envs * factor)
+    return options
+
+
+def _whole(number: Fraction) -> int:
+    if number.denominator != 1:
+        raise ConfigError(f"{number} environments are no whole number.")
+    return int(number)
+
+
+def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
+    """Return the experiment with options set, all at once, so that they are checked together.
+
+    Raises:
+      ConfigError: they cannot stand together.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        head, _, tail = name.replace("-", "_").partition(".")
+        part = dataclasses.replace(changes.get(head, getattr(experiment, head)), **{tail: value}) if tail else value
+        changes[head] = part
+    return dataclasses.replace(experiment, **changes)
+
+
+def with_setting(experiment: Experiment, setting: Setting) -> Experiment:
+    """Return the experiment as a setting has it.
+
+    Raises:
+      ConfigError: the setting cannot be.
+    """
+    return applied(experiment, options_for(experiment, setting))
+
+
+def is_valid(experiment: Experiment, setting: Setting) -> bool:
+    """Return whether an experiment can have a setting, and whether it is not another one in disguise."""
+    try:
+        tuned = with_setting(experiment, setting)
+    except ConfigError:
+        return False
+    if "inference.max-rows" not in setting:
+        return True
+    servers, rows, wait_s = (
+        setting[f"{n}"] for n in ("num-inference-servers", "inference.max-rows", "inference.max-wait-s")
+    )
+    share = -(-tuned.actors // servers) * tuned.ring * tuned.group_size  # of one server
+    own = setting == current(experiment, [Knob(name, ()) for name in setting])
+    most = max(experiment.num_envs, experiment.inference.max_rows)
+    rows_matter = rows == most or tuned.group_size <= rows < share
+    return own or (servers <= tuned.actors and rows_matter and (wait_s == 0 or share > tuned.group_size))
+
+
+def _get(experiment: Experiment, name: str) -> Any:
+    value: Any = experiment
+    for part in name.replace("-", "_").split("."):
+        value = getattr(value, part)
+    return value
+
+
+def describe(experiment: Experiment, setting: Setting) -> str:
+    """Return a setting in words, such as `served, 2 actors x 32 slots, ring 2`; details only where they are unusual."""
+    tuned = with_setting(experiment, setting)
+    slots = tuned.ring * tuned.group_size
+    if tuned.placement == "serial":
+        words = [f"serial, {tuned.num_envs} slots"]
+    else:
+        words = [
+            f"{tuned.placement}, {tuned.actors} actor{'s' * (tuned.actors > 1)} x {slots} slots, ring {tuned.ring}"
+        ]
+    for name, value in setting.items():
+        detail = name not in ("placement", "num-actors", "ring", "envs-factor")
+        if detail and value != _get(experiment, name):
+            words.append(f"{name} {'none' if value is None else value}")
+    if setting.get("envs-factor", "1") != "1":
+        words.append(f"batch of {tuned.batch_columns} environments")
+    return ", ".join(words)
