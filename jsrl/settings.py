@@ -23,6 +23,8 @@ class ActorConfig:
     """Room for trajectories that each group may fill ahead of the learner (back-pressure beyond)."""
     step_deadline_s: float = 60.0
     """An environment that does not return from reset or step within this time ends its actor, by name."""
+    rows_in_place: bool = True
+    """Write rows straight into the stream's memory; false: aside, copied when a trajectory is complete (to compare)."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class LearnerConfig:
     """Which trajectories make a batch: one of every group, first in, or newest first (older ones stay behind)."""
     reuse: int = 1
     """How many updates each batch is used for."""
+    prefetch: bool = True
+    """Join the next batch while an update runs; false: after it (serial placement never does)."""
     check_finite: bool = True
     """Stop before publishing when a metric is not finite, with state and batch saved (keeps the state undonated)."""
     threads: int | None = None

@@ -17,7 +17,7 @@ from jsrl.workers.jobs import Origin
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
     "restart", "trace", "actor.", "inference.", "evaluator.", "snapshots.", "deadlines.", "learner.num-devices",
-    "learner.threads", "learner.memory-share", "learner.check-finite",
+    "learner.threads", "learner.prefetch", "learner.memory-share", "learner.check-finite",
 )  # fmt: skip
 
 

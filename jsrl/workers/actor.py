@@ -22,6 +22,7 @@ from jsrl.services.metrics import Recorder
 from jsrl.transport.base import Block, InferenceClient, Reply, Request, SampleProducer
 from jsrl.transport.inference import connect_inference
 from jsrl.transport.samples import connect_samples
+from jsrl.transport.samples_copying import CopyingProducer
 from jsrl.types import Array, leaves, version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
@@ -296,6 +297,8 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         producer = connect_samples(
             job.find("samples"), job.schemas.trajectory, job.producer, e.groups, CONNECT_TIMEOUT_S
         )
+        if not e.actor.rows_in_place:
+            producer = CopyingProducer(producer, job.schemas.trajectory)
         if e.placement in ("serial", "inline"):
             from jsrl.workers.build_acting import inline_client
 

@@ -48,7 +48,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         rows_per_update=e.rows_per_update,
         check_finite=e.learner.check_finite,
         snapshot_period_s=e.snapshots.period_s,
-        prefetch=e.placement != "serial",
+        prefetch=e.learner.prefetch and e.placement != "serial",
         poll_s=job.poll_s,
         failure_folder=f"{job.folder}/{FAILED_UPDATE}",
     )

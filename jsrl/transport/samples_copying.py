@@ -1,0 +1,69 @@
+"""A sample producer whose rows are written aside and copied into the stream when a trajectory is complete.
+
+One copy more than writing in place: what that saves is measured against this (`--actor.rows-in-place false`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from jsrl.transport.base import Block, Entry, SampleProducer
+from jsrl.types import Trajectory, leaves, zeros
+
+
+class CopyingProducer:
+    """Producer of a stream that hands out arrays of its own instead of the stream's memory.
+
+    Args:
+      producer: the stream's end. spec: schema of one group's trajectory.
+    """
+
+    def __init__(self, producer: SampleProducer, spec: Trajectory) -> None:
+        self._producer, self._spec = producer, spec
+        self._spare: deque[Trajectory] = deque()
+
+    def reserve(self, timeout_s: float) -> CopiedBlock:
+        """Return room for a trajectory; see SampleProducer.reserve (room in the stream is reserved, too)."""
+        block = self._producer.reserve(timeout_s)
+        return CopiedBlock(block, self._spare.pop() if self._spare else zeros(self._spec), self._spare)
+
+    def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
+        """Reserve, copy and commit."""
+        return self._producer.put(trajectory, group, timeout_s)
+
+    def close(self) -> None:
+        """Leave; what was committed still arrives."""
+        self._producer.close()
+
+
+class CopiedBlock:
+    """Room for one trajectory beside the stream; `commit` copies it into the stream's block."""
+
+    def __init__(self, block: Block, trajectory: Trajectory, spare: deque[Trajectory]) -> None:
+        self.trajectory, self._block, self._spare = trajectory, block, spare
+        self._open = True
+
+    def commit(self, group: int) -> Entry:
+        """Copy the rows and hand the trajectory over.
+
+        Raises:
+          StreamError: it was handed over or given back before.
+        """
+        if self._open:
+            for target, source in zip(leaves(self._block.trajectory), leaves(self.trajectory), strict=True):
+                np.copyto(target, source)
+        entry = self._block.commit(group)
+        self._give_back()
+        return entry
+
+    def abandon(self) -> None:
+        """Give the room back unwritten."""
+        self._block.abandon()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._open:
+            self._open = False
+            self._spare.append(self.trajectory)
