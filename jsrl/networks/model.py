@@ -146,7 +146,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
         observation = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), spec.observation)
         is_first = jnp.zeros((1, 1), bool)
         (_, features, _), variables = policy.init_with_output(policy_key, observation, is_first, initial_core(1))
-        return _weights(variables), _weights(value.init(value_key, observation, features))
+        return weights_of(variables), weights_of(value.init(value_key, observation, features))
 
     def run_policy(weights: Tree, observation: Tree, is_first: Array, core: Tree) -> tuple[Any, Array, Tree]:
         outputs: Any = policy.apply({"params": weights}, observation, is_first, core)
@@ -158,7 +158,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     return ActorCritic(init, initial_core, run_policy, run_value, ("head",), shared)
 
 
-def _weights(variables: Tree) -> Tree:
+def weights_of(variables: Tree) -> Tree:
     """Return the parameters among a module's variables.
 
     Raises:

@@ -1,0 +1,307 @@
+"""What the off-policy algorithms share: windows as transitions, gradients over columns, targets, bounded actions, acting.
+
+An update gets windows that replay sampled: a Trajectory [T+1, B, ...] whose columns have nothing to do with each other.
+Agents without a core learn from row 0 of each: one transition over up to T rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import normalization as norm
+from jsrl.agents.base import Act, ActOutput, ActParams, psum
+from jsrl.errors import ConfigError
+from jsrl.networks.off_policy import Network
+from jsrl.types import Array, Continuous, EnvSpec, Trajectory, Tree
+
+CHUNK = 512  # columns whose intermediate values (256 units wide) stay in a core's cache
+
+
+class Published(NamedTuple):
+    """The weights of ActParams. network: the acting network's. updates: int32 scalar, the learner's updates so far."""
+
+    network: Tree
+    updates: Array
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+class Transition(NamedTuple):
+    """From row 0 of each window to the row that bootstraps it; leaves [B, ...].
+
+    reward: the discounted sum between the two. discount: what the bootstrap value is multiplied by, gamma^k or 0.
+    mask: 1 where the agent acted on row 0 and the row was played. weight: mask times the importance weight.
+    """
+
+    observation: Tree
+    action: Array
+    reward: Array
+    discount: Array
+    next_observation: Tree
+    mask: Array
+    weight: Array
+
+
+def transition(trajectory: Trajectory, gamma: float) -> Transition:
+    """Return the n-step transition of every window [T+1, B, ...], n <= T.
+
+    With live_t = 1 from row 0 until the row that bootstraps, and g_t the product of the discounts before row t,
+    reward = sum live_t g_t r_t. A window stops after a termination (discount 0), at a last observation (its row
+    bootstraps a truncation), and at row T. Rows on which another agent acts (acts 0) add their reward without gamma.
+    """
+    num_rows = trajectory.is_first.shape[0] - 1
+    rows = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=(), sampling=(), observation=()))
+    going_on = 1.0 - trajectory.is_first[1:].astype(jnp.float32)  # 0: a last observation
+    acts = rows.acts.astype(jnp.float32)
+    step = rows.discount * jnp.where(rows.acts > 0, gamma, 1.0)
+    continues = going_on * (rows.discount > 0)
+    live = _product_before(continues) * going_on
+    step = jnp.where(live > 0, step, 1.0)
+    reward = jnp.sum(jnp.where(live > 0, _product_before(step) * rows.reward, 0.0), axis=0)
+    mask = acts[0] * going_on[0]
+    index = jnp.sum(live, axis=0).astype(jnp.int32)  # of the row that bootstraps
+
+    def last(x: Array) -> Array:
+        return x[1] if num_rows == 1 else x[index, jnp.arange(x.shape[1])]
+
+    return Transition(
+        observation=jax.tree.map(lambda x: x[0], trajectory.observation),
+        action=rows.action[0],
+        reward=reward,
+        discount=jnp.prod(step, axis=0),
+        next_observation=jax.tree.map(last, trajectory.observation),
+        mask=mask,
+        weight=mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling,
+    )
+
+
+def _product_before(x: Array) -> Array:
+    """Return the product of the rows before each row: [T, B] -> [T, B], first row 1."""
+    return jnp.concatenate([jnp.ones_like(x[:1]), jnp.cumprod(x[:-1], axis=0)])
+
+
+class Prepared(NamedTuple):
+    """A batch ready for losses: normalised transitions, the unmasked columns of all devices, and the new moments."""
+
+    batch: Transition
+    count: Array
+    moments: Tree
+
+
+def prepare(
+    moments: Tree, trajectory: Trajectory, *, gamma: float, num_agents: int | None, axis_name: str | None
+) -> Prepared:
+    """Return transitions normalised by `moments`, and moments that also cover the sampled observations."""
+    raw = transition(ac.fold_agents(trajectory, num_agents), gamma)
+    batch = raw._replace(
+        observation=norm.normalize(moments, raw.observation),
+        next_observation=norm.normalize(moments, raw.next_observation),
+    )
+    count = jnp.maximum(psum(jnp.sum(raw.mask), axis_name), 1.0)
+    return Prepared(batch, count, norm.merge_moments(moments, raw.observation, raw.mask, axis_name))
+
+
+def priorities(error: Array, mask: Array, num_agents: int | None) -> Array:
+    """Return |error| [B], 0 where masked; the mean over agents where several share a window."""
+    priority = jnp.abs(error) * mask
+    return priority if num_agents is None else jnp.mean(priority.reshape(-1, num_agents), axis=1)
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+class ColumnLoss(Protocol):
+    """A loss that is a sum over columns: its share of a global mean."""
+
+    def __call__(self, weights: Tree, columns: Any, /) -> tuple[Array, tuple[dict[str, Array], Tree]]:
+        """Return loss, (metrics: sums over columns as well, what is known per column: leaves [B, ...])."""
+        ...
+
+
+def gradient(
+    loss: ColumnLoss, weights: Tree, columns: Any, axis_name: str | None = None
+) -> tuple[Tree, dict[str, Array], Tree]:
+    """Return the gradient and metrics, summed over columns [B, ...] and devices, and what `loss` says per column.
+
+    On CPUs a large batch is worked on some columns at a time, so that what lies between two layers stays in the cache.
+    """
+    one = jax.grad(loss, has_aux=True)
+    num_columns = jax.tree.leaves(columns)[0].shape[0]
+    if jax.default_backend() != "cpu" or num_columns <= CHUNK or num_columns % CHUNK:
+        gradients, (metrics, per_column) = one(weights, columns)
+        return (*psum((gradients, metrics), axis_name), per_column)
+
+    def add(total: Tree, chunk: Any) -> tuple[Tree, Tree]:
+        gradients, (metrics, per_column) = one(weights, chunk)
+        return jax.tree.map(jnp.add, total, (gradients, metrics)), per_column
+
+    chunks = jax.tree.map(lambda x: x.reshape(-1, CHUNK, *x.shape[1:]), columns)
+    shapes = jax.eval_shape(lambda c: one(weights, c), jax.tree.map(lambda x: x[0], chunks))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1][0]))
+    total, per_column = jax.lax.scan(add, zeros, chunks)
+    per_column = jax.tree.map(lambda x: x.reshape(num_columns, *x.shape[2:]), per_column)
+    return (*psum(total, axis_name), per_column)
+
+
+def normal_columns(key: Array, shape: tuple[int, ...], axis_name: str | None) -> Array:
+    """Return normal noise [B, ...]; a column gets the same numbers however the columns are spread over devices."""
+    if axis_name is None:
+        return jax.random.normal(key, shape)
+    every = jax.random.normal(key, (jax.lax.psum(1, axis_name) * shape[0], *shape[1:]))
+    return jax.lax.dynamic_slice_in_dim(every, jax.lax.axis_index(axis_name) * shape[0], shape[0])
+
+
+def move_targets(target: Tree, online: Tree, *, tau: float, period: int, updates: Array) -> Tree:
+    """Return target + tau (online - target) after every `period`-th update, else target.
+
+    Args:
+      updates: before this one.
+    """
+    if period == 1:
+        return jax.tree.map(lambda t, w: t + tau * (w - t), target, online)
+    due = (updates + 1) % period == 0
+    return jax.tree.map(lambda t, w: jnp.where(due, (1.0 - tau) * t + tau * w, t), target, online)
+
+
+def every(
+    period: int, updates: Array, step: Callable[[Tree], tuple[Tree, Tree]], state: Tree, reported: Tree
+) -> tuple[Tree, Tree]:
+    """Return step(state) before every `period`-th update from the first on, else (state, reported).
+
+    Args:
+      updates: before this one; the same on all devices. step: (state) -> (state, metrics). reported: metrics of its last call.
+    """
+    if period == 1:
+        return step(state)
+    return jax.lax.cond(updates % period == 0, step, lambda kept: (kept, reported), state)
+
+
+def check_learning(config: Any) -> None:
+    """Check the fields that every off-policy config has.
+
+    Raises:
+      ConfigError: a value that cannot work; says which and what would.
+    """
+    for name in ("learning_rate", "critic_learning_rate"):
+        value = getattr(config, name, None)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} must be positive, got {value}")
+    ac.check_range("gamma", config.gamma, 0, 1)
+    ac.check_range("max_grad_norm", config.max_grad_norm, 1e-12)
+    ac.check_range("tau", config.tau, 1e-8, 1)
+    ac.check_range("target_period", getattr(config, "target_period", None), 1)
+    ac.check_range("policy_delay", getattr(config, "policy_delay", None), 1)
+
+
+# -- bounded actions --------------------------------------------------------------------------------------------------
+
+
+class ActionBox(NamedTuple):
+    """How stored actions [..., A] and actions as fractions of their bounds, in [-1, 1], become each other.
+
+    to_unit: (stored) -> unit. from_unit: (unit) -> stored. from_raw: (u) -> the stored action whose unit is tanh(u).
+    """
+
+    to_unit: Callable[[Array], Array]
+    from_unit: Callable[[Array], Array]
+    from_raw: Callable[[Array], Array]
+
+
+def action_box(spec: EnvSpec) -> ActionBox:
+    """Return the conversions for the spec's action transform (see jsrl.types.Continuous).
+
+    Raises:
+      ConfigError: the actions are not continuous, or not bounded.
+    """
+    action = spec.action
+    if not isinstance(action, Continuous):
+        raise ConfigError(f"{spec.name} has actions {action!r}; expected Continuous ones, or choose dqn or sac")
+    match action.transform:
+        case "rescale":
+            return ActionBox(lambda a: jnp.clip(a, -1.0, 1.0), lambda unit: unit, jnp.tanh)
+        case "squash":
+            nearly_one = 1.0 - 1e-6  # atanh(1) is infinite
+            return ActionBox(jnp.tanh, lambda unit: jnp.arctanh(jnp.clip(unit, -nearly_one, nearly_one)), lambda u: u)
+    if not all(map(math.isfinite, (*action.low, *action.high))):
+        raise ConfigError(
+            f"{spec.name} has unbounded actions (low={action.low}, high={action.high}), but this algorithm's policy is "
+            "bounded; wrap the environment so that its action space has finite bounds"
+        )
+    low, high = np.asarray(action.low, np.float32), np.asarray(action.high, np.float32)
+    half = np.maximum((high - low) / 2, 1e-6)
+
+    def from_unit(unit: Array) -> Array:
+        return jnp.clip(low + (unit + 1.0) * half, low, high)
+
+    return ActionBox(lambda a: jnp.clip((a - low) / half - 1.0, -1.0, 1.0), from_unit, lambda u: from_unit(jnp.tanh(u)))
+
+
+# -- acting -----------------------------------------------------------------------------------------------------------
+
+
+class Choose(Protocol):
+    """How an algorithm without a core acts."""
+
+    def __call__(self, weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
+        """Return action [B, ...] and log_prob [B] for normalised observations (an action mask is as it came)."""
+        ...
+
+
+def make_act(choose: Choose, num_agents: int | None) -> Act:
+    """Return the `act` of an agent without a core; agents that share an environment are folded into its batch."""
+
+    def act(
+        params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
+    ) -> tuple[ActOutput, Tree]:
+        del is_first
+        if num_agents is not None:
+            observation = ac.fold(observation, 0)
+        output = ActOutput(*choose(params.weights, key, norm.normalize(params.moments, observation), greedy=greedy))
+        return (output if num_agents is None else ac.unfold(output, 0, num_agents)), core
+
+    return act
+
+
+def gaussian_around(network: Network, box: ActionBox, *, noise: float, random_start: bool) -> Choose:
+    """Return how a deterministic policy [..., A] in [-1, 1] acts: with Gaussian noise, and without it when greedy.
+
+    The log-probability is 0: noise is clipped to the bounds, so an action has no density, and no update reads it.
+
+    Args:
+      noise: standard deviation, as a share of half the action's range.
+    """
+
+    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
+        unit = network.apply(weights.network, observation)
+        log_prob = jnp.zeros(unit.shape[:-1])
+        if greedy:
+            return box.from_unit(unit), log_prob
+        unit = jnp.clip(unit + noise * jax.random.normal(key, unit.shape), -1.0, 1.0)
+        if not random_start:
+            return box.from_unit(unit), log_prob
+        return random_first(weights, key, box, box.from_unit(unit), log_prob)
+
+    return choose
+
+
+def random_first(weights: Published, key: Array, box: ActionBox, action: Array, log_prob: Array) -> tuple[Array, Array]:
+    """Return uniformly random actions and their log-probability while nothing was learned yet, else those given."""
+    learned = weights.updates > 0
+    key = jax.random.fold_in(key, 1)  # `key` itself has drawn the action
+    unit = jax.random.uniform(key, action.shape, minval=-1.0, maxval=1.0)
+    uniform = -action.shape[-1] * math.log(2.0)
+    return jnp.where(learned, action, box.from_unit(unit)), jnp.where(learned, log_prob, uniform)
+
+
+def no_core(batch_size: int) -> Tree:
+    """Return the core of an agent without one."""
+    del batch_size
+    return ()

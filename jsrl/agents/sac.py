@@ -1,0 +1,320 @@
+"""Soft actor-critic with automatic temperature, for continuous and for discrete actions.
+
+Read `sac` first: `update` is the algorithm in three steps.
+
+Source: Haarnoja et al., 2018, arXiv 1812.05905; discrete actions: Christodoulou, 2019, arXiv 1910.07207.
+Differs: n-step windows where replay gives them; the temperature's loss is linear in log alpha, as in the authors' code;
+random actions are played until the first update is published (`random_start`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import normalization as norm
+from jsrl.agents import off_policy as off
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.distributions import categorical, squashed_gaussian
+from jsrl.agents.off_policy import Published, Transition
+from jsrl.networks.model import NetworkConfig
+from jsrl.networks.off_policy import Network, critic_network, policy_network
+from jsrl.types import Array, Discrete, EnvSpec, Trajectory, Tree
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """Hyperparameters of SAC.
+
+    Attributes:
+      learning_rate: of the policy and, where not given, of the rest. critic_learning_rate, temperature_learning_rate: Adam's.
+      max_grad_norm: global clip of each gradient, None off.
+      gamma: discount. tau, target_period: targets move by tau every so many updates.
+      num_critics: ensemble of which the smallest value counts.
+      policy_delay: critics are updated always, policy and temperature every so many updates.
+      temperature: weight alpha of the entropy, at the start or for ever. learn_temperature: move it so that the entropy
+        comes to `target_entropy` (nats). None: minus the number of action dimensions (of tanh(u) on [-1, 1]);
+        discrete: 0.5 log(number of actions).
+      random_start: play uniformly random actions until the first update is published.
+      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
+      network: of policy and critics each.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.sac:sac"
+
+    learning_rate: float = 3e-4
+    critic_learning_rate: float | None = None
+    temperature_learning_rate: float | None = None
+    max_grad_norm: float | None = None
+    gamma: float = 0.99
+    tau: float = 0.005
+    target_period: int = 1
+    num_critics: int = 2
+    policy_delay: int = 1
+    temperature: float = 1.0
+    learn_temperature: bool = True
+    target_entropy: float | None = None
+    random_start: bool = True
+    normalize_observations: bool = False
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        off.check_learning(self)
+        ac.check_range("num_critics", self.num_critics, 1)
+        ac.check_range("temperature", self.temperature, 1e-8)
+        ac.check_range("temperature_learning_rate", self.temperature_learning_rate, 1e-12)
+
+
+class Parts(NamedTuple):
+    """What an agent closes over.
+
+    predict: (critic weights, observation, stored action) -> values [E, B] of the actions taken.
+    evaluate: (policy weights, critic weights, observation, noise) -> (smallest value [B], log-probability [B]) of the
+      policy's own action: of one that is sampled, or expected over all where actions are discrete.
+    """
+
+    config: SACConfig
+    policy: Network
+    critics: Network
+    predict: Callable[..., Array]
+    evaluate: Callable[..., tuple[Array, Array]]
+    target_entropy: float
+    optimizer: optax.GradientTransformation
+
+
+class Critics(NamedTuple):
+    """Weights with a leading ensemble axis."""
+
+    online: Tree
+    target: Tree
+
+
+class Extra(NamedTuple):
+    """log_temperature: log alpha. reported: metrics of the last policy step."""
+
+    log_temperature: Array
+    reported: dict[str, Array]
+
+
+class OptStates(NamedTuple):
+    """The optimizer's state for each of the three that are trained."""
+
+    policy: Tree
+    critics: Tree
+    temperature: Tree
+
+
+def sac(config: SACConfig, spec: EnvSpec) -> Agent:
+    """Return SAC for environments of this spec.
+
+    Raises:
+      ConfigError: the spec or network cannot work with this config.
+    """
+    agent_spec = ac.one_agent(spec)
+    ac.check_action_mask(agent_spec)
+    parts, choose = (discrete_parts if isinstance(spec.action, Discrete) else continuous_parts)(config, agent_spec)
+    optimizer = parts.optimizer
+
+    def init(key: Array) -> AgentState:
+        policy_key, critic_key = jax.random.split(key)
+        policy, critics = parts.policy.init(policy_key), parts.critics.init(critic_key)
+        moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
+        log_temperature = jnp.asarray(math.log(config.temperature), jnp.float32)
+        updates = jnp.zeros((), jnp.int32)
+        opt_state = OptStates(*map(optimizer.init, (policy, critics, log_temperature)))
+        params = ActParams(Published(policy, updates), moments)
+        reported = {name: jnp.zeros(()) for name in ("loss_policy", "entropy", "temperature")}
+        extra = Extra(log_temperature, reported)
+        return AgentState(params, Critics(critics, critics), opt_state, extra, updates)
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        critic_key, policy_key = jax.random.split(key)
+        options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
+        batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
+        # 1. Critics: one gradient step towards the soft value of the next observation.
+        state, metrics, error = critic_step(parts, state, batch, count, critic_key, axis_name)
+        # 2. Policy and temperature, with the new critics.
+        step = functools.partial(policy_step, parts, batch=batch, count=count, key=policy_key, axis_name=axis_name)
+        state, reported = off.every(config.policy_delay, state.updates, step, state, state.extra.reported)
+        # 3. Targets follow the critics.
+        online, target = state.learner_params
+        moved = off.move_targets(target, online, tau=config.tau, period=config.target_period, updates=state.updates)
+        updates = state.updates + 1
+        params = ActParams(state.params.weights._replace(updates=updates), moments)
+        extra = state.extra._replace(reported=reported)
+        state = state._replace(params=params, learner_params=Critics(online, moved), extra=extra, updates=updates)
+        priorities = off.priorities(error, batch.mask, spec.num_agents)
+        return state, UpdateOutput({**metrics, **reported}, priorities)
+
+    return Agent(init, off.no_core, off.make_act(choose, spec.num_agents), update)
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def critic_loss(
+    parts: Parts, critics: Tree, fixed: tuple[Tree, Tree, Array], columns: tuple[Transition, Array], count: Array
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
+    """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
+
+    y = r + d (min Q'(o', a') - alpha log pi(a' | o')), a' from the policy; loss: (Q(o, a) - y)^2 / 2, summed over critics.
+
+    Args:
+      critics: what the gradient is for. fixed: weights of targets and policy, and log alpha.
+      columns: transitions, and noise for the next actions. count: unmasked columns of all devices.
+    """
+    targets, policy, log_temperature = fixed
+    batch, noise = columns
+    next_value, log_prob = parts.evaluate(policy, targets, batch.next_observation, noise)
+    target = batch.reward + batch.discount * (next_value - jnp.exp(log_temperature) * log_prob)
+    value = parts.predict(critics, batch.observation, batch.action)
+    error = value - jax.lax.stop_gradient(target)
+    loss = jnp.sum(0.5 * jnp.square(error) * batch.weight) / count
+    metrics = {"loss_value": loss, "value_mean": jnp.sum(jnp.mean(value, axis=0) * batch.mask) / count}
+    return loss, (metrics, jnp.mean(jnp.abs(error), axis=0))
+
+
+def policy_loss(
+    parts: Parts, policy: Tree, fixed: tuple[Tree, Array], columns: tuple[Transition, Array], count: Array
+) -> tuple[Array, tuple[dict[str, Array], Tree]]:
+    """Return this device's share of the policy's loss alpha log pi(a | o) - min Q(o, a), and (its metrics, ()).
+
+    Args:
+      policy: what the gradient is for. fixed: weights of the critics, and log alpha.
+      columns: transitions, and noise for the actions. count: unmasked columns of all devices.
+    """
+    critics, log_temperature = fixed
+    batch, noise = columns
+    value, log_prob = parts.evaluate(policy, critics, batch.observation, noise)
+    loss = jnp.sum((jnp.exp(log_temperature) * log_prob - value) * batch.mask) / count
+    short = jnp.sum((-log_prob - parts.target_entropy) * batch.mask) / count
+    entropy = jnp.sum(-log_prob * batch.mask) / count
+    return loss, ({"loss_policy": loss, "entropy": entropy, "entropy_excess": short}, ())
+
+
+def critic_step(
+    parts: Parts, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+) -> tuple[AgentState, dict[str, Array], Array]:
+    """Return the state with critics one gradient step on, metrics, and the mean |error| of the critics [B]."""
+    config, (online, target) = parts.config, state.learner_params
+    fixed = (target, state.params.weights.network, state.extra.log_temperature)
+    noise = off.normal_columns(key, batch.action.shape, axis_name)
+
+    def loss(critics: Tree, columns: Any) -> Any:
+        return critic_loss(parts, critics, fixed, columns, count)
+
+    gradients, metrics, error = off.gradient(loss, online, (batch, noise), axis_name)
+    rate = config.critic_learning_rate or config.learning_rate
+    online, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.critics, online, rate)
+    learned = {"learner_params": Critics(online, target), "opt_state": state.opt_state._replace(critics=opt_state)}
+    return state._replace(**learned), metrics, error
+
+
+def policy_step(
+    parts: Parts, state: AgentState, *, batch: Transition, count: Array, key: Array, axis_name: str | None
+) -> tuple[AgentState, dict[str, Array]]:
+    """Return the state with policy and temperature one gradient step on, and metrics."""
+    config, weights, opt_state = parts.config, state.params.weights, state.opt_state
+    fixed = (state.learner_params.online, state.extra.log_temperature)
+    noise = off.normal_columns(key, batch.action.shape, axis_name)
+
+    def loss(policy: Tree, columns: Any) -> Any:
+        return policy_loss(parts, policy, fixed, columns, count)
+
+    gradients, metrics, _ = off.gradient(loss, weights.network, (batch, noise), axis_name)
+    rate = config.learning_rate
+    policy, policy_opt = ac.apply_gradients(parts.optimizer, gradients, opt_state.policy, weights.network, rate)
+    log_temperature, temperature_opt = state.extra.log_temperature, opt_state.temperature
+    excess = metrics.pop("entropy_excess")
+    if config.learn_temperature:  # the gradient of log alpha (entropy - target entropy)
+        rate = config.temperature_learning_rate or rate
+        log_temperature, temperature_opt = ac.apply_gradients(
+            parts.optimizer, excess, temperature_opt, log_temperature, rate
+        )
+    state = state._replace(
+        params=state.params._replace(weights=weights._replace(network=policy)),
+        opt_state=opt_state._replace(policy=policy_opt, temperature=temperature_opt),
+        extra=state.extra._replace(log_temperature=log_temperature),
+    )
+    return state, {**metrics, "temperature": jnp.exp(log_temperature)}
+
+
+# -- the two kinds of actions -----------------------------------------------------------------------------------------
+
+
+def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Parts, off.Choose]:
+    """Return what SAC is made of for bounded real actions, and how it acts: a tanh-squashed Gaussian."""
+    box, chosen = off.action_box(spec), squashed_gaussian()
+    policy = policy_network(config.network, spec)
+    critics = critic_network(config.network, spec, num_critics=config.num_critics)
+    num_dims = spec.action.array.shape[0]
+
+    def predict(weights: Tree, observation: Tree, action: Array) -> Array:
+        return critics.apply(weights, observation, box.to_unit(action))
+
+    def evaluate(weights: Tree, critic_weights: Tree, observation: Tree, noise: Array) -> tuple[Array, Array]:
+        outputs = policy.apply(weights, observation)
+        mean, log_std = outputs
+        raw = mean + jnp.exp(log_std) * noise
+        value = critics.apply(critic_weights, observation, jnp.tanh(raw))
+        return jnp.min(value, axis=0), chosen.log_prob(outputs, raw)
+
+    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
+        outputs = policy.apply(weights.network, observation)
+        raw = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
+        action, log_prob = box.from_raw(raw), chosen.log_prob(outputs, raw)
+        if greedy or not config.random_start:
+            return action, log_prob
+        return off.random_first(weights, key, box, action, log_prob)
+
+    entropy = config.target_entropy if config.target_entropy is not None else -float(num_dims)
+    return Parts(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose
+
+
+def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Parts, off.Choose]:
+    """Return what SAC is made of for discrete actions, and how it acts; expectations over actions are exact."""
+    assert isinstance(spec.action, Discrete)
+    chosen = categorical()
+    policy = policy_network(config.network, spec)
+    critics = critic_network(config.network, spec, num_critics=config.num_critics)
+
+    def predict(weights: Tree, observation: Tree, action: Array) -> Array:
+        values = critics.apply(weights, observation)
+        return jnp.take_along_axis(values, action[None, :, None].astype(jnp.int32), axis=-1)[..., 0]
+
+    def evaluate(weights: Tree, critic_weights: Tree, observation: Tree, noise: Array) -> tuple[Array, Array]:
+        del noise
+        log_p = jax.nn.log_softmax(ac.mask_outputs(policy.apply(weights, observation), observation))
+        p = jnp.exp(log_p)
+        value = jnp.min(critics.apply(critic_weights, observation), axis=0)
+        return jnp.sum(p * value, axis=-1), jnp.sum(p * log_p, axis=-1)
+
+    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
+        logits = policy.apply(weights.network, observation)
+        if not greedy and config.random_start:
+            logits = jnp.where(weights.updates > 0, logits, 0.0)
+        logits = ac.mask_outputs(logits, observation)
+        action = chosen.mode(logits) if greedy else chosen.sample(key, logits)
+        return action, chosen.log_prob(logits, action)
+
+    entropy = 0.5 * math.log(spec.action.num_actions) if config.target_entropy is None else config.target_entropy
+    return Parts(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose
+
+
+def _optimizer(config: SACConfig) -> optax.GradientTransformation:
+    return ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)

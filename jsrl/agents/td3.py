@@ -1,0 +1,217 @@
+"""Twin delayed deterministic policy gradient (TD3), for continuous actions.
+
+Read `td3` first: `update` is the algorithm in three steps.
+
+Source: Fujimoto et al., 2018, arXiv 1802.09477.
+Differs: n-step windows where replay gives them; random actions are played until the first update is published
+(`random_start`).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import normalization as norm
+from jsrl.agents import off_policy as off
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.off_policy import Published, Transition
+from jsrl.networks.model import NetworkConfig
+from jsrl.networks.off_policy import Network, critic_network, policy_network
+from jsrl.types import Array, EnvSpec, Trajectory, Tree
+
+
+@dataclass(frozen=True)
+class TD3Config:
+    """Hyperparameters of TD3.
+
+    Attributes:
+      learning_rate: of the policy and, where not given, of the critics. critic_learning_rate: theirs. Adam.
+      max_grad_norm: global clip of each gradient, None off.
+      gamma: discount. tau: how far targets move each time the policy is updated.
+      num_critics: ensemble of which the smallest value counts in targets.
+      policy_delay: critics are updated always, policy and targets every so many updates.
+      exploration_noise: standard deviation of the noise on actions played, as a share of half the action's range.
+      target_noise, target_noise_clip: of the noise on the target policy's actions, in the same unit.
+      random_start: play uniformly random actions until the first update is published.
+      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
+      network: of policy and critics each.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.td3:td3"
+
+    learning_rate: float = 3e-4
+    critic_learning_rate: float | None = None
+    max_grad_norm: float | None = None
+    gamma: float = 0.99
+    tau: float = 0.005
+    num_critics: int = 2
+    policy_delay: int = 2
+    exploration_noise: float = 0.1
+    target_noise: float = 0.2
+    target_noise_clip: float = 0.5
+    random_start: bool = True
+    normalize_observations: bool = False
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        off.check_learning(self)
+        ac.check_range("num_critics", self.num_critics, 1)
+        for name in ("exploration_noise", "target_noise", "target_noise_clip"):
+            ac.check_range(name, getattr(self, name), 0)
+
+
+class Parts(NamedTuple):
+    """What an agent closes over."""
+
+    config: TD3Config
+    policy: Network
+    critics: Network
+    box: off.ActionBox
+    optimizer: optax.GradientTransformation
+
+
+class LearnerParams(NamedTuple):
+    """Critics (a leading ensemble axis) and the two targets."""
+
+    critics: Tree
+    target_critics: Tree
+    target_policy: Tree
+
+
+class OptStates(NamedTuple):
+    """The optimizer's state for each of the two that are trained."""
+
+    policy: Tree
+    critics: Tree
+
+
+def td3(config: TD3Config, spec: EnvSpec) -> Agent:
+    """Return TD3 for environments of this spec.
+
+    Raises:
+      ConfigError: the spec or network cannot work with this config.
+    """
+    agent_spec = ac.one_agent(spec)
+    ac.check_action_mask(agent_spec)
+    box = off.action_box(agent_spec)
+    policy_net = policy_network(config.network, agent_spec, deterministic=True)
+    critic_net = critic_network(config.network, agent_spec, num_critics=config.num_critics)
+    optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+    parts = Parts(config, policy_net, critic_net, box, optimizer)
+
+    def init(key: Array) -> AgentState:
+        policy_key, critic_key = jax.random.split(key)
+        policy, critics = policy_net.init(policy_key), critic_net.init(critic_key)
+        moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
+        params = ActParams(Published(policy, jnp.zeros((), jnp.int32)), moments)
+        opt_state = OptStates(optimizer.init(policy), optimizer.init(critics))
+        reported = {"loss_policy": jnp.zeros(())}
+        learner_params = LearnerParams(critics, critics, policy)
+        return AgentState(params, learner_params, opt_state, reported, jnp.zeros((), jnp.int32))
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
+        batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
+        # 1. Critics: one gradient step towards the smaller target value of the target policy's action, with noise.
+        state, metrics, error = critic_step(parts, state, batch, count, key, axis_name)
+        # 2. and 3. Now and then: the policy, with the new critics, and all targets.
+        step = functools.partial(policy_step, parts, batch=batch, count=count, axis_name=axis_name)
+        state, reported = off.every(config.policy_delay, state.updates, step, state, state.extra)
+        updates = state.updates + 1
+        params = ActParams(state.params.weights._replace(updates=updates), moments)
+        priorities = off.priorities(error, batch.mask, spec.num_agents)
+        state = state._replace(params=params, extra=reported, updates=updates)
+        return state, UpdateOutput({**metrics, **reported}, priorities)
+
+    options: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
+    act = off.make_act(off.gaussian_around(policy_net, box, **options), spec.num_agents)
+    return Agent(init, off.no_core, act, update)
+
+
+def critic_loss(
+    parts: Parts, critics: Tree, fixed: tuple[Tree, Tree], columns: tuple[Transition, Array], count: Array
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
+    """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
+
+    y = r + d min Q'(o', clip(pi'(o') + clip(noise))); loss: (Q(o, a) - y)^2 / 2, summed over critics.
+
+    Args:
+      critics: what the gradient is for. fixed: weights of the target critics and the target policy.
+      columns: transitions, and standard normal noise [B, A]. count: unmasked columns of all devices.
+    """
+    config, (target_critics, target_policy), (batch, noise) = parts.config, fixed, columns
+    noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
+    action = jnp.clip(parts.policy.apply(target_policy, batch.next_observation) + noise, -1.0, 1.0)
+    next_value = jnp.min(parts.critics.apply(target_critics, batch.next_observation, action), axis=0)
+    value = parts.critics.apply(critics, batch.observation, parts.box.to_unit(batch.action))
+    error = value - jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
+    loss = jnp.sum(0.5 * jnp.square(error) * batch.weight) / count
+    metrics = {"loss_value": loss, "value_mean": jnp.sum(jnp.mean(value, axis=0) * batch.mask) / count}
+    return loss, (metrics, jnp.mean(jnp.abs(error), axis=0))
+
+
+def policy_loss(
+    parts: Parts, policy: Tree, critics: Tree, batch: Transition, count: Array
+) -> tuple[Array, tuple[dict[str, Array], Tree]]:
+    """Return this device's share of the policy's loss -Q_1(o, pi(o)), the first critic's, and (its metrics, ())."""
+    first = jax.tree.map(lambda w: w[:1], critics)
+    value = parts.critics.apply(first, batch.observation, parts.policy.apply(policy, batch.observation))[0]
+    loss = -jnp.sum(value * batch.mask) / count
+    return loss, ({"loss_policy": loss}, ())
+
+
+def critic_step(
+    parts: Parts, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+) -> tuple[AgentState, dict[str, Array], Array]:
+    """Return the state with critics one gradient step on, metrics, and the mean |error| of the critics [B]."""
+    learned, config = state.learner_params, parts.config
+    fixed = (learned.target_critics, learned.target_policy)
+    noise = off.normal_columns(key, batch.action.shape, axis_name)
+
+    def loss(critics: Tree, columns: Any) -> Any:
+        return critic_loss(parts, critics, fixed, columns, count)
+
+    gradients, metrics, error = off.gradient(loss, learned.critics, (batch, noise), axis_name)
+    rate = config.critic_learning_rate or config.learning_rate
+    critics, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.critics, learned.critics, rate)
+    learned = learned._replace(critics=critics)
+    return state._replace(learner_params=learned, opt_state=state.opt_state._replace(critics=opt_state)), metrics, error
+
+
+def policy_step(
+    parts: Parts, state: AgentState, *, batch: Transition, count: Array, axis_name: str | None
+) -> tuple[AgentState, dict[str, Array]]:
+    """Return the state with the policy one gradient step on and the targets moved, and metrics."""
+    config, weights, learned = parts.config, state.params.weights, state.learner_params
+
+    def loss(policy: Tree, columns: Transition) -> Any:
+        return policy_loss(parts, policy, learned.critics, columns, count)
+
+    gradients, metrics, _ = off.gradient(loss, weights.network, batch, axis_name)
+    policy, opt_state = ac.apply_gradients(
+        parts.optimizer, gradients, state.opt_state.policy, weights.network, config.learning_rate
+    )
+    move = functools.partial(off.move_targets, tau=config.tau, period=1, updates=state.updates)
+    learned = LearnerParams(
+        learned.critics, move(learned.target_critics, learned.critics), move(learned.target_policy, policy)
+    )
+    state = state._replace(
+        params=state.params._replace(weights=weights._replace(network=policy)),
+        learner_params=learned,
+        opt_state=state.opt_state._replace(policy=opt_state),
+    )
+    return state, metrics

@@ -1,0 +1,304 @@
+"""The maths of the off-policy algorithms against slow oracles in numpy, and what their updates may and may not change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents import off_policy as off
+from jsrl.agents import sac as sac_file
+from jsrl.agents.ddpg import DDPGConfig, ddpg
+from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.sac import SACConfig, sac
+from jsrl.agents.td3 import TD3Config, td3
+from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, to_environment
+
+GAMMA = 0.9
+NETWORK = NetworkConfig(hidden=(8,), activation="relu")
+LINE = ArraySpec((3,), "float32")
+REAL = EnvSpec(LINE, Continuous((-2.0, 0.0), (2.0, 1.0), "rescale"), "real")
+CHOICE = EnvSpec({"x": LINE, "action_mask": ArraySpec((4,), "uint8")}, Discrete(4), "choice")
+MAKERS = {"sac": (sac, SACConfig), "td3": (td3, TD3Config), "ddpg": (ddpg, DDPGConfig)}
+
+
+def draw(spec, seed=0, *, num_rows=5, num_envs=64, weighted=False):
+    """Return windows with every kind of row at random places."""
+    rng = np.random.default_rng(seed)
+    sizes = {"num_rows": num_rows, "num_envs": num_envs, "weighted": weighted}
+    t = random_trajectory(spec, rng, **sizes, extras=(), core=())
+    is_first = rng.random(t.is_first.shape) < 0.2
+    discount = np.where(np.concatenate([is_first[2:], is_first[:2]]) & (rng.random(is_first.shape) < 0.5), 0.0, 1.0)
+    acts = (rng.random(t.acts.shape) < 0.8).astype(np.uint8)
+    return t._replace(is_first=is_first, discount=discount.astype(np.float32), acts=acts)
+
+
+def slow_transition(t, column):
+    """Walk one window: (reward, discount, row that bootstraps)."""
+    reward, scale, row = 0.0, 1.0, 0
+    num_rows = t.is_first.shape[0] - 1
+    while row < num_rows and not t.is_first[row + 1, column]:
+        reward += scale * t.reward[row, column]
+        scale *= t.discount[row, column] * (GAMMA if t.acts[row, column] else 1.0)
+        row += 1
+        if t.discount[row - 1, column] == 0:
+            break
+    return reward, scale, row
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_transitions_are_what_a_walk_over_each_window_finds(num_rows):
+    t = draw(REAL, num_rows=num_rows, num_envs=200, weighted=True)
+    got = jax.jit(lambda t: off.transition(t, GAMMA))(t)
+    ends = set()
+    for column in range(200):
+        reward, discount, row = slow_transition(t, column)
+        np.testing.assert_allclose(got.reward[column], reward, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got.discount[column], discount, rtol=1e-6)
+        np.testing.assert_array_equal(got.observation[column], t.observation[0, column])
+        if discount > 0 and (row > 0 or num_rows > 1):  # row 0 itself bootstraps a window that is masked
+            np.testing.assert_array_equal(got.next_observation[column], t.observation[row, column])
+        mask = t.acts[0, column] * (1 - t.is_first[1, column])
+        assert got.mask[column] == mask
+        np.testing.assert_allclose(got.weight[column], mask * t.sampling[column])
+        ends.add(row)
+    assert ends == set(range(num_rows + 1))  # every way to end was there
+
+
+def test_weights_are_the_mask_without_importance_weights():
+    got = off.transition(draw(REAL), GAMMA)
+    np.testing.assert_array_equal(got.weight, got.mask)
+
+
+@pytest.mark.parametrize("transform", ["clip", "rescale", "squash"])
+def test_units_are_shares_of_the_bounds_for_every_transform(transform):
+    spec = EnvSpec(LINE, Continuous((-2.0, 0.0), (2.0, 1.0), transform))
+    box, unit = off.action_box(spec), np.linspace(-0.99, 0.99, 14, dtype=np.float32).reshape(7, 2)
+    low, high = np.array([-2.0, 0.0]), np.array([2.0, 1.0])
+    played = to_environment(spec.action, np.asarray(box.from_unit(unit)))
+    np.testing.assert_allclose(played, low + (unit + 1) / 2 * (high - low), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(box.to_unit(box.from_unit(unit)), unit, rtol=1e-4, atol=1e-5)
+    raw = np.arctanh(unit)
+    np.testing.assert_allclose(box.to_unit(box.from_raw(raw)), unit, rtol=1e-4, atol=1e-5)
+    assert np.isfinite(box.from_unit(np.ones((1, 2), np.float32))).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "action", "message"),
+    [
+        (sac, Continuous((-np.inf,), (1.0,)), "unbounded"),
+        (sac, MultiDiscrete((2, 3)), "expected Continuous"),
+        (td3, Discrete(3), "expected Continuous"),
+        (ddpg, Discrete(3), "expected Continuous"),
+    ],
+)
+def test_actions_that_cannot_be_played_are_refused(make, action, message):
+    config = {sac: SACConfig, td3: TD3Config, ddpg: DDPGConfig}[make]
+    with pytest.raises(ConfigError, match=message):
+        make(config(), EnvSpec(LINE, action))
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (SACConfig, {"learning_rate": 0.0}),
+        (SACConfig, {"tau": 0.0}),
+        (SACConfig, {"temperature": 0.0}),
+        (SACConfig, {"policy_delay": 0}),
+        (TD3Config, {"num_critics": 0}),
+        (TD3Config, {"target_noise": -0.1}),
+        (DDPGConfig, {"target_period": 0}),
+        (DDPGConfig, {"critic_learning_rate": -1.0}),
+    ],
+)
+def test_configs_that_cannot_work_are_refused(config, options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        config(**options)
+
+
+def test_recurrent_networks_are_refused_by_name():
+    with pytest.raises(ConfigError, match="r2d2"):
+        sac(SACConfig(network=NetworkConfig(core="gru")), REAL)
+
+
+def test_gradients_of_a_large_batch_in_chunks_are_those_of_the_whole(monkeypatch):
+    rng = np.random.default_rng(0)
+    weights = {"w": jnp.asarray(rng.normal(size=3), jnp.float32)}
+    columns = rng.normal(size=(12, 3)).astype(np.float32)
+
+    def loss(weights, x):
+        error = jnp.tanh(x @ weights["w"]) - 0.3
+        total = jnp.sum(jnp.square(error))
+        return total, ({"loss": total}, error)
+
+    whole = off.gradient(loss, weights, columns)
+    monkeypatch.setattr(off, "CHUNK", 4)
+    chunked = off.gradient(loss, weights, columns)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), whole, chunked)
+    assert chunked[2].shape == (12,)
+
+
+def test_targets_move_by_tau_when_they_are_due():
+    target, online = {"w": jnp.zeros(2)}, {"w": jnp.ones(2)}
+    for updates, expected in ((0, 0.0), (1, 0.0), (2, 0.25), (3, 0.0), (5, 0.25)):
+        moved = off.move_targets(target, online, tau=0.25, period=3, updates=jnp.asarray(updates))
+        np.testing.assert_allclose(moved["w"], expected)
+    np.testing.assert_allclose(off.move_targets(target, online, tau=0.1, period=1, updates=0)["w"], 0.1, rtol=1e-6)
+    hard = off.move_targets(target, {"w": jnp.full(2, 0.7)}, tau=1.0, period=2, updates=jnp.asarray(1))
+    np.testing.assert_array_equal(hard["w"], np.full(2, 0.7, np.float32))  # to the bit
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def forward(weights, inputs):
+    """One critic or policy of one hidden layer, in numpy."""
+    (hidden,), head = weights["MLP_0"].values(), weights["head"]
+    x = np.maximum(inputs @ hidden["kernel"] + hidden["bias"], 0.0)
+    (out,) = head.values()
+    return x @ out["kernel"] + out["bias"]
+
+
+def member(weights, e):
+    return jax.tree.map(lambda w: np.asarray(w[e], np.float64), weights)
+
+
+def test_soft_critic_loss_against_distrax_and_numpy():
+    distrax = pytest.importorskip("distrax")
+    config = SACConfig(network=NETWORK, gamma=GAMMA, temperature=0.3)
+    parts, _ = sac_file.continuous_parts(config, REAL)
+    keys = jax.random.split(jax.random.key(1), 4)
+    policy, online, target = parts.policy.init(keys[0]), parts.critics.init(keys[1]), parts.critics.init(keys[2])
+    policy = jax.tree.map(lambda w: 20.0 * w, policy)  # far from 0, where squashing matters
+    t = draw(REAL, num_rows=3, num_envs=16, weighted=True)
+    batch, noise = off.transition(t, GAMMA), jax.random.normal(keys[3], (16, 2))
+    fixed = (target, policy, jnp.log(0.3))
+    loss, (metrics, error) = sac_file.critic_loss(parts, online, fixed, (batch, noise), 7.0)
+
+    outputs = forward(jax.tree.map(lambda w: np.asarray(w, np.float64), policy), np.asarray(batch.next_observation))
+    mean, log_std = outputs[:, :2], np.clip(outputs[:, 2:], -20, 2)
+    raw = mean + np.exp(log_std) * np.asarray(noise)
+    normal = distrax.Independent(distrax.Normal(mean, np.exp(log_std)), 1)
+    squashed = distrax.Transformed(normal, distrax.Block(distrax.Tanh(), 1))
+    _, log_prob = squashed.bijector.forward(raw), None
+    log_prob = normal.log_prob(raw) - distrax.Block(distrax.Tanh(), 1).forward_log_det_jacobian(raw)
+    joint = np.concatenate([batch.next_observation, np.tanh(raw)], -1)
+    least = np.minimum(*(forward(member(target, e), joint)[:, 0] for e in range(2)))
+    goal = np.asarray(batch.reward) + np.asarray(batch.discount) * (least - 0.3 * np.asarray(log_prob))
+    joint = np.concatenate([batch.observation, np.clip(batch.action, -1, 1)], -1)
+    value = np.stack([forward(member(online, e), joint)[:, 0] for e in range(2)])
+    np.testing.assert_allclose(error, np.abs(value - goal).mean(0), rtol=2e-4, atol=1e-4)
+    np.testing.assert_allclose(loss, (0.5 * (value - goal) ** 2 * batch.weight).sum() / 7.0, rtol=1e-3)
+    np.testing.assert_allclose(metrics["value_mean"], (value.mean(0) * batch.mask).sum() / 7.0, rtol=1e-3, atol=1e-5)
+
+    still = jax.grad(lambda f: sac_file.critic_loss(parts, online, f, (batch, noise), 7.0)[0])(fixed)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # nothing flows into the targets
+
+
+def test_discrete_soft_values_are_expectations_over_allowed_actions():
+    parts, _ = sac_file.discrete_parts(SACConfig(network=NETWORK), CHOICE)
+    policy, critics = parts.policy.init(jax.random.key(0)), parts.critics.init(jax.random.key(1))
+    policy, critics = jax.tree.map(lambda w: 30.0 * w, (policy, critics))
+    rng = np.random.default_rng(0)
+    mask = np.array([[1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1]], np.uint8)
+    observation = {"x": rng.normal(size=(3, 3)).astype(np.float32), "action_mask": mask}
+    value, log_prob = parts.evaluate(policy, critics, observation, None)
+    logits = np.asarray(parts.policy.apply(policy, observation), np.float64)
+    p = np.where(mask, np.exp(logits), 0.0)
+    p /= p.sum(-1, keepdims=True)
+    every = np.asarray(parts.critics.apply(critics, observation)).min(0)
+    np.testing.assert_allclose(value, (p * every).sum(-1), rtol=1e-4)
+    np.testing.assert_allclose(log_prob, (p * np.log(np.where(p > 0, p, 1.0))).sum(-1), rtol=1e-4, atol=1e-5)
+    assert log_prob[1] == 0  # only one action: no entropy
+    action = np.array([2, 1, 0])
+    taken = parts.predict(critics, observation, action)
+    expected = np.asarray(parts.critics.apply(critics, observation))[:, np.arange(3), action]
+    np.testing.assert_array_equal(taken, expected)
+
+
+def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
+    from jsrl.agents import td3 as td3_file
+    from jsrl.networks.off_policy import critic_network, policy_network
+
+    config = TD3Config(network=NETWORK, target_noise=0.5, target_noise_clip=0.3)
+    nets = policy_network(NETWORK, REAL, deterministic=True), critic_network(NETWORK, REAL, num_critics=2)
+    parts = td3_file.Parts(config, *nets, off.action_box(REAL), None)
+    keys = jax.random.split(jax.random.key(1), 4)
+    policy = jax.tree.map(lambda w: 50.0 * w, nets[0].init(keys[0]))
+    online, target = nets[1].init(keys[1]), nets[1].init(keys[2])
+    batch, noise = off.transition(draw(REAL, num_envs=16), GAMMA), jax.random.normal(keys[3], (16, 2))
+    loss, (_, error) = td3_file.critic_loss(parts, online, (target, policy), (batch, noise), 5.0)
+
+    outputs = np.tanh(forward(jax.tree.map(np.asarray, policy), np.asarray(batch.next_observation)))
+    action = np.clip(outputs + np.clip(0.5 * np.asarray(noise), -0.3, 0.3), -1, 1)
+    assert (np.abs(action) == 1).any()  # the clip was at work
+    joint = np.concatenate([batch.next_observation, action], -1)
+    least = np.minimum(*(forward(member(target, e), joint)[:, 0] for e in range(2)))
+    goal = np.asarray(batch.reward) + np.asarray(batch.discount) * least
+    joint = np.concatenate([batch.observation, np.clip(batch.action, -1, 1)], -1)
+    value = np.stack([forward(member(online, e), joint)[:, 0] for e in range(2)])
+    np.testing.assert_allclose(error, np.abs(value - goal).mean(0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(loss, (0.5 * (value - goal) ** 2 * batch.weight).sum() / 5.0, rtol=1e-3)
+    still = jax.grad(lambda f: td3_file.critic_loss(parts, online, f, (batch, noise), 5.0)[0])((target, policy))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
+
+
+# -- updates ----------------------------------------------------------------------------------------------------------
+
+
+def changed(a, b):
+    return any((np.asarray(x) != np.asarray(y)).any() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
+
+
+def test_td3_moves_policy_and_targets_every_second_update():
+    agent, t = td3(TD3Config(network=NETWORK, policy_delay=2), REAL), draw(REAL, num_rows=1)
+    update, state, moved = jax.jit(agent.update), agent.init(jax.random.key(0)), []
+    for step in range(4):
+        new, _ = update(state, t, jax.random.key(step))
+        parts = (lambda s: s.params.weights.network), (lambda s: s.learner_params[1:]), (lambda s: s.learner_params[0])
+        moved.append([changed(part(state), part(new)) for part in parts])
+        state = new
+    assert moved == [[True, True, True], [False, False, True]] * 2
+    assert state.params.weights.updates == 4
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_weights_priorities_and_masks_reach_the_update(name):
+    make, config = MAKERS[name]
+    agent = make(config(network=NETWORK, gamma=GAMMA), REAL)
+    t = draw(REAL, num_rows=2, num_envs=16)
+    t = t._replace(sampling=np.where(np.arange(16) < 4, 0.0, 0.5).astype(np.float32))
+    update, state = jax.jit(agent.update), agent.init(jax.random.key(0))
+    one, output = update(state, t, jax.random.key(1))
+    mask = np.asarray(off.transition(t, GAMMA).mask)
+    assert output.priorities.shape == (16,)
+    assert (np.asarray(output.priorities)[mask == 0] == 0).all() and (
+        np.asarray(output.priorities)[mask == 1] > 0
+    ).all()
+    reward = t.reward + 5.0 * (np.arange(16) < 4)
+    two, other = update(state, t._replace(reward=reward.astype(np.float32)), jax.random.key(1))
+    assert not changed(one.learner_params, two.learner_params)  # columns of weight 0 teach the critics nothing
+    assert (np.asarray(other.priorities) != np.asarray(output.priorities)).any()  # but have a priority
+    full, _ = update(state, t._replace(sampling=()), jax.random.key(1))
+    assert changed(one.learner_params, full.learner_params)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_actions_are_random_until_something_was_learned(name):
+    make, config = MAKERS[name]
+    agent = make(config(network=NETWORK), REAL)
+    params = agent.init(jax.random.key(0)).params
+    observation, is_first = np.zeros((2000, 3), np.float32), np.zeros(2000, bool)
+    output, _ = jax.jit(agent.act)(params, jax.random.key(1), observation, is_first, ())
+    action = np.asarray(output.action)
+    counts, _ = np.histogram(action[:, 0], bins=10, range=(-1, 1))
+    assert abs(counts - 200).max() < 75  # uniform: a standard deviation is 13
+    learned = params._replace(weights=params.weights._replace(updates=jnp.asarray(1)))
+    output, _ = jax.jit(agent.act)(learned, jax.random.key(1), observation, is_first, ())
+    assert abs(np.asarray(output.action).mean()) < 0.1
+    if name != "sac":
+        np.testing.assert_allclose(np.asarray(output.action).std(), 0.1, rtol=0.1)
+    greedy = jax.jit(lambda p, k: agent.act(p, k, observation, is_first, (), greedy=True)[0].action)
+    np.testing.assert_array_equal(greedy(params, jax.random.key(1)), greedy(learned, jax.random.key(2)))
+    assert np.asarray(greedy(params, jax.random.key(1))).std() < 1e-6

@@ -1,0 +1,109 @@
+"""The off-policy algorithms on the probe environments, whose values are known, and the contract of agents."""
+
+import jax
+import numpy as np
+import pytest
+
+from jsrl.agents import normalization as norm
+from jsrl.agents.check import check_agent
+from jsrl.agents.ddpg import DDPGConfig, ddpg
+from jsrl.agents.sac import SACConfig, sac
+from jsrl.agents.td3 import TD3Config, td3
+from jsrl.networks.model import NetworkConfig
+from jsrl.networks.off_policy import critic_network
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from tests.agents.replayed import REAL, make_env, play
+
+pytestmark = pytest.mark.slow  # minutes of compilation in all
+
+GAMMA = 0.7
+SMALL = NetworkConfig(hidden=(32,), activation="relu")
+FAST = {"learning_rate": 3e-3, "gamma": GAMMA, "tau": 0.05, "network": SMALL}
+MAKERS = {
+    "sac": lambda spec, **o: sac(SACConfig(**FAST, **o), spec),
+    "td3": lambda spec, **o: td3(TD3Config(**FAST, **o), spec),
+    "ddpg": lambda spec, **o: ddpg(DDPGConfig(**FAST, **o), spec),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def name(request):
+    return request.param
+
+
+def make(name, env, **options):
+    if name == "sac":
+        options = {"temperature": 1e-3, "learn_temperature": False, **options}
+    return MAKERS[name](env.spec, **options)
+
+
+def values(name, state, spec, observation):
+    """Mean critic values of observations [K, ...] at action 0."""
+    count = jax.tree.leaves(state.learner_params[0])[0].shape[0]
+    critics = critic_network(SMALL, spec, num_critics=count)
+    observation = norm.normalize(state.params.moments, np.asarray(observation, np.float32))
+    if isinstance(spec.action, Discrete):
+        return np.asarray(critics.apply(state.learner_params[0], observation)).mean((0, 2))
+    action = np.zeros((len(observation), 1), np.float32)
+    return np.asarray(critics.apply(state.learner_params[0], observation, action)).mean(0)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("constant_reward", [[0.0]], [1.0], {}),
+        ("predictable_reward", [[-1.0], [1.0]], [-1.0, 1.0], {}),
+        ("delayed_reward", [[0.0], [1.0]], [GAMMA, 1.0], {}),
+        ("truncation", [[0.0]], [1 / (1 - GAMMA)], {}),
+    ],
+    ids=lambda case: case[0],
+)
+@pytest.mark.parametrize("window", [1, 3])
+def test_values_are_what_the_probe_says(name, case, window):
+    probe, observation, expected, options = case
+    env = make_env(probe, action=REAL)
+    normalized = {"normalize_observations": window == 3 and probe == "predictable_reward"}
+    played = play(make(name, env, **normalized, **options), env, num_updates=400, window=window, weights=window == 3)
+    np.testing.assert_allclose(values(name, played.state, env.spec, observation), expected, rtol=0.06, atol=0.04)
+
+
+@pytest.mark.parametrize("transform", ["clip", "rescale", "squash"])
+def test_policies_find_the_action_that_is_seen(name, transform):
+    env = make_env("continuous", action=Continuous((-2.0,), (2.0,), transform), num_envs=16)
+    played = play(make(name, env), env, num_updates=500)
+    assert played.score > 0.9, played.metrics
+
+
+def test_temperature_brings_the_entropy_to_its_target():
+    """Reward does not depend on the action, so the entropy is what the temperature makes it."""
+    env = make_env("constant_reward", action=REAL)
+    options = {"learn_temperature": True, "temperature": 0.1, "target_entropy": -0.5}
+    played = play(make("sac", env, **options), env, num_updates=1500)
+    assert abs(played.metrics["entropy"] + 0.5) < 0.15, played.metrics
+
+
+@pytest.mark.parametrize("probe", ["action_matters", "action_by_observation", "masked"])
+def test_discrete_sac_finds_the_action_that_pays(probe):
+    env = make_env(probe)
+    options = {"learn_temperature": True, "temperature": 0.1, "target_entropy": 0.05, "policy_delay": 2}
+    played = play(make("sac", env, **options), env, num_updates=600)
+    assert played.score > 0.9, played.metrics
+
+
+@pytest.mark.parametrize("transform", ["clip", "squash"])
+def test_agents_keep_the_contract(name, transform):
+    action = Continuous((-2.0, 0.0), (2.0, 1.0), transform)
+    spec = EnvSpec({"x": ArraySpec((3,), "float32"), "n": ArraySpec((2,), "int32")}, action)
+    report = check_agent(MAKERS[name](spec, normalize_observations=True), spec)
+    assert "update_ignores_masked_rows" in report.checks
+
+
+def test_agents_that_share_a_policy_and_images_keep_the_contract(name):
+    observation = {"x": ArraySpec((2, 3), "float32"), "image": ArraySpec((2, 36, 36, 1), "uint8")}
+    spec = EnvSpec(observation, REAL, num_agents=2)
+    check_agent(MAKERS[name](spec), spec, num_rows=2, num_envs=4)
+
+
+def test_discrete_sac_keeps_the_contract():
+    spec = EnvSpec({"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((4,), "uint8")}, Discrete(4))
+    check_agent(MAKERS["sac"](spec, normalize_observations=True, policy_delay=2), spec)
