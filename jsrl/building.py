@@ -21,12 +21,24 @@ def resolved_agent(experiment: Experiment) -> Any:
     return agent
 
 
+def compute_in_caller() -> None:
+    """Let what jax computes on CPU run in the thread that asks for it; nothing changes once jax has begun to compute.
+
+    By default jax hands each call to another thread and the caller waits for it, which takes longer than a small
+    network takes to act, and far longer where cores are busy.
+    """
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
 def build_agent(agent: Any, spec: Tree) -> Any:
     """Build the agent that a config or AgentReference describes, for an environment's spec.
 
     Raises:
       ConfigError: the factory cannot be found. AgentFault: it raised.
     """
+    compute_in_caller()
     if isinstance(agent, AgentReference):
         factory = agent.factory if callable(agent.factory) else resolve(Reference(agent.factory, {}))
         with agent_faults(f"factory {agent_name(agent)}"):

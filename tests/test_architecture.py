@@ -33,9 +33,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "transport": ({"types", "errors"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
     "services": ({"transport", "types", "errors"}, {"numpy", "zmq", "msgspec", "psutil", "rich", "tensorboardX"}),
     "settings": (set(), set()),
-    "experiment_checks": ({"errors", "experiment"}, set()),  # for types only
+    "experiment_checks": ({"errors", "experiment", "settings"}, set()),  # for types only
+    "replay": ({"agents", "errors", "settings", "types"}, {"jax", "numpy"}),
     "experiment": ({"envs", "types", "errors", "experiment_checks", "reference", "settings"}, set()),
-    "building": ({"errors", "experiment", "reference", "types"}, set()),
+    "building": ({"errors", "experiment", "reference", "types"}, {"jax"}),
     "workers": (
         {
             "agents",
@@ -45,6 +46,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "experiment",
             "parallel",
             "reference",
+            "replay",
             "services",
             "transport",
             "types",
@@ -86,7 +88,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 # Files that may import more than their room does, each with its reason.
 MORE: dict[str, tuple[set[str], str]] = {
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
-    "launch/replay_update.py": ({"jsrl.parallel"}, "it makes one update again, as the learner made it"),
+    "launch/replay_update.py": ({"jsrl.parallel", "jsrl.replay"}, "it makes one update again, as the learner made it"),
     "services/snapshot_orbax.py": ({"jax", "orbax", "absl"}, "Orbax is a library of jax arrays"),
 }
 

@@ -52,6 +52,7 @@ class Engine:
         self._num_slots, self._next_slot = num_slots, 0
         self._table = agent.initial_core(num_slots + 1)  # the last row is scratch, for padding
         self.has_core = bool(jax.tree.leaves(self._table))
+        self._on_accelerator = jax.default_backend() != "cpu"
         self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
         self._params: Tree = None
         self.version = -1
@@ -123,11 +124,14 @@ class Engine:
 
     def _call(self, index: np.ndarray, ids: np.ndarray, observation: Tree, is_first: np.ndarray):
         output, core, self._table = self._act(self._params, self._table, index, self._key, ids, observation, is_first)
+        if self._on_accelerator:
+            for leaf in jax.tree.leaves(output):
+                leaf.copy_to_host_async()
         # Blocks until the call is over: only then may the caller's buffers, which JAX aliases on CPU, be written again.
-        return jax.device_get((output.action, output.log_prob, output.extras)), core
+        return np.asarray(output.action), np.asarray(output.log_prob), map_tree(np.asarray, output.extras), core
 
     def _replies(self, result, requests: list[tuple[Served, Request]]) -> list[Reply]:
-        (action, log_prob, extras), core = result
+        action, log_prob, extras, core = result
         if self.has_core and any(request.wants_core for _, request in requests):
             core = jax.device_get(core)
         replies, at = [], 0
