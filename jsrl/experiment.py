@@ -22,6 +22,7 @@ from jsrl.settings import (
     EvaluatorConfig,
     InferenceConfig,
     LearnerConfig,
+    ReplayConfig,
     SnapshotConfig,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "Experiment",
     "InferenceConfig",
     "LearnerConfig",
+    "ReplayConfig",
     "SnapshotConfig",
 ]
 
@@ -87,6 +89,8 @@ class Experiment:
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    replay: ReplayConfig | None = None
+    """Where an off-policy agent's rows are kept and drawn from; None: rows are trained on as they come."""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
@@ -137,14 +141,33 @@ class Experiment:
     @property
     def total_updates(self) -> int:
         """Return the updates of the whole run."""
-        return max(1, math.ceil(self.total_env_steps / self.rows_per_update)) * self.learner.reuse
+        return max(1, math.ceil(self.total_env_steps / self.rows_per_update)) * self.updates_per_batch
+
+    @property
+    def updates_per_call(self) -> int:
+        """Return the updates of one compiled call: K with replay, else 1."""
+        replay = self.replay
+        if replay is None or replay.updates_per_call is not None:
+            return 1 if replay is None else replay.updates_per_call or 1
+        if replay.kind == "host" or replay.samples_per_insert is None:
+            return 1
+        return max(1, round(replay.samples_per_insert * self.rows_per_update / replay.batch_size))
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Return the updates that are made with one batch."""
+        return self.learner.reuse * self.updates_per_call
 
     @property
     def order(self) -> str:
         """Return which trajectories make a batch, with `auto` decided."""
         if self.learner.order != "auto":
             return self.learner.order
-        by_group = self.batch_columns == self.num_envs and (self.max_policy_lag is not None or self.deterministic)
+        if self.replay is not None and self.replay.kind == "host":
+            return "fifo"
+        on_device = self.replay is not None  # columns of its ring are environments
+        asked = self.max_policy_lag is not None or self.deterministic or on_device
+        by_group = self.batch_columns == self.num_envs and asked
         return "by_group" if by_group else "fifo"
 
     @property
@@ -161,7 +184,7 @@ class Experiment:
     def evaluation_period(self) -> int:
         """Return the updates between evaluations."""
         env_steps = self.evaluator.period_env_steps or self.total_env_steps // 40
-        return max(1, env_steps * self.learner.reuse // self.rows_per_update)
+        return max(1, env_steps * self.updates_per_batch // self.rows_per_update)
 
     @property
     def evaluation_env(self) -> EnvConfig:

@@ -10,6 +10,7 @@ from jsrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
+    from jsrl.settings import ReplayConfig
 
 
 def nearest_divisors(number: int, wanted: int) -> str:
@@ -77,6 +78,8 @@ def check(experiment: Experiment) -> None:
             f"are {e.groups}); the nearest that works is {nearest}."
         )
     _check_devices_and_lag(e)
+    if e.replay is not None:
+        _check_replay(e, e.replay)
     _ = e.evaluation_env  # made here so that an unknown option is refused before anything starts
 
 
@@ -96,7 +99,8 @@ def _check_devices_and_lag(e: Experiment) -> None:
             f"learner.order=by_group takes one trajectory of every group, but batch_envs={e.batch_columns} is not "
             f"num_envs={e.num_envs}; use learner.order=fifo, or make them equal."
         )
-    if e.max_policy_lag == 0 and e.order != "by_group":
+    through_host = e.replay is not None and e.replay.kind == "host"
+    if e.max_policy_lag == 0 and e.order != "by_group" and not through_host:
         raise ConfigError(
             "max_policy_lag=0 (synchronous) needs batches of one trajectory of every group: batch_envs equal to num_envs "
             "and learner.order auto or by_group. Otherwise allow a lag of at least 1."
@@ -115,3 +119,59 @@ def _check_devices_and_lag(e: Experiment) -> None:
         raise ConfigError(
             f"deterministic mode awaits each version, which max_policy_lag={e.max_policy_lag} does not; use 0, or serial."
         )
+
+
+def _check_replay(e: Experiment, r: ReplayConfig) -> None:
+    at_least_one = {
+        "capacity": r.capacity,
+        "batch_size": r.batch_size,
+        "window": r.window,
+        "min_size": r.min_size,
+        "num_replays": r.num_replays,
+        "threads": r.threads,
+        "updates_per_call": 1 if r.updates_per_call is None else r.updates_per_call,
+    }
+    for name, value in at_least_one.items():
+        if value < 1:
+            raise ConfigError(f"replay.{name} is {value}; it must be at least 1.")
+    if r.samples_per_insert is not None and not r.samples_per_insert > 0:
+        raise ConfigError(
+            f"replay.samples_per_insert is {r.samples_per_insert}; it must be above 0 (batch_size x updates per env step), "
+            "or None for free-running."
+        )
+    for name, share in {"alpha": r.alpha, "beta": r.beta, "beta_end": r.beta_end}.items():
+        if not 0.0 <= share <= 1.0:
+            raise ConfigError(f"replay.{name} is {share}; it must lie between 0 and 1.")
+    if r.epsilon < 0 or not r.tolerance > 0:
+        raise ConfigError(
+            f"replay.epsilon is {r.epsilon} and replay.tolerance {r.tolerance}; use 0 or more, and above 0."
+        )
+    if r.min_size > r.capacity:
+        raise ConfigError(f"replay.min_size is {r.min_size}, above replay.capacity {r.capacity}: it is never reached.")
+    if e.learner.reuse > 1:
+        raise ConfigError(f"learner.reuse is {e.learner.reuse}; with replay use replay.updates_per_call instead.")
+    devices = e.learner.num_devices or 1
+    if r.batch_size % devices:
+        raise ConfigError(
+            f"replay.batch_size={r.batch_size} cannot be split over learner.num_devices={devices}; use "
+            f"{-(-r.batch_size // devices) * devices}."
+        )
+    if r.kind == "device":
+        _check_device_replay(e, r)
+
+
+def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
+    if e.order != "by_group":
+        raise ConfigError(
+            f"replay.kind=device keeps a column for each environment, so batches hold all of them in order; leave batch_envs "
+            f"({e.batch_columns} of {e.num_envs}) and learner.order ({e.learner.order}) out, or use replay.kind=host."
+        )
+    if r.num_replays > 1:
+        raise ConfigError(f"replay.num_replays={r.num_replays} is for replay.kind=host; on the device there is one.")
+    if r.samples_per_insert is not None and r.updates_per_call is not None:
+        asked = r.samples_per_insert * e.rows_per_update / r.batch_size
+        if round(asked) != r.updates_per_call:
+            raise ConfigError(
+                f"replay.updates_per_call={r.updates_per_call}, but samples_per_insert={r.samples_per_insert:g} asks for "
+                f"{asked:g} updates per batch of {e.rows_per_update} env steps; leave one of them out."
+            )

@@ -10,7 +10,7 @@ sign of it: tests compare all shards with `replicas`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ class DataParallel:
 
     def __init__(self, update: Update, devices: Sequence[jax.Device], *, donate: bool = True) -> None:
         self.devices = tuple(devices)
-        every = list(self.devices) if jax.process_count() == 1 else None
+        every = self._every = list(self.devices) if jax.process_count() == 1 else None
         self._update = jax.pmap(
             functools.partial(update, axis_name=AXIS_NAME),
             axis_name=AXIS_NAME,
@@ -60,6 +60,13 @@ class DataParallel:
         The caller's own arrays stay valid: what a call donates is only what `place` or an earlier call returned.
         """
         return jax.block_until_ready(self._copy(self.fetch(state), np.zeros(len(self.devices))))
+
+    def make(self, init: Callable[[Array], Tree], key: Array) -> Tree:
+        """Return `init(key)`, made on all devices: nothing of it passes through the host's memory."""
+        made = jax.pmap(
+            lambda k, _: init(k), axis_name=AXIS_NAME, in_axes=(None, 0), out_axes=None, devices=self._every
+        )
+        return jax.block_until_ready(made(key, np.zeros(len(self.devices))))
 
     def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
         """Update `state` with a batch whose leaves are [D, T+1, B/D, ...] (core: [D, B/D, ...]).

@@ -62,6 +62,44 @@ class LearnerConfig:
 
 
 @dataclass(frozen=True)
+class ReplayConfig:
+    """How an off-policy agent's rows are kept and drawn: windows of `window` rows and a bootstrap row."""
+
+    kind: Literal["device", "host"] = "device"
+    """device: inside the learner's state, added and drawn in its compiled call; host: workers between actors and learner."""
+    capacity: int = 1_000_000
+    """Env steps kept, over all environments; the oldest go first."""
+    batch_size: int = 256
+    """Windows of one update."""
+    window: int = 1
+    """Rows of a window: n for n-step returns, burn-in + unroll for sequences of a recurrent agent."""
+    min_size: int = 1_000
+    """Env steps inserted before the first update."""
+    samples_per_insert: float | None = None
+    """Windows drawn per env step inserted (batch_size x updates per env step); None: free-running."""
+    tolerance: float = 0.1
+    """Share of min_size x samples_per_insert by which either side may run ahead (host)."""
+    updates_per_call: int | None = None
+    """Updates in one compiled call; None: what samples_per_insert asks for (device), or 1."""
+    prioritised: bool = False
+    """Draw windows in proportion to priority^alpha instead of evenly."""
+    alpha: float = 0.6
+    """Exponent of priorities: 0 is uniform."""
+    beta: float = 0.4
+    """Exponent of importance weights, at first."""
+    beta_end: float = 1.0
+    """Exponent of importance weights when total_env_steps are reached (linear in between; equal to beta: fixed)."""
+    epsilon: float = 1e-6
+    """Added to each priority, so that every window can be drawn."""
+    num_replays: int = 1
+    """Replay workers (host); the actors' streams are shared out over them."""
+    threads: int = 1
+    """Threads of each replay worker that draw batches (host)."""
+    save: bool = False
+    """Write the rows into snapshots, too; without, a resumed run fills its replay anew."""
+
+
+@dataclass(frozen=True)
 class EvaluatorConfig:
     """How snapshots are played without learning: own environment options, own seeds, a fixed number per slot."""
 

@@ -139,6 +139,8 @@ class EnvSpec:
       name: what messages call the environment.
       action_repeat: game frames per env step (brackets in Atari tables only; everything is counted in env steps).
       num_agents: N where several agents act in one environment and share a policy group, None for a single agent.
+      frames: where the observation is one array that stacks this many frames on its last axis, newest last, and older
+        ones are black (0) as a game begins: replay then keeps each frame once. None: it is something else.
     """
 
     observation: Tree
@@ -146,6 +148,7 @@ class EnvSpec:
     name: str = "environment"
     action_repeat: int = 1
     num_agents: int | None = None
+    frames: int | None = None
 
 
 class Trajectory(NamedTuple):

@@ -80,7 +80,10 @@ class AtariVector:
         self._life_action = actions.index(FIRE) if options.fire_reset and FIRE in actions else 0
         shape = (options.screen_size, options.screen_size, options.stack)
         action_spec = Discrete(self._num_actions)
-        self.spec = EnvSpec(ArraySpec(shape, "uint8"), action_spec, config.id, action_repeat=options.frame_skip)
+        frames = options.stack if options.stack in (2, 4, 8) else None  # _Stack makes the others black; ale-py may not
+        self.spec = EnvSpec(
+            ArraySpec(shape, "uint8"), action_spec, config.id, action_repeat=options.frame_skip, frames=frames
+        )
         self._rows = Rows(config, num_envs)
         self._metrics = Metrics(config.episode_metrics, num_envs)
         self._stack = _Stack(num_envs, *shape)

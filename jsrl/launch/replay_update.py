@@ -21,7 +21,7 @@ from jsrl.launch.plan import make_schemas
 from jsrl.reference import from_json
 from jsrl.services.runs import RunFolder
 from jsrl.services.snapshots import SnapshotStore
-from jsrl.types import Trajectory, Tree, leaves, map_trajectory, named_leaves
+from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves
 from jsrl.workers.jobs import Schemas
 from jsrl.workers.learner import FAILED_UPDATE
 
@@ -50,6 +50,7 @@ def replay_update(run: str, runs_dir: str = "runs") -> Replay:
     import jax
 
     from jsrl.parallel import data_parallel
+    from jsrl.replay.on_device import update_keys
     from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
 
     folder = RunFolder.open(run, runs_dir)
@@ -64,12 +65,15 @@ def replay_update(run: str, runs_dir: str = "runs") -> Replay:
     schemas = make_schemas(experiment)
     agent = build_agent(resolved_agent(experiment), schemas.env)
     shapes = jax.eval_shape(agent.init, stream_key(experiment.seed, INIT_STREAM))
-    template = {"state": shapes, "batch": batch_schema(experiment, schemas, int(meta["devices"]))}
+    schema = windows_schema if meta.get("windows") else batch_schema
+    template = {"state": shapes, "batch": schema(experiment, schemas, int(meta["devices"]))}
     tree = store.load("latest", template).tree
     devices = jax.local_devices()[: int(meta["devices"])]
     batch = tree["batch"] if len(devices) == int(meta["devices"]) else on_one_device(tree["batch"])
     update = data_parallel(agent.update, devices[: batch.is_first.shape[0]], donate=False)
     key = jax.random.fold_in(stream_key(experiment.seed, UPDATE_STREAM), int(meta["updates"]))
+    if meta.get("windows"):
+        key = update_keys(key, int(meta["number"]))[1]
     new_state, output = update(update.place(tree["state"]), batch, key)
     fetched, metrics = update.fetch((new_state, output.metrics))
     values = {name: float(value) for name, value in metrics.items()}
@@ -87,6 +91,20 @@ def batch_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Traj
         return np.zeros((devices, columns, *leaf.shape[1:]), leaf.dtype)
 
     return map_trajectory(rows, per_column, schemas.trajectory)
+
+
+def windows_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
+    """Return the schema of a batch of windows in device form, [D, W+1, B/D, ...]."""
+    replay = experiment.replay
+    assert replay is not None
+    columns, one = replay.batch_size // devices, schemas.trajectory
+    sampling = ArraySpec((columns,), "float32") if replay.prioritised else ()
+    version = ArraySpec(one.version.shape, "int32")  # as the device knows it
+    return map_trajectory(
+        lambda leaf: np.zeros((devices, replay.window + 1, columns, *leaf.shape[2:]), leaf.dtype),
+        lambda leaf: np.zeros((devices, columns, *leaf.shape[1:]), leaf.dtype),
+        one._replace(sampling=sampling, version=version),
+    )
 
 
 def on_one_device(batch: Trajectory) -> Trajectory:

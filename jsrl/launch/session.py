@@ -42,7 +42,7 @@ class Session:
             folder.metrics_path, tensorboard=folder.tensorboard, sinks=sinks, on_warning=display.message
         )
         self.updates = self.start_updates = start_updates
-        self.env_steps = start_updates // experiment.learner.reuse * experiment.rows_per_update
+        self.env_steps = start_updates // experiment.updates_per_batch * experiment.rows_per_update
         self.reason: str | None = None
         self.evaluation: dict[str, float] = {}
         self.curve: list[tuple[int, float]] = []

@@ -95,6 +95,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("learner/grad_norm", "global gradient norm before clipping", "-", "finite, no growing trend"),
     Metric("learner/learning_rate", "learning rate of the last gradient step", "-", "as scheduled"),
     Metric("learner/epochs_run", "epochs run before the KL stop", "count", "the configured number"),
+    Metric("replay/size", "env steps that replay holds", "steps", "rises to replay.capacity", "sum"),
+    Metric("replay/updates_made", "updates made with the last batch", "count", "0 below replay.min_size, then K"),
     Metric("ledger/produced", "trajectories committed by producers", "count", "the sum of the next three", "sum"),
     Metric("ledger/consumed", "trajectories consumed", "count", "near produced", "sum"),
     Metric("ledger/dropped", "trajectories dropped, all reasons", "count", "0, or few when async", "sum"),

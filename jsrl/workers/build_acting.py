@@ -79,7 +79,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         num_envs=e.evaluator.num_envs,
         period_updates=e.evaluation_period,
         rows_per_update=e.rows_per_update,
-        updates_per_batch=e.learner.reuse,
+        updates_per_batch=e.updates_per_batch,
         start_updates=job.origin.updates,
         step_deadline_s=e.actor.step_deadline_s,
     )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 
 import jax
 
-from jsrl.agents.base import AgentState
+from jsrl.agents.base import Agent, AgentState
 from jsrl.building import build_agent
 from jsrl.errors import ConfigError
 from jsrl.parallel import data_parallel
+from jsrl.replay.on_device import OnDevice, on_device
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import ParamsPublisher, SampleConsumer
 from jsrl.transport.params import bind_params
 from jsrl.transport.samples import bind_samples
-from jsrl.types import leaves, spec_of
+from jsrl.types import ArraySpec, leaves, map_trajectory, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.batching import BatchPlan
@@ -28,7 +31,11 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e = job.experiment
     agent = build_agent(e.agent, job.schemas.env)
-    devices = learner_devices(e.learner.num_devices, e.batch_columns)
+    columns = e.batch_columns if e.replay is None else math.gcd(e.batch_columns, e.replay.batch_size)
+    devices = learner_devices(e.learner.num_devices, columns)
+    combined = replay_on_device(agent, job)
+    if combined is not None:
+        agent = combined.agent
     plan = BatchPlan(
         order=e.order,
         groups=e.groups,
@@ -36,8 +43,8 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         columns=e.batch_columns,
         num_rows=e.rollout_length,
         devices=len(devices),
-        max_lag=e.max_policy_lag,
-        reuse=e.learner.reuse,
+        max_lag=e.max_policy_lag if e.replay is None else None,
+        reuse=e.updates_per_batch,
         start_updates=job.origin.updates,
         epoch=job.origin.epoch,
     )
@@ -46,6 +53,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         plan=plan,
         total_updates=e.total_updates,
         rows_per_update=e.rows_per_update,
+        updates_per_call=e.updates_per_call,
         check_finite=e.learner.check_finite,
         snapshot_period_s=e.snapshots.period_s,
         prefetch=e.learner.prefetch and e.placement != "serial",
@@ -61,13 +69,42 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         job.announce("params", publisher.address)
         return consumer, publisher
 
-    update = data_parallel(agent.update, devices, donate=not e.learner.check_finite)
+    donate = combined is not None or not e.learner.check_finite
+    update = data_parallel(agent.update, devices, donate=donate)
     warn = functools.partial(reporter.event, "warning")
     store = SnapshotStore(f"{job.folder}/snapshots/{STATE_STORE}", keep_last=max(3, e.snapshots.keep), on_warning=warn)
-    fresh = functools.partial(agent.init, stream_key(e.seed, INIT_STREAM))
+    pack = combined.pack if combined is not None else (lambda state: state)
+
+    def fresh() -> AgentState:
+        return pack(agent.init(stream_key(e.seed, INIT_STREAM)))
+
     state = restore(job.origin, jax.eval_shape(fresh), fresh) if job.origin.restore else None
     spec, recorder = job.schemas.trajectory, make_recorder(job)
-    return Learner(agent, update, settings, spec, connect, store, reporter, state=state, recorder=recorder)
+    return Learner(
+        agent, update, settings, spec, connect, store, reporter, state=state, replay=combined, recorder=recorder
+    )
+
+
+def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
+    """Return the agent combined with a ring of rows, where the experiment wants one on the device."""
+    e = job.experiment
+    if e.replay is None or e.replay.kind != "device":
+        return None
+    one = job.schemas.trajectory
+    rows, columns = e.rollout_length + 1, e.batch_columns
+    spec = map_trajectory(
+        lambda leaf: ArraySpec((rows, columns, *leaf.shape[2:]), leaf.dtype),
+        lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype),
+        one,
+    )
+    return on_device(
+        agent,
+        dataclasses.replace(e.replay, updates_per_call=e.updates_per_call, samples_per_insert=None),
+        spec,
+        frames=job.schemas.env.frames,
+        total_updates=e.total_updates,
+        check_finite=e.learner.check_finite,
+    )
 
 
 def learner_devices(number: int | None, columns: int) -> list[jax.Device]:

@@ -16,6 +16,7 @@ from jsrl.agents.base import Agent, AgentState
 from jsrl.errors import NonFiniteUpdate, SnapshotError
 from jsrl.parallel import DataParallel
 from jsrl.reference import spawn_environment
+from jsrl.replay.on_device import OnDevice
 from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.services.snapshots import SnapshotStore
@@ -24,6 +25,7 @@ from jsrl.types import Trajectory, make_version
 from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.batching import Batch, Batcher, BatchPlan, Prefetcher
+from jsrl.workers.learner_state import begin_state, failed_update, split_metrics
 
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 
@@ -36,6 +38,7 @@ class LearnerSettings:
     plan: BatchPlan
     total_updates: int
     rows_per_update: int
+    updates_per_call: int = 1
     check_finite: bool = True
     snapshot_period_s: float = 60.0
     prefetch: bool = True
@@ -49,6 +52,7 @@ class Learner:
     Args:
       agent: whose update. state: a restored state, or None for a fresh one. spec: schema of one group's trajectory.
       connect: () -> (sample consumer, params publisher), called when the update is compiled.
+      replay: what `agent` was combined with, where its state holds a ring of rows.
     """
 
     name = "learner"
@@ -64,10 +68,12 @@ class Learner:
         reporter: Reporter,
         *,
         state: AgentState | None = None,
+        replay: OnDevice | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self._agent, self._update, self._settings, self._spec = agent, update, settings, spec
         self._connect, self._store, self._reporter, self._restored = connect, store, reporter, state
+        self._replay, self._replay_metrics = replay, dict[str, float]()
         self.updates = settings.plan.start_updates
         self._key = stream_key(settings.seed, UPDATE_STREAM)
         self._metrics: dict[str, float] = {}
@@ -95,10 +101,8 @@ class Learner:
     def setup(self) -> None:
         """Make the state, compile the update, bind the streams, publish the first params."""
         self._reporter.stage("making the agent's state")
-        state = self._restored
-        if state is None:
-            state = jax.jit(self._agent.init)(stream_key(self._settings.seed, INIT_STREAM))
-        self._state = self._update.place(state)
+        key = stream_key(self._settings.seed, INIT_STREAM)
+        self._state = begin_state(self._agent, self._update, self._replay, self._restored, key)
         self._reporter.stage("binding streams")
         self._consumer, self._publisher = self._connect()
         prefetch = self._settings.prefetch
@@ -127,7 +131,7 @@ class Learner:
             return 0
         if self._phases.tracing:
             self._phases.mark("queue depth", self._consumer.pending())
-        for _ in range(self._settings.plan.reuse):
+        for _ in range(self._settings.plan.reuse // self._settings.updates_per_call):
             self._learn(batch)
         self._phases.enter("other")
         self._batches.recycle(batch)
@@ -140,19 +144,20 @@ class Learner:
         return self._settings.plan.reuse
 
     def _learn(self, batch: Batch) -> None:
-        """One update: apart from publishing, what the whole system is for."""
+        """One call of the update: apart from publishing, what the whole system is for."""
         self._phases.enter("update")
         key = jax.random.fold_in(self._key, self.updates)
-        before = self._state if self._settings.check_finite else None
+        before = self._state if self._settings.check_finite and self._replay is None else None
         self._state, output = self._update(self._state, batch.trajectory, key)
         metrics, params = self._update.fetch((output.metrics, self._state.params))  # waits for the update
         self._metrics = {name: float(value) for name, value in metrics.items()}
         self._phases.enter("other")
-        if before is not None:
+        if self._settings.check_finite:
             self._refuse_non_finite(before, batch)
-        self.updates += 1
+        self._metrics, self._replay_metrics = split_metrics(self._metrics)
+        self.updates += self._settings.updates_per_call
         self._trained_s = time.monotonic()
-        self._recorder.rate("updates")
+        self._recorder.rate("updates", self._settings.updates_per_call)
         self._recorder.means(self._metrics)
         self._phases.mark("updates", self.updates)
         self._publish(params)
@@ -162,17 +167,22 @@ class Learner:
         self._publisher.publish(0, self.version, jax.tree.leaves(params))
         self._phases.enter("other")
 
-    def _refuse_non_finite(self, before: AgentState, batch: Batch) -> None:
+    def _refuse_non_finite(self, before: AgentState | None, batch: Batch) -> None:
         bad = [name for name, value in self._metrics.items() if not np.isfinite(value)]
         if not bad:
             return
         folder = Path(self._settings.failure_folder)
         failure = SnapshotStore(folder)
-        tree = {"state": self._update.fetch(before), "batch": batch.trajectory}
         meta = {"updates": self.updates, "bad_metric": bad[0], "devices": self._update.num_devices}
+        if self._replay is None:
+            assert before is not None
+            tree = {"state": self._update.fetch(before), "batch": batch.trajectory}
+            self._state = before
+        else:  # the state is as it was before already
+            tree, facts = failed_update(self._replay, self._state)
+            meta |= facts
         meta["python_path"] = spawn_environment().variables["PYTHONPATH"].split(os.pathsep)
         failure.save(self.updates, tree, meta=meta, wait=True)
-        self._state = before
         self.save(wait=True)  # a resume goes on from here, with other trajectories
         raise NonFiniteUpdate(
             f"update {self.updates + 1} made {bad[0]} = {self._metrics[bad[0]]} ({len(bad)} of {len(self._metrics)} metrics "
@@ -188,7 +198,7 @@ class Learner:
     def save(self, *, wait: bool, tags: tuple[str, ...] = ("latest",)) -> None:
         """Write the whole state as a snapshot; training goes on without it when the disk does not want it."""
         self._phases.enter("snapshot")
-        state = self._update.fetch(self._state)
+        state = self._update.fetch(self._state if self._replay is None else self._replay.pack(self._state))
         meta = {"updates": self.updates, "env_steps": self.env_steps, "epoch": self._settings.plan.epoch}
         try:
             self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
@@ -214,7 +224,11 @@ class Learner:
         snapshots: dict[str, float] = {"written": queue.written, "failed": queue.failed, "superseded": queue.superseded}
         snapshots |= {"last_write_s": queue.last_write_s} if queue.written else {}
         metrics = {f"snapshots/{name}": float(value) for name, value in snapshots.items()}
-        metrics |= self._recorder.flush() | {f"ledger/{name}": float(value) for name, value in counts.items()}
+        metrics |= (
+            self._replay_metrics
+            | self._recorder.flush()
+            | {f"ledger/{name}": float(value) for name, value in counts.items()}
+        )
         return metrics, self._facts()
 
     def _facts(self) -> dict[str, Any]:

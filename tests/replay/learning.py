@@ -1,0 +1,32 @@
+"""A small off-policy agent whose update is easy to follow: least squares on row 0 of each window."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum
+
+
+def toy_agent(*, priorities: bool = True, poison: float = jnp.inf) -> Agent:
+    """Return an agent that regresses the reward on the observation; a target beyond `poison` makes its loss NaN."""
+
+    def init(key):
+        weights = {"kernel": jnp.zeros(2), "bias": jnp.zeros(())}
+        return AgentState(ActParams(weights), (), (), {"seen": jnp.zeros(())}, jnp.zeros((), jnp.int32))
+
+    def update(state, windows, key, *, axis_name=None):
+        weights = state.params.weights
+        x, y = windows.observation[0] / 50.0, windows.reward[0] / 50.0
+        weight = windows.sampling if priorities else jnp.ones_like(y)
+        error = x @ weights["kernel"] + weights["bias"] - y
+        error = jnp.where(windows.reward[0] > poison, jnp.nan, error)
+        count = psum(jnp.asarray(error.size, jnp.float32), axis_name)
+        kernel = psum((weight * error) @ x, axis_name) / count
+        bias = psum((weight * error).sum(), axis_name) / count
+        after = {"kernel": weights["kernel"] - 0.3 * kernel, "bias": weights["bias"] - 0.3 * bias}
+        extra = {"seen": state.extra["seen"] + count}
+        metrics = {"loss": masked_mean(jnp.square(error), jnp.ones_like(error), axis_name)}
+        new = AgentState(ActParams(after), (), (), extra, state.updates + 1)
+        return new, UpdateOutput(metrics, jnp.abs(error) if priorities else None)
+
+    return Agent(init, lambda batch_size: (), None, update)  # type: ignore[arg-type]

@@ -1,0 +1,138 @@
+"""An agent combined with a ring on the device: one call adds, draws and updates, in place, alike on any devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jsrl.agents.base import Agent
+from jsrl.errors import ConfigError
+from jsrl.replay.on_device import MADE, on_device, update_keys, with_replay
+from jsrl.settings import ReplayConfig
+from jsrl.types import spec_of
+from tests.replay.learning import toy_agent
+from tests.replay.streams import World
+
+N, T = 4, 5
+CONFIG = ReplayConfig(capacity=400, batch_size=16, window=1, min_size=60, updates_per_call=3, prioritised=True)
+
+
+def test_updates_begin_at_min_size_and_each_call_makes_k_of_them():
+    world = World(N, T)
+    first = world.trajectory()
+    agent = with_replay(toy_agent(), CONFIG, spec_of(first), total_updates=30)
+    update = jax.jit(agent.update, donate_argnums=0)
+    state = agent.init(jax.random.key(0))
+    losses = []
+    for step in range(12):
+        state, output = update(state, first if step == 0 else world.trajectory(), jax.random.key(step))
+        ready = (step + 1) * N * T >= CONFIG.min_size
+        assert output.metrics[MADE] == (3 if ready else 0)
+        assert output.metrics["replay/size"] == min((step + 1) * T, 99) * N
+        losses.append(float(output.metrics["loss"]))
+        assert output.priorities is None
+    assert losses[:2] == [0.0, 0.0]
+    assert state.updates == state.extra.made == 30
+    assert state.extra.agent["seen"] == 30 * 16
+    assert min(losses[2:]) > 0
+    assert 0.1 < state.params.weights["kernel"][0] < 1.1  # the truth is 1
+
+
+def test_a_call_copies_no_ring():
+    world = World(N, T)
+    config = ReplayConfig(capacity=200_000 * N, batch_size=16, min_size=1, updates_per_call=3, prioritised=True)
+    first = world.trajectory()
+    agent = with_replay(toy_agent(), config, spec_of(first))
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    memory = jax.jit(agent.update, donate_argnums=0).lower(state, first, jax.random.key(0)).compile().memory_analysis()
+    ring_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.extra.ring))
+    assert memory.alias_size_in_bytes >= 0.99 * ring_bytes
+    assert memory.temp_size_in_bytes < 0.02 * ring_bytes
+
+
+def test_a_bad_update_changes_nothing_and_can_be_made_again():
+    """The second call meets a window that makes the loss NaN: what was before it is kept, with its windows."""
+    world = World(N, T)
+    first = world.trajectory()
+    own = toy_agent(poison=40.0)
+    combined = on_device(own, CONFIG, spec_of(first))
+    update = jax.jit(combined.agent.update, donate_argnums=0)
+    state = combined.agent.init(jax.random.key(0))
+    state, _ = update(state, first, jax.random.key(0))
+    for step in range(1, 20):
+        state, output = update(state, world.trajectory(), jax.random.key(step))
+        if not np.isfinite(output.metrics["loss"]):
+            break
+    before, windows, number = jax.jit(combined.failed)(state)
+    assert number >= 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((before, state.extra.ring.tree)))
+    _, key = update_keys(jax.random.key(step), number)
+    _, output = own.update(before, windows, key)
+    assert np.isnan(output.metrics["loss"])
+    assert (windows.reward[0] > 40.0).any()
+    assert before.updates == state.updates
+
+
+def test_a_snapshot_leaves_the_rows_out_unless_asked():
+    world = World(N, T)
+    first = world.trajectory()
+    for save in (False, True):
+        config = ReplayConfig(capacity=400, batch_size=16, prioritised=True, min_size=10, save=save)
+        combined = on_device(toy_agent(), config, spec_of(first))
+        state, _ = jax.jit(combined.agent.update)(combined.agent.init(jax.random.key(0)), first, jax.random.key(1))
+        packed = combined.pack(state)
+        back = combined.unpack(packed, lambda c=combined: c.agent.init(jax.random.key(5)))
+        assert jax.tree.structure(back) == jax.tree.structure(state)
+        assert back.extra.ring.written == (T if save else 0)
+        assert back.extra.made == state.extra.made == 1
+        np.testing.assert_array_equal(back.params.weights["kernel"], state.params.weights["kernel"])
+
+
+def test_priorities_are_wanted_of_an_agent_that_gives_none():
+    world = World(N, T)
+    first = world.trajectory()
+    agent = with_replay(toy_agent(priorities=False), CONFIG, spec_of(first))
+    with pytest.raises(ConfigError, match="needs an agent that returns priorities"):
+        jax.eval_shape(agent.update, agent.init(jax.random.key(0)), first, jax.random.key(0))
+
+
+def four_devices() -> None:
+    """1 and 4 devices: the same states after the same trajectories, on every device."""
+    from jsrl.parallel import data_parallel, replicas, split_devices
+
+    assert len(jax.devices()) == 4
+    results = []
+    for devices in (jax.devices()[:1], jax.devices()):
+        world = World(N, T)
+        first = world.trajectory()
+        agent: Agent = with_replay(toy_agent(), CONFIG, spec_of(first), total_updates=30)
+        parallel = data_parallel(agent.update, devices)
+        state = parallel.place(agent.init(jax.random.key(0)))
+        for step in range(8):
+            batch = split_devices(first if step == 0 else world.trajectory(), len(devices))
+            state, _ = parallel(state, batch, jax.random.key(step))
+        for other in replicas(state)[1:]:
+            jax.tree.map(np.testing.assert_array_equal, other, replicas(state)[0])
+        results.append(parallel.fetch(state))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *results)
+    assert results[0].updates == 18
+
+
+@pytest.mark.slow
+def test_four_devices_do_what_one_does():
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PJRT_NPROC": "8", "JAX_PLATFORMS": "cpu"
+    }  # fmt: skip
+    program = "from tests.replay.test_on_device import four_devices; four_devices()"
+    root = str(Path(__file__).parents[2])
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], env=environment, cwd=root, capture_output=True, text=True,
+        timeout=200, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-4000:]
