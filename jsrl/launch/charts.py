@@ -45,7 +45,8 @@ def chart(title: str, x_label: str, series: Sequence[Series], *, from_zero: bool
     x_low, x_high = _range([one.x for one in drawn])
     bands = [one.y + sign * one.half for one in drawn if one.half is not None for sign in (-1, 1)]
     y_low, y_high = _range([*(one.y for one in drawn), *bands])
-    y_low = min(y_low, 0.0) if from_zero else y_low
+    if from_zero:
+        y_low, y_high = min(0.0, *(float(one.y.min()) for one in drawn)), y_high or 1.0
     frame = _Frame(x_low, x_high, y_low, y_high)
     parts = [*_axes(frame, x_label), *(_curve(frame, one, index) for index, one in enumerate(drawn))]
     legend = "".join(

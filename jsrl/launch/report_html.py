@@ -95,9 +95,8 @@ def curves(report: RunReport) -> list[str]:
     scores = over(env_steps, ("evaluation", "evaluator/return_mean"))
     scores = [Series(s.name, s.x, s.y, columns.get("evaluator/return_ci95", nothing)) for s in scores]
     returns = [*scores, *over(env_steps, ("training", "actor/return_mean"))]
-    rates = over(
-        wall_s, ("taken by actors", "actor/env_steps_per_s"), ("trained (reuse counted)", "learner/rows_per_s")
-    )
+    rates = over(wall_s, ("taken by actors", "actor/env_steps_per_s"))
+    rates.append(_trained(wall_s, env_steps, columns.get("learner/update_share", nothing)))
     lags = over(env_steps, ("p50", "learner/policy_lag_p50"), ("p95", "learner/policy_lag_p95"))
     shares = over(
         wall_s,
@@ -117,6 +116,14 @@ def curves(report: RunReport) -> list[str]:
         chart("Resident memory, MB", "seconds", memory, from_zero=True),
     ]
     return [one for one in drawn if one]
+
+
+def _trained(wall_s: np.ndarray, env_steps: np.ndarray, reported: np.ndarray) -> Series:
+    """Return env steps trained per second, from the counter in one line to that in the next."""
+    lines = np.flatnonzero(np.isfinite(reported))
+    passed_s, steps = np.diff(wall_s[lines]), np.diff(env_steps[lines])
+    fine = (passed_s > 0) & (steps >= 0)
+    return Series("trained", wall_s[lines][1:][fine], steps[fine] / passed_s[fine])
 
 
 def _time(report: RunReport) -> str:

@@ -26,6 +26,10 @@ from jsrl.services.tracing import Tracer
 
 _logger = logging.getLogger("jsrl.metrics")
 _RESERVOIR = 1024
+WHOLE_TIME = (
+    "_share",
+    "_per_s",
+)  # suffixes of what is a mean over the reports since the last line, not the last of them
 
 
 class Recorder:
@@ -56,11 +60,12 @@ class Recorder:
         self._clock = clock
         self._rng = np.random.default_rng(0)
         self._totals: dict[str, float] = {}
+        self._amounts: dict[str, float] = {}
         self._begin()
 
     def _begin(self) -> None:
         self._since_s = self._clock()
-        self._amounts: dict[str, float] = {}
+        self._amounts = dict.fromkeys(self._amounts, 0.0)  # what stands still has a rate of 0
         self._times: dict[str, float] = {}
         self._means: dict[str, list[float]] = {}
         self._last: dict[str, float] = {}
@@ -183,14 +188,17 @@ class _Spread:
 
 @dataclass
 class _Report:
-    """The latest report of one worker; totals hold what earlier lives of the worker had counted."""
+    """The latest report of one worker; totals hold what earlier lives of the worker had counted.
+
+    `whole` has the values since the last line of metrics that shall speak for all of the time between two lines.
+    """
 
     kind: str
     metrics: dict[str, float] = field(default_factory=dict)
     arrived_s: float = 0.0
     earlier_lives: dict[str, float] = field(default_factory=dict)
     at_last_line: dict[str, float] = field(default_factory=dict)
-    shares: dict[str, list[float]] = field(default_factory=dict)
+    whole: dict[str, list[float]] = field(default_factory=dict)
 
     def total(self, name: str) -> float:
         return self.earlier_lives.get(name, 0.0) + self.metrics.get(name, 0.0)
@@ -242,17 +250,17 @@ class MetricsHub:
         return self._clock() - self._start_s
 
     def receive(self, worker: str, kind: str, metrics: dict[str, float]) -> None:
-        """Take a worker's report; it goes into the next line (shares as the mean of all reports since the last line)."""
+        """Take a worker's report; it goes into the next line (rates and shares as means of all reports since the last)."""
         report = self._reports.setdefault(worker, _Report(kind))
         for name, value in metrics.items():
             before = report.metrics.get(name, 0.0)
             if combination(name) == "total" and value < before:  # the worker was restarted
                 report.earlier_lives[name] = report.earlier_lives.get(name, 0.0) + before
-            if name.endswith("_share"):
-                report.shares.setdefault(name, []).append(value)
+            if name.endswith(WHOLE_TIME):
+                report.whole.setdefault(name, []).append(value)
             self._fresh.add((kind, name))
         report.metrics.update(metrics)
-        report.metrics.update({name: float(np.mean(values)) for name, values in report.shares.items()})
+        report.metrics.update({name: float(np.mean(values)) for name, values in report.whole.items()})
         report.arrived_s = self._clock()
 
     def tick(self, env_steps: int, updates: int) -> Line:
@@ -260,7 +268,7 @@ class MetricsHub:
         line = {name: self._combine(kind, name) for kind, name in sorted(self._fresh)}
         self._fresh.clear()
         for report in self._reports.values():
-            report.shares.clear()
+            report.whole.clear()
             report.at_last_line = {name: report.total(name) for name in report.metrics if combination(name) == "total"}
         return self.write(line, env_steps, updates)
 

@@ -57,14 +57,23 @@ def read(path):
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
-def test_shares_in_a_line_are_means_of_all_reports_since_the_last(tmp_path, open_hub):
+def test_what_stands_still_has_a_rate_of_zero(clock):
+    recorder = Recorder("learner", clock=clock)
+    recorder.rate("rows", 300)
+    clock.now_s += 1
+    assert recorder.flush() == {"learner/rows_per_s": 300}
+    clock.now_s += 1
+    assert recorder.flush() == {"learner/rows_per_s": 0}
+
+
+def test_rates_and_shares_in_a_line_are_means_of_all_reports_since_the_last(tmp_path, open_hub):
     hub = open_hub(tmp_path / "metrics.jsonl")
     for share, rate in ((0.1, 100), (0.3, 200)):
         hub.receive("actor-0", "actor", {"actor/env_share": share, "actor/env_steps_per_s": rate})
     hub.receive("actor-1", "actor", {"actor/env_share": 0.6, "actor/env_steps_per_s": 50})
     line = hub.tick(1, 1)
     assert line["actor/env_share"] == pytest.approx(0.4)
-    assert line["actor/env_steps_per_s"] == 250
+    assert line["actor/env_steps_per_s"] == pytest.approx(150 + 50)
     hub.receive("actor-0", "actor", {"actor/env_share": 0.5})
     hub.receive("actor-1", "actor", {"actor/env_share": 0.7})
     assert hub.tick(2, 2)["actor/env_share"] == pytest.approx(0.6)
@@ -102,7 +111,7 @@ def test_recorder_reports_rates_shares_means_and_spreads(clock):
     assert all(type(value) is float for value in report.values())
     clock.now_s += 1
     recorder.count("compilations")
-    assert recorder.flush() == {"learner/compilations": 3}
+    assert recorder.flush() == {"learner/compilations": 3, "learner/rows_per_s": 0}
 
 
 def test_spread_of_very_many_values_stays_bounded_and_close(clock):

@@ -1,0 +1,127 @@
+"""Reports, traces and verdicts of real runs: served, serial, interrupted, and two whose bottleneck is forced."""
+
+from __future__ import annotations
+
+import json
+import signal
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from jsrl.launch.report import write_report
+from jsrl.services.phases import ACTIVITIES
+from jsrl.services.runs import RunFolder, read_metrics
+from tests.system.launched import FOREVER, Launched
+
+slow = pytest.mark.slow
+PATIENCE_S = 180.0  # on a machine that does much else
+
+
+def spans(run: Launched) -> dict[str, list[dict]]:
+    """Worker -> the spans of its trace."""
+    events = json.loads((run.folder / "trace.json").read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    found: dict[str, list[dict]] = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            found[names[event["pid"]]].append(event)
+    return found
+
+
+def assert_shares_add_up(run: Launched, kinds: tuple[str, ...]) -> None:
+    columns = read_metrics(run.folder / "metrics.jsonl")
+    for kind in kinds:
+        shares = [columns.get(f"{kind}/{a.name}_share") for a in ACTIVITIES[kind] if "prefetch" not in a.name]
+        total = np.nansum([share for share in shares if share is not None], axis=0)
+        reported = total[total > 0]
+        assert reported.size and np.allclose(reported, 1.0, atol=0.02), f"{kind}: {total}"
+
+
+def bottleneck(run: Launched) -> str:
+    """Stop a run, and return its verdict as one line."""
+    run.popen.send_signal(signal.SIGINT)
+    text = run.expect(130, 30.0)
+    return " ".join(text[text.index("bottleneck: ") : text.index("run folder:")].split())
+
+
+def test_a_serial_run_says_where_its_time_went(launch) -> None:
+    run = launch("--placement", "serial", "--evaluator.enabled", "--trace")
+    text = run.expect(0, 40.0)
+    assert "where time went:" in text and "bottleneck: " in text
+    assert_shares_add_up(run, ("actor", "learner", "evaluator"))
+    assert "This run is serial" in (run.folder / "report.txt").read_text()
+    assert "<svg" in (run.folder / "report.html").read_text()
+    traced = spans(run)
+    assert traced.keys() == {"learner", "actor-0", "evaluator"}
+    work = [s for own in traced.values() for s in own if s["name"] in ("env", "act", "update")]
+    work.sort(key=lambda span: span["ts"])
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(work)), "two at once"
+
+
+@slow
+def test_a_served_run_leaves_a_trace_of_all_workers_on_one_axis(launch) -> None:
+    run = launch(*FOREVER, "--evaluator.enabled", "--trace", "--trace-spans", "30000", "--num-actors", "2")
+    run.await_updates(20, PATIENCE_S)
+    run.until(lambda: len(run.lines()) >= 4, "four lines of metrics", PATIENCE_S)
+    run.popen.send_signal(signal.SIGINT)
+    text = run.expect(130, 40.0)
+    assert not (run.folder / "trace").exists()
+    traced = spans(run)
+    assert traced.keys() == {"learner", "inference-0", "actor-0", "actor-1", "evaluator"}
+    assert {"env", "transport", "wait_inference"} <= {span["name"] for span in traced["actor-0"]}
+    assert {"act", "wait"} <= {span["name"] for span in traced["inference-0"]}
+    assert {"update", "publish", "wait_batch", "snapshot"} <= {span["name"] for span in traced["learner"]}
+    assert {span["tid"] for span in traced["learner"]} == {1, 2}
+    times = {name: (own[0]["ts"], max(span["ts"] + span["dur"] for span in own)) for name, own in traced.items()}
+    for (one, (begin, end)), (other, (begin_2, end_2)) in combinations(times.items(), 2):
+        assert max(begin, begin_2) < min(end, end_2), f"{one} and {other} never ran at once: {times}"
+    assert sum(map(len, traced.values())) <= 30000 + len(traced) * 1000
+    assert_shares_add_up(run, ("actor", "inference", "learner", "evaluator"))
+    assert all(f"\n  {kind}" in text for kind in ("actors (2)", "inference (1)", "learner", "evaluator"))
+
+
+@slow
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_every_worker_of_every_road_accounts_for_its_time(launch, road: str) -> None:
+    run = launch(*FOREVER, "--evaluator.enabled", "--road", road)
+    run.until(lambda: len(run.lines()) >= 3, "three lines of metrics", PATIENCE_S)
+    run.popen.send_signal(signal.SIGINT)
+    run.expect(130, 40.0)
+    kinds = ("actor", "inference", "learner", "evaluator") + (("parameter_server",) if road == "zeromq" else ())
+    assert_shares_add_up(run, kinds)
+    assert not (run.folder / "trace.json").exists() and not (run.folder / "trace").exists()
+
+
+@slow
+def test_a_killed_run_can_be_reported_on(launch) -> None:
+    run = launch(*FOREVER, "--placement", "serial")
+    run.until(lambda: len(run.lines()) >= 3, "three lines of metrics", PATIENCE_S)
+    run.popen.kill()
+    run.popen.wait()
+    assert not (run.folder / "report.txt").exists()
+
+    write_report(RunFolder(run.folder))
+    text = (run.folder / "report.txt").read_text()
+    assert "ended: killed" in text and "This run is serial" in text
+
+
+@slow
+def test_slow_environments_are_named(launch) -> None:
+    """Each step sleeps for 20 ms, which is longer than everything else together."""
+    world = ("--env.id", "worlds:World", "--env.kwargs.step-s", "0.02", "--env.kwargs.count", "1000000000")
+    run = launch(*FOREVER, *world)
+    run.until(lambda: len(run.lines()) >= 5, "five lines of metrics", PATIENCE_S)
+    text = bottleneck(run)
+    assert "Environments limit this run" in text and "--num-actors" in text, text
+
+
+@slow
+def test_a_huge_network_is_named(launch) -> None:
+    """Forty passes over each batch through 8 million weights, with rows that may be old: actors are never behind."""
+    network = ("--agent.network.hidden", "2048,2048", "--agent.num-epochs", "40", "--agent.num-minibatches", "1")
+    limits = ("--max-policy-lag", "none", "--stop-at-return", "none", "--evaluator.enabled", "false")
+    run = launch(*FOREVER, *network, *limits, "--num-envs", "8", "--rollout-length", "32", experiment="ppo_cartpole")
+    run.until(lambda: len(run.lines()) >= 5, "five lines of metrics", PATIENCE_S)
+    text = bottleneck(run)
+    assert "Updates limit this run" in text, text
