@@ -59,11 +59,10 @@ class ServerEnd:
         """
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
+        deadline = time.monotonic() + max_wait_s
         self._gather(0.0 if self._ready else max_wait_s)
-        if not self._ready and not self._complaints:
-            deadline = time.monotonic() + max_wait_s
-            while not self._ready and not self._complaints and (left_s := deadline - time.monotonic()) > 0:
-                self._gather(left_s)
+        while not self._ready and not self._complaints and (left_s := deadline - time.monotonic()) > 0:
+            self._gather(left_s)
         if self._complaints:
             raise self._complaints.popleft()
         taken: list[ClientRequest] = []

@@ -237,9 +237,13 @@ def test_collect_gives_one_group_larger_than_max_rows(road: Road) -> None:
 
 def test_collect_waits_no_longer_than_told(road: Road) -> None:
     server = bind_inference(road.new_address(), SPEC)
-    started = time.monotonic()
-    assert server.collect(10, 0.1) == []
-    assert 0.09 <= time.monotonic() - started < 5
+    waited = []
+    for _ in range(3):  # a busy machine may be late once
+        started = time.monotonic()
+        assert server.collect(10, 0.3) == []
+        waited.append(time.monotonic() - started)
+    assert min(waited) >= 0.29
+    assert min(waited) < 0.5  # and not twice as long
     server.close()
 
 
