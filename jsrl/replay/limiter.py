@@ -1,0 +1,63 @@
+"""Samples per insert: neither side may run away from the other.
+
+Source: Cassirer et al. 2021, Reverb, arXiv 2102.04736 (SampleToInsertRatio); the same rule, counted in env steps
+inserted and windows drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Limiter:
+    """Counts insertions and draws, and says which of them may go on.
+
+    With surplus = ratio x inserted - drawn, drawing needs `min_size` env steps and a surplus of at least
+    ratio x min_size - slack after it; inserting one of at most ratio x min_size + slack.
+
+    Attributes:
+      min_size: env steps before the first draw. ratio: windows per env step, None: free-running.
+      slack: windows by which either side may run ahead. inserted: env steps so far. drawn: windows so far.
+    """
+
+    min_size: int
+    ratio: float | None
+    slack: float
+    inserted: int = 0
+    drawn: int = 0
+
+    def may_insert(self, env_steps: int) -> bool:
+        """Return whether so many env steps may be inserted now."""
+        if self.ratio is None or self.inserted < self.min_size:
+            return True
+        return self.ratio * (self.inserted + env_steps - self.min_size) - self.drawn <= self.slack
+
+    def may_draw(self, windows: int) -> bool:
+        """Return whether so many windows may be drawn now."""
+        if self.inserted < self.min_size:
+            return False
+        if self.ratio is None:
+            return True
+        return self.ratio * (self.inserted - self.min_size) - (self.drawn + windows) >= -self.slack
+
+    @property
+    def state(self) -> dict[str, int]:
+        """Return the counts, for a snapshot."""
+        return {"inserted": self.inserted, "drawn": self.drawn}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Go on from the counts of a snapshot."""
+        self.inserted, self.drawn = int(state["inserted"]), int(state["drawn"])
+
+
+def make_limiter(min_size: int, ratio: float | None, tolerance: float, *, insert_size: int, draw_size: int) -> Limiter:
+    """Return a limiter whose slack is `tolerance` of the first fill, and never so small that both sides wait.
+
+    Args:
+      min_size, ratio: see Limiter. tolerance: share of min_size x ratio.
+      insert_size: env steps that arrive together, over all streams. draw_size: windows drawn together.
+    """
+    if ratio is None:
+        return Limiter(min_size, None, 0.0)
+    return Limiter(min_size, ratio, max(tolerance * min_size * ratio, ratio * insert_size, draw_size))
