@@ -1,0 +1,49 @@
+"""The environments of works, made for other libraries from gymnasium and ale-py: the same ones that jsrl steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def make_one(asked: dict[str, Any]) -> Any:
+    """Return one gymnasium environment; Atari with ale-py's games, skip 4, 84x84 grey, 4 frames."""
+    import gymnasium
+
+    if not asked["env"].startswith("ALE/"):
+        return gymnasium.make(asked["env"])
+    import ale_py
+    from gymnasium.wrappers import AtariPreprocessing
+
+    gymnasium.register_envs(ale_py)
+    env = gymnasium.make(asked["env"], frameskip=1, repeat_action_probability=0.0)
+    return stack(AtariPreprocessing(env, noop_max=30, frame_skip=asked["frames_per_step"], screen_size=84), 4)
+
+
+def stack(env: Any, frames: int) -> Any:
+    """Return an environment whose observation is the last frames [frames, H, W], whatever the wrapper is called."""
+    from gymnasium import wrappers
+
+    if hasattr(wrappers, "FrameStackObservation"):
+        return wrappers.FrameStackObservation(env, frames)
+    return wrappers.FrameStack(env, frames)
+
+
+def make_ale_vector(asked: dict[str, Any], threads: int) -> Any:
+    """Return ale-py's vector of games, which steps and preprocesses in C++; episodes begin again in the same step."""
+    import gymnasium
+    from ale_py.vector_env import AtariVectorEnv
+
+    game = asked["env"].removeprefix("ALE/").removesuffix("-v5")
+    name = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in game).lstrip("_")
+    return AtariVectorEnv(
+        name,
+        num_envs=asked["num_envs"],
+        frameskip=asked["frames_per_step"],
+        stack_num=4,
+        img_height=84,
+        img_width=84,
+        grayscale=True,
+        repeat_action_probability=0.0,
+        num_threads=threads,
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+    )

@@ -1,0 +1,133 @@
+"""One part of a system at a time, on one core: a process of its own, which prints a line of JSON.
+
+`python benchmarks/throughput/alone.py ppo_cartpole --seconds 2 -- --rollout-length 128`: environment, inference and update
+of that experiment, all environments in one group, each in rows per second and per CPU-second. With an accelerator, the last
+two run there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def rate(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+    """Return rows per second and per CPU-second of a piece of work that returns its rows, after two calls to warm up."""
+    work()
+    work()
+    rows, begin, cpu_begin = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - begin < seconds:
+        rows += work()
+    wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
+    return rows / wall_s, rows / max(cpu_s, 1e-9)
+
+
+def split_options(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before and behind the first `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def on_one_core() -> None:
+    """Keep this process to one core and one math thread; call it before jax or numpy are imported."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
+
+
+def parts(experiment: Any) -> tuple[dict[str, Callable[[], int]], dict[str, Any]]:
+    """Return environment, inference and update as pieces of work, and what is known of them."""
+    import jax
+    import numpy as np
+
+    from benchmarks.throughput.traffic import traffic
+    from jsrl.building import build_agent, resolved_agent
+    from jsrl.envs.make import make
+    from jsrl.launch.plan import make_schemas
+    from jsrl.parallel import data_parallel, split_devices
+    from jsrl.transport.base import Request
+    from jsrl.types import make_trajectory_spec, zeros
+    from jsrl.workers.acting import Engine
+
+    schemas = make_schemas(experiment)
+    agent = build_agent(resolved_agent(experiment), schemas.env)
+    rows = experiment.num_envs
+    env = make(experiment.env, rows, 0)
+    step = env.reset()
+    engine = Engine(agent, schemas.env, num_slots=rows, sizes=[rows], seed=0)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    engine.set_params(0, [np.array(leaf) for leaf in jax.tree.leaves(state.params)])
+    served, request = engine.serve(0, rows), Request(step.observation, step.is_first)
+    action = np.array(engine.act(served, request).action)
+
+    def act() -> int:
+        engine.act(served, request)
+        return rows
+
+    def simulate() -> int:
+        env.step(action)
+        return rows
+
+    spec = make_trajectory_spec(
+        schemas.env,
+        schemas.act.extras,
+        schemas.act.core,
+        num_rows=experiment.rollout_length,
+        num_envs=experiment.batch_columns,
+    )
+    update = data_parallel(agent.update, jax.local_devices()[:1], donate=False)
+    placed, batch = update.place(state), split_devices(zeros(spec), 1)
+    key = jax.random.key(1)
+
+    def learn() -> int:
+        jax.block_until_ready(update(placed, batch, key))
+        return experiment.rows_per_update
+
+    facts = {
+        "backend": jax.default_backend(),
+        "parameters": int(sum(leaf.size for leaf in jax.tree.leaves((state.params, state.learner_params)))),
+        "traffic": traffic(experiment, schemas),
+    }
+    return {"environment": simulate, "inference": act, "update": learn}, facts
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="an experiment of run.py")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each part")
+    words, options = split_options(sys.argv[1:])
+    given = parser.parse_args(words)
+    on_one_core()
+    from run import experiments
+
+    from jsrl.errors import JsrlError
+    from jsrl.launch.command_line import parse
+    from jsrl.launch.compilation import keep_compiled_here
+
+    try:
+        experiment = parse(options, experiments()[given.name]()).experiment
+        keep_compiled_here()
+        works, facts = parts(experiment)
+        measured = {name: rate(work, given.seconds) for name, work in works.items()}
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    rows = {name: {"rows_per_s": wall, "rows_per_cpu_s": cpu} for name, (wall, cpu) in measured.items()}
+    print(json.dumps({"alone": rows, **facts}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""One benchmark from beginning to end: all arms, alternating, with what is known so far on show."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.works import PEERS, WORKS, Work, differences, jsrl_options, jsrl_work
+from benchmarks.throughput import alone, peers
+from benchmarks.throughput.end_to_end import BenchmarkError, end_to_end, last_lines, starts
+from benchmarks.throughput.progress import Progress
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.services.provenance import environment_facts
+
+ALONE_SHARE = 0.2  # of a window's seconds, for each part alone
+ALONE_LIMIT_S = 600.0
+
+
+def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
+    """Return the raw numbers of a benchmark; `further` are options of run.py for every arm of jsrl's.
+
+    Raises:
+      ConfigError: an unknown experiment, placement, peer or option. BenchmarkError: a run of jsrl's failed.
+    """
+    work = work_of(given)
+    options = (jsrl_options(work) if work else []) + further
+    placements = chosen(given.placements, ("serial", "inline", "served", "apart"), "placement")
+    experiments = {placement: experiment_of(given.name, placement, options) for placement in placements}
+    raw = header(given, options, experiments)
+    folder = peers.peers_folder(given.peers_dir)
+    arms = [] if work is None else peer_arms(given, work, folder, raw)
+    starting = min(given.starts, given.repetitions) * len(placements)
+    progress = Progress((1 + len(placements) + len(arms)) * given.repetitions + starting)
+    with progress:
+        for repetition in range(given.repetitions):
+            with progress.step("environment, inference, update alone"):
+                take_alone(raw, given, options)
+            for placement in placements:
+                with progress.step(f"jsrl {placement}") as told:
+                    run = end_to_end(given.name, placement, given.seconds, given.warm_up_s, options)
+                    raw["end_to_end"][placement].append(run)
+                    told(f"{run['env_steps_per_s']:,.0f} env steps/s")
+                if repetition < given.starts:
+                    with progress.step(f"jsrl {placement}, cold and warm start"):
+                        rows = experiments[placement].rows_per_update
+                        raw["starts"][placement].append(starts(given.name, placement, options, rows))
+            for peer, arm in arms:
+                with progress.step(f"{peer.name} {arm['setting']}") as told:
+                    told(drive_arm(peer, arm, work, given))
+    if work is not None:
+        parameters = raw["parameters"]
+        raw["work"] = jsrl_work(experiments[placements[0]], parameters)
+        raw["differences"] = differences(work, raw["work"])
+    raw["duration_s"] = time.monotonic() - raw.pop("begin_s")
+    return raw
+
+
+def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+    """Return the words of a comma-separated list.
+
+    Raises:
+      ConfigError: one of them is not known.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"there is no {what} {word!r}; there are: {', '.join(known)}.")
+    return list(dict.fromkeys(words))
+
+
+def work_of(given: argparse.Namespace) -> Work | None:
+    """Return the work that peers are to do as well; None without --against.
+
+    Raises:
+      ConfigError: this experiment is not one that is compared.
+    """
+    if not given.against:
+        return None
+    if given.name not in WORKS:
+        raise ConfigError(f"{given.name} is not compared with others; there are: {', '.join(WORKS)}.")
+    return WORKS[given.name]
+
+
+def experiment_of(name: str, placement: str, options: Sequence[str]) -> Experiment:
+    """Return the experiment that run.py makes of these words.
+
+    Raises:
+      ConfigError: no such experiment or option.
+    """
+    sys.path.insert(0, str(alone.ROOT / "experiments"))
+    from run import experiments
+
+    from jsrl.launch.command_line import parse
+
+    if name not in experiments():
+        raise ConfigError(f"there is no experiment {name!r}; there are: {', '.join(experiments())}.")
+    return parse([*options, "--placement", placement], experiments()[name]()).experiment
+
+
+def header(given: argparse.Namespace, options: list[str], experiments: dict[str, Experiment]) -> dict[str, Any]:
+    """Return what is known before anything runs."""
+    one = next(iter(experiments.values()))
+    return {
+        "name": given.name,
+        "options": options,
+        "seconds": given.seconds,
+        "warm_up_s": given.warm_up_s,
+        "repetitions": given.repetitions,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg(),
+        "facts": environment_facts(),
+        "road": one.road,
+        "group_size": {placement: e.group_size for placement, e in experiments.items()},
+        "frames_per_step": one.env.atari.frame_skip if one.env.id.startswith("ALE/") else 1,
+        "alone": [],
+        "end_to_end": {placement: [] for placement in experiments},
+        "starts": {placement: [] for placement in experiments},
+        "peers": {},
+        "begin_s": time.monotonic(),
+    }
+
+
+def take_alone(raw: dict[str, Any], given: argparse.Namespace, options: list[str]) -> None:
+    """Measure the parts in a process of their own, which keeps to one core.
+
+    Raises:
+      BenchmarkError: it failed.
+    """
+    words = [sys.executable, str(Path(alone.__file__)), given.name, "--seconds", str(given.seconds * ALONE_SHARE)]
+    ran = subprocess.run([*words, "--", *options], capture_output=True, text=True, timeout=ALONE_LIMIT_S, check=False)
+    if ran.returncode:
+        raise BenchmarkError(f"the parts alone ended with status {ran.returncode}:\n{last_lines(ran.stderr)}")
+    found = json.loads(ran.stdout.splitlines()[-1])
+    raw["alone"].append(found.pop("alone"))
+    raw |= found
+
+
+def peer_arms(
+    given: argparse.Namespace, work: Work, folder: Path, raw: dict[str, Any]
+) -> list[tuple[peers.Peer, dict[str, Any]]]:
+    """Return the peers that are there with each setting to run, after a search where it was asked for."""
+    arms = []
+    for name in chosen(given.against, PEERS, "peer"):
+        peer = peers.find(name, folder)
+        if isinstance(peer, str):
+            raw["peers"][name] = {"missing": peer}
+            continue
+        settings = peers.kept_settings(name, given.name)
+        raw["peers"][name] = {}
+        if given.peer_search:
+            tried = peers.search(peer, work, given.seconds, given.warm_up_s)
+            raw["peers"][name]["search"] = tried
+            settings = peers.choose(tried) or settings
+            peers.keep_settings(name, given.name, settings, Path(given.json or "not written").name)
+        raw["peers"][name]["arms"] = [{"setting": s, "runs": [], "errors": [], "differences": []} for s in settings]
+        arms += [(peer, arm) for arm in raw["peers"][name]["arms"]]
+    return arms
+
+
+def drive_arm(peer: peers.Peer, arm: dict[str, Any], work: Work | None, given: argparse.Namespace) -> str:
+    """Run a peer once more; a failure is kept beside what worked. Return what to show."""
+    assert work is not None
+    try:
+        result = peers.drive(peer, work, arm["setting"], given.seconds, given.warm_up_s)
+    except BenchmarkError as error:
+        arm["errors"].append(str(error))
+        return "failed"
+    arm["runs"].append(result)
+    arm["differences"] = differences(work, result["work"])
+    return f"{result['env_steps_per_s']:,.0f} env steps/s"

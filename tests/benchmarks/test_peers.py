@@ -1,0 +1,83 @@
+"""Drivers of other libraries: what they print is read, what fails is said, what is not there is named."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.works import Work
+from benchmarks.throughput import peers
+from benchmarks.throughput.end_to_end import BenchmarkError
+
+FAKE = Path(__file__).parent / "world" / "fake_peer.py"
+WORK = Work("CartPole-v1", "mlp", 9155)
+
+
+@pytest.fixture
+def fake():
+    return peers.Peer("fake", Path(sys.executable), FAKE)
+
+
+def line(**changes):
+    return json.dumps({"peer": "x", "env_steps": 600, "seconds": 2.0, "cpu_s": 3.0} | changes)
+
+
+def test_the_last_result_counts_whatever_is_printed_around_it():
+    found = peers.parse("\n".join(["{'not': json", line(env_steps=1), line(), '{"epoch": 3}', "[info] bye"]))
+    assert found["env_steps"] == 600
+    assert found["env_steps_per_s"] == 300.0
+    assert found["env_steps_per_cpu_s"] == 200.0
+
+
+def test_no_result_is_none():
+    assert peers.parse('nothing\n{"peer": "x"}\n') is None
+
+
+def test_a_driver_is_run_with_its_work_and_threads(fake):
+    found = peers.drive(fake, WORK, {"threads": 2}, 0.2, 0.05)
+    assert found["work"]["minibatch"] == 512
+    assert found["setting"] == {"threads": 2}
+    assert found["threads_seen"] == "2"
+    assert found["seconds"] >= 0.2
+    assert found["env_steps"] == 2048 * found["updates"]
+    assert 0 < found["first_update_s"] < 30
+    assert found["pss_mb"] > 1
+
+
+def test_a_driver_that_fails_is_quoted(fake):
+    with pytest.raises(BenchmarkError, match="no such thing"):
+        peers.drive(fake, WORK, {"fail": True}, 0.2, 0.05)
+
+
+def test_settings_are_tried_and_the_best_kept(fake):
+    tried = peers.search(fake, WORK, 0.1, 0.05)
+    assert [t["setting"] for t in tried] == [{"threads": 1}, {"fail": True}]
+    assert "no such thing" in tried[1]["error"]
+    assert peers.choose(tried) == [{"threads": 1}]
+
+
+def test_the_fastest_and_the_thriftiest_setting_may_differ():
+    results = [
+        {"setting": {"threads": 1}, "env_steps_per_s": 100.0, "env_steps_per_cpu_s": 90.0},
+        {"setting": {"threads": 2}, "env_steps_per_s": 120.0, "env_steps_per_cpu_s": 60.0},
+    ]
+    assert peers.choose(results) == [{"threads": 2}, {"threads": 1}]
+    assert peers.choose(results[:1]) == [{"threads": 1}]
+
+
+def test_a_peer_that_is_not_there_says_how_to_get_it(tmp_path):
+    assert "install.py sb3" in peers.find("sb3", tmp_path)
+    (tmp_path / "sb3.failed").write_text("no wheel for this machine\nmore")
+    assert peers.find("sb3", tmp_path) == "could not be installed: no wheel for this machine"
+    (tmp_path / "sb3").mkdir()
+    (tmp_path / "sb3" / "installed.json").write_text("{}")
+    assert peers.find("sb3", tmp_path).driver.is_file()
+
+
+def test_settings_that_were_kept_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "SETTINGS", tmp_path / "settings.json")
+    assert peers.kept_settings("sb3", "ppo_cartpole") == [{}]
+    peers.keep_settings("sb3", "ppo_cartpole", [{"threads": 2}], "raw.json")
+    assert peers.kept_settings("sb3", "ppo_cartpole") == [{"threads": 2}]
+    assert peers.kept_settings("sbx", "ppo_cartpole") == [{}]

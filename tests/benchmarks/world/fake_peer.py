@@ -1,0 +1,27 @@
+"""A library that trains nothing, measured as the real ones are."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "peers"))
+
+from measuring import Meter, done_work, orders
+
+if sys.argv[1] == "--settings":
+    sys.stdout.write(json.dumps([{"threads": 1}, {"fail": True}]))
+    sys.exit()
+asked = orders()
+if asked["setting"].get("fail"):
+    raise SystemExit("no such thing")
+meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+env_steps, full = 0, False
+sys.stdout.write("{ a library's own output\n")
+while not full:
+    time.sleep(0.01)
+    env_steps += asked["num_envs"] * asked["rollout"]
+    full = meter.update(env_steps)
+meter.report("fake", done_work(asked), asked["setting"], {}, threads_seen=os.environ.get("OMP_NUM_THREADS"))
+sys.stdout.write("{ bye\n")
