@@ -1,0 +1,169 @@
+"""Everything of a run but its learner: real actors and inference servers, whose trajectories are counted and dropped.
+
+Several such systems may exist side by side: one whose blocks nobody releases rests (its actors wait for room), so that arms
+can be measured in alternating blocks without being started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from jsrl.building import build_agent
+from jsrl.errors import StreamTimeout
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.launch.plan import Plan, accelerators, make_plan, process_environment
+from jsrl.launch.processes import Process, start
+from jsrl.launch.run import own_memory_folder
+from jsrl.reference import spawn_environment, to_json
+from jsrl.services.control import ControlServer, Crash, Stage
+from jsrl.transport.params import bind_params
+from jsrl.transport.samples import bind_samples
+from jsrl.types import make_version
+
+READY_S = 180.0
+WARM_S = 0.3
+
+
+class ActingSystem:
+    """The acting half of an experiment, in processes of its own; a context manager.
+
+    Args:
+      experiment: whose placement, actors, groups and road count; it acts by its first params for ever.
+      folder: for logs. actors: start the experiment's actors (False: whoever uses this asks the servers itself).
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, *, actors: bool = True) -> None:
+        free = dataclasses.replace(
+            experiment, max_policy_lag=None, stop_at_return=None, evaluator=EvaluatorConfig(enabled=False)
+        )
+        self._folder = folder / secrets.token_hex(4)
+        self._folder.mkdir(parents=True)
+        self._stack = contextlib.ExitStack()
+        self._memory = self._stack.enter_context(own_memory_folder())
+        self.plan: Plan = make_plan(free, str(self._folder), self._memory)
+        self._kinds = ("inference", "parameter-server", *(("actor",) if actors else ()))
+        self._processes: list[Process] = []
+
+    def __enter__(self) -> ActingSystem:
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.close()
+
+    def _begin(self) -> None:
+        import jax
+
+        e, learner = self.plan.experiment, self.plan.jobs[0]
+        self._control = ControlServer(f"ipc://{self._memory}/control")
+        blocks = e.ring * e.actor.blocks_per_group
+        self._consumer = bind_samples(learner.links.samples, learner.schemas.trajectory, blocks_per_producer=blocks)
+        learner.announce("samples", self._consumer.address)
+        self._publisher = bind_params(learner.links.params)
+        learner.announce("params", self._publisher.address)
+        state = jax.jit(build_agent(e.agent, learner.schemas.env).init)(jax.random.key(0))
+        params = jax.tree.leaves(jax.device_get(state.params))
+        self._publisher.publish(0, make_version(0, 0), params)
+        spawn, gpus = spawn_environment(), accelerators()
+        for job in self.plan.jobs:
+            if job.kind in self._kinds:
+                variables = process_environment(job, gpus)
+                self._processes.append(start(job, self._control.address, self._folder, spawn, variables))
+        until = time.monotonic() + READY_S
+        while not all(p.ready for p in self._processes):
+            self._hear(0.05)
+            if time.monotonic() > until:
+                raise RuntimeError(f"not ready: {[(p.name, p.stage) for p in self._processes if not p.ready]}")
+
+    def _hear(self, wait_s: float) -> None:
+        """Take what workers say; raise when one has died."""
+        by_name = {p.name: p for p in self._processes}
+        for message in self._control.poll(wait_s):
+            if isinstance(message, Crash):
+                raise RuntimeError(f"{message.worker}: {message.error}: {message.text}\n{message.trace}")
+            if isinstance(message, Stage):
+                by_name[message.worker].stage = message.stage
+        for process in self._processes:
+            if process.exit_status is not None:
+                raise RuntimeError(f"{process.name} ended ({process.exit_text()}):\n{process.last_lines()}")
+
+    def write_jobs(self) -> list[Path]:
+        """Write the actors' jobs to files, for whoever takes the actors' place; return where."""
+        self._folder.joinpath("jobs").mkdir(exist_ok=True)
+        paths = []
+        for job in self.plan.jobs:
+            if job.kind == "actor":
+                paths.append(self._folder / "jobs" / f"client-{job.index}.json")
+                paths[-1].write_text(json.dumps(to_json(job)))
+        return paths
+
+    def measure(self, seconds: float) -> dict[str, float]:
+        """Let it act for so long (and a moment before); return env steps per second, and per CPU-second of all processes."""
+        e = self.plan.experiment
+        rows = e.rollout_length * e.group_size
+        self._drain(time.monotonic() + WARM_S)
+        begin_s, begin_cpu = time.monotonic(), self.cpu_s()
+        count, last_s = self._drain(begin_s + seconds)
+        passed_s = max(last_s, begin_s + seconds) - begin_s
+        cpu_s = self.cpu_s() - begin_cpu
+        steps = count * rows
+        return {
+            "env_steps_per_s": steps / passed_s,
+            "env_steps_per_cpu_s": steps / max(cpu_s, 1e-3),
+            "cores": cpu_s / passed_s,
+        }
+
+    def _drain(self, until: float) -> tuple[int, float]:
+        """Release trajectories until then; return how many came, and when the last one did."""
+        count, last_s, hear_at = 0, time.monotonic(), time.monotonic()
+        while (now := time.monotonic()) < until:
+            if now >= hear_at:
+                hear_at = now + 0.2
+                self._hear(0.0)
+            try:
+                self._consumer.release(self._consumer.get(min(until - now, 0.1)))
+                count, last_s = count + 1, time.monotonic()
+            except StreamTimeout:
+                continue
+        return count, last_s
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds that its processes took so far."""
+        times = [psutil.Process(p.popen.pid).cpu_times() for p in self._processes if p.popen.pid]
+        return sum(t.user + t.system for t in times)
+
+    def close(self) -> None:
+        """End the processes and remove the memory."""
+        for process in self._processes:
+            process.kill()
+        for end in ("_consumer", "_publisher", "_control"):
+            if hasattr(self, end):
+                getattr(self, end).close()
+        self._stack.close()
+
+
+def facts_of(experiment: Experiment) -> dict[str, Any]:
+    """Return how an experiment's environments are shared out, for records."""
+    e = experiment
+    return {
+        "placement": e.placement,
+        "num_envs": e.num_envs,
+        "actors": e.actors,
+        "ring": e.ring,
+        "slots_per_group": e.group_size,
+        "rollout_length": e.rollout_length,
+        "road": e.road,
+    }
