@@ -228,6 +228,8 @@ WHO = {
 def _environments_text(e: Evidence) -> str:
     spent = f"actors spend {percent(e.share('actor', 'env'))} of their time stepping and {learner_waits_text(e)}"
     text = f"Environments limit this run: {spent}; {cores_text(e)}"
+    if e.full and e.others > e.cores_used:
+        return text + ". On an idle machine they would have more of it."
     if e.full:
         return text + ", so more actors will not help here; a faster environment would (--env.backend, fewer wrappers)."
     if e.cpu and e.cpu_per_actor < 0.5:

@@ -52,7 +52,7 @@ CASES: list[tuple[str, dict[str, float], Facts, tuple[str, ...]]] = [
         "environments",
         measured({"actor": 0.3, "learner": 0.2, "inference": 0.1}, others=1.4, actor=STEPPING, learner=STARVED),
         TWO,
-        ("both cores are busy (other programs take 1.4)", "will not help"),
+        ("both cores are busy (other programs take 1.4)", "idle machine"),
     ),
     (
         "environments",

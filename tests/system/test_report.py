@@ -29,6 +29,11 @@ def spans(run: Launched) -> dict[str, list[dict]]:
     return found
 
 
+def reports(run: Launched) -> int:
+    """How many lines of metrics have a learner's report in them."""
+    return sum("learner/update_share" in line for line in run.lines())
+
+
 def assert_shares_add_up(run: Launched, kinds: tuple[str, ...]) -> None:
     columns = read_metrics(run.folder / "metrics.jsonl")
     for kind in kinds:
@@ -63,7 +68,7 @@ def test_a_serial_run_says_where_its_time_went(launch) -> None:
 def test_a_served_run_leaves_a_trace_of_all_workers_on_one_axis(launch) -> None:
     run = launch(*FOREVER, "--evaluator.enabled", "--trace", "--trace-spans", "30000", "--num-actors", "2")
     run.await_updates(20, PATIENCE_S)
-    run.until(lambda: len(run.lines()) >= 4, "four lines of metrics", PATIENCE_S)
+    run.until(lambda: reports(run) >= 4, "lines of a learner", PATIENCE_S)
     run.popen.send_signal(signal.SIGINT)
     text = run.expect(130, 40.0)
     assert not (run.folder / "trace").exists()
@@ -85,7 +90,7 @@ def test_a_served_run_leaves_a_trace_of_all_workers_on_one_axis(launch) -> None:
 @pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
 def test_every_worker_of_every_road_accounts_for_its_time(launch, road: str) -> None:
     run = launch(*FOREVER, "--evaluator.enabled", "--road", road)
-    run.until(lambda: len(run.lines()) >= 3, "three lines of metrics", PATIENCE_S)
+    run.until(lambda: reports(run) >= 3, "lines of a learner", PATIENCE_S)
     run.popen.send_signal(signal.SIGINT)
     run.expect(130, 40.0)
     kinds = ("actor", "inference", "learner", "evaluator") + (("parameter_server",) if road == "zeromq" else ())
@@ -96,14 +101,14 @@ def test_every_worker_of_every_road_accounts_for_its_time(launch, road: str) -> 
 @slow
 def test_a_killed_run_can_be_reported_on(launch) -> None:
     run = launch(*FOREVER, "--placement", "serial")
-    run.until(lambda: len(run.lines()) >= 3, "three lines of metrics", PATIENCE_S)
+    run.until(lambda: reports(run) >= 3, "lines of a learner", PATIENCE_S)
     run.popen.kill()
     run.popen.wait()
     assert not (run.folder / "report.txt").exists()
 
     write_report(RunFolder(run.folder))
     text = (run.folder / "report.txt").read_text()
-    assert "ended: killed" in text and "This run is serial" in text
+    assert "ended: killed" in text and "This run is serial" in text, text
 
 
 @slow
@@ -111,9 +116,10 @@ def test_slow_environments_are_named(launch) -> None:
     """Each step sleeps for 20 ms, which is longer than everything else together."""
     world = ("--env.id", "worlds:World", "--env.kwargs.step-s", "0.02", "--env.kwargs.count", "1000000000")
     run = launch(*FOREVER, *world)
-    run.until(lambda: len(run.lines()) >= 5, "five lines of metrics", PATIENCE_S)
+    run.until(lambda: reports(run) >= 5, "lines of a learner", PATIENCE_S)
     text = bottleneck(run)
-    assert "Environments limit this run" in text and "--num-actors" in text, text
+    assert "Environments limit this run" in text, text
+    assert "--num-actors" in text or "other programs" in text, text  # advice, if this machine had room for it
 
 
 @slow
@@ -122,6 +128,6 @@ def test_a_huge_network_is_named(launch) -> None:
     network = ("--agent.network.hidden", "2048,2048", "--agent.num-epochs", "40", "--agent.num-minibatches", "1")
     limits = ("--max-policy-lag", "none", "--stop-at-return", "none", "--evaluator.enabled", "false")
     run = launch(*FOREVER, *network, *limits, "--num-envs", "8", "--rollout-length", "32", experiment="ppo_cartpole")
-    run.until(lambda: len(run.lines()) >= 5, "five lines of metrics", PATIENCE_S)
+    run.until(lambda: reports(run) >= 5, "lines of a learner", PATIENCE_S)
     text = bottleneck(run)
     assert "Updates limit this run" in text, text
