@@ -135,7 +135,7 @@ def propose(space: Space, trials: Sequence[Trial]) -> Setting | None:
 def openings(space: Space) -> list[Setting]:
     """Return what is measured before there is a model: the default, and each placement with few and with many workers."""
     chosen: dict[Any, Setting] = {key_of(space.default): space.default}
-    for own in _plain_by_placement(space).values():
+    for own in space.grid().values():
         points = space.coordinates(own)
         central = own[int(np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1)))]
         chosen.setdefault(key_of(central), central)
@@ -144,19 +144,6 @@ def openings(space: Space) -> list[Setting]:
             far = own[int(np.argmax(distances))]
             chosen.setdefault(key_of(far), far)
     return list(chosen.values())
-
-
-def _plain_by_placement(space: Space) -> dict[Any, list[Setting]]:
-    """Return, by placement, the candidates whose details are those of the placement's first candidate."""
-    details = [k.name for k in space.knobs if k.detail]
-    usual: dict[Any, Setting] = {}
-    plain: dict[Any, list[Setting]] = {}
-    for setting in space.candidates:
-        placement = setting.get("placement")
-        first = usual.setdefault(placement, setting)
-        if all(setting.get(name) == first.get(name) for name in details):
-            plain.setdefault(placement, []).append(setting)
-    return plain
 
 
 # -- the model --------------------------------------------------------------------------------------------------------

@@ -57,6 +57,18 @@ class Space:
     default: Setting
     candidates: tuple[Setting, ...]
 
+    def grid(self) -> dict[Any, list[Setting]]:
+        """Return, by placement, the candidates whose details are at their default: what an exhaustive grid would try."""
+        details = [k.name for k in self.knobs if k.detail]
+        usual: dict[Any, Setting] = {}
+        found: dict[Any, list[Setting]] = {}
+        for setting in self.candidates:  # of every placement the first has all details at their default
+            placement = setting.get("placement")
+            first = usual.setdefault(placement, setting)
+            if all(setting.get(name) == first.get(name) for name in details):
+                found.setdefault(placement, []).append(setting)
+        return found
+
     def coordinates(self, settings: Iterable[Setting]) -> np.ndarray:
         """Return settings as points [S, X] in which a distance of 1 is one step of an ordinary knob."""
         return np.array([[x for knob in self.knobs for x in _coordinate(knob, setting)] for setting in settings])

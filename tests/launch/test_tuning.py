@@ -112,6 +112,20 @@ def test_the_batch_is_tuned_only_when_asked_for():
     assert {with_setting(PPO, s).num_envs for s in fixed.candidates} == {16}
 
 
+def test_the_grid_has_every_detail_at_its_default():
+    space = space_of(2)
+    grid = space.grid()
+    assert {name: len(own) for name, own in grid.items()} == {
+        "serial": 1,
+        "inline": 12,
+        "served": 12,
+    }  # 3 actors: 64 / 3
+    for own in grid.values():
+        assert {s["num-inference-servers"] for s in own if "num-inference-servers" in s} <= {1}
+        assert {s["learner.threads"] for s in own if "learner.threads" in s} <= {None}
+    assert key_of(space.default) in {key_of(s) for s in grid["served"]}
+
+
 def test_a_knob_that_is_not_of_ours_can_be_added():
     """The space is data: another algorithm adds its own knobs."""
     knobs = (*make_knobs(PPO, Machine(2)), Knob("rollout-length", (64, 128, 256)))
@@ -141,12 +155,7 @@ def advice_of(space: Space, trials: list[Trial]):
 
 def small_grid(space: Space) -> Space:
     """Placements, actors and rings with every detail as it is by default: what an exhaustive grid would try."""
-    details = [k.name for k in space.knobs if k.detail]
-    usual: dict = {}
-    for setting in space.candidates:
-        usual.setdefault(setting["placement"], setting)
-    plain = [s for s in space.candidates if all(s.get(d) == usual[s["placement"]].get(d) for d in details)]
-    return dataclasses.replace(space, candidates=tuple(plain))
+    return dataclasses.replace(space, candidates=tuple(s for own in space.grid().values() for s in own))
 
 
 def regrets(cores: int, seeds: range, noise: float, total_s: float = 180.0) -> np.ndarray:
