@@ -11,6 +11,7 @@ from jsrl.experiment import Experiment
 from jsrl.launch.options import differences
 from jsrl.services.runs import RunFolder
 from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.transport.segment import try_lock
 from jsrl.workers.jobs import Origin
 
@@ -73,7 +74,8 @@ def open_resumed(resume: str, runs_dir: str | os.PathLike[str]) -> tuple[RunFold
         latest = store.meta("latest")
     except SnapshotError as error:
         raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error
-    epoch = int(latest["epoch"]) + 1
+    life = read_page(folder.path / LEDGER)
+    epoch = max(int(latest["epoch"]), life.epoch if life else 0) + 1
     return folder, Origin(epoch, int(latest["updates"]), f"{store.folder}@latest")
 
 

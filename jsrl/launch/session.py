@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -9,13 +10,15 @@ from typing import Any
 
 import psutil
 
+from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
-from jsrl.launch.result import Result
+from jsrl.launch.result import Result, ledger_text
 from jsrl.services.control import Event, Report
 from jsrl.services.display import Display
 from jsrl.services.display_state import DisplayState
 from jsrl.services.metrics import MetricsHub
 from jsrl.services.runs import RunFolder
+from jsrl.transport.ledger_page import LEDGER, read_page
 
 LINE_S = 1.0
 
@@ -122,7 +125,9 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """Note that the run failed: result.json says so, and so does the controller's log."""
         self.reason, self.finished_s = "failed", self.finished_s or time.monotonic()
-        self.result(f"{type(error).__name__}: {error}")
+        ledger = self.result(f"{type(error).__name__}: {error}").ledger
+        if ledger:
+            self.display.message(f"ledger: {ledger_text(ledger)}")
 
     def stage(self, worker: str, stage: str) -> None:
         """Note which stage a worker is in; `ready` ends its start."""
@@ -160,7 +165,13 @@ class Session:
         )
 
     def result(self, error: str = "") -> Result:
-        """Return the outcome, and write it down as result.json, which keeps the error of a failed run as well."""
+        """Return the outcome, and write it down as result.json, which keeps the error of a failed run as well.
+
+        The ledger is what the page in the run folder says, which also a killed learner has left up to date.
+        """
+        with contextlib.suppress(SnapshotError):
+            life = read_page(self.folder.path / LEDGER)
+            self.ledger = life.ledger.counts if life else self.ledger
         result = Result(
             folder=self.folder.path,
             ended=self.reason or "interrupted",

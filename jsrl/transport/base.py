@@ -9,7 +9,7 @@ two ends meet; SpecMismatch names the leaf that differs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -121,10 +121,29 @@ class Ledger:
     dropped: dict[str, int] | None = None
     in_flight: int = 0
 
+    def arrive(self) -> None:
+        """Count one trajectory as produced, and as in flight."""
+        self.produced += 1
+        self.in_flight += 1
+
+    def settle(self, outcome: str, count: int = 1) -> None:
+        """Count what became of `count` trajectories in flight: `consumed`, or a reason for dropping."""
+        self.in_flight -= count
+        if outcome == "consumed":
+            self.consumed += count
+        else:
+            self.drop(outcome, count)
+
     def drop(self, reason: str, count: int = 1) -> None:
         """Count `count` trajectories as dropped for `reason`."""
         self.dropped = self.dropped or {}
         self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Return the ledger as plain values."""
+        dropped = dict(self.dropped or {})
+        return {"produced": self.produced, "consumed": self.consumed, "in_flight": self.in_flight, "dropped": dropped}
 
     @property
     def balanced(self) -> bool:

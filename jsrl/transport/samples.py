@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from jsrl.transport.address import parse_address
-from jsrl.transport.base import ProducerId, SampleConsumer, SampleProducer
+from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.types import Tree
 
 
 def bind_samples(
-    address: str, schema: Tree, *, blocks_per_producer: int | None = None, allow_remote: bool = False
+    address: str,
+    schema: Tree,
+    *,
+    blocks_per_producer: int | None = None,
+    allow_remote: bool = False,
+    ledger: Ledger | None = None,
 ) -> SampleConsumer:
     """Return the reading end of a sample stream; its `address` is what producers connect to.
 
@@ -18,6 +23,7 @@ def bind_samples(
       blocks_per_producer: how many trajectories of one producer may be written, on their way or lent at once; None: two
         per group.
       allow_remote: let a tcp address be reached from other hosts (the stream is not encrypted).
+      ledger: to count in, such as that of the learner's lives before this one; None: a new one.
 
     Raises:
       ConfigError: the address is unknown, in use, or too little memory is left.
@@ -26,15 +32,17 @@ def bind_samples(
     if parsed.road == "local":
         from jsrl.transport.samples_local import LocalSampleConsumer
 
-        return LocalSampleConsumer(parsed.name, schema, blocks_per_producer=blocks_per_producer)
+        return LocalSampleConsumer(parsed.name, schema, blocks_per_producer=blocks_per_producer, ledger=ledger)
     if parsed.road == "shm":
         from jsrl.transport.samples_shared import SharedSampleConsumer
 
-        return SharedSampleConsumer(parsed.folder, parsed.name, schema, blocks_per_producer=blocks_per_producer)
+        return SharedSampleConsumer(
+            parsed.folder, parsed.name, schema, blocks_per_producer=blocks_per_producer, ledger=ledger
+        )
     from jsrl.transport.samples_zmq_consumer import ZmqSampleConsumer
 
     return ZmqSampleConsumer(
-        parsed.endpoint, schema, blocks_per_producer=blocks_per_producer, allow_remote=allow_remote
+        parsed.endpoint, schema, blocks_per_producer=blocks_per_producer, allow_remote=allow_remote, ledger=ledger
     )
 
 

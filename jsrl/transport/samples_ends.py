@@ -112,9 +112,9 @@ class ProducerEnd:
 class SampleQueue:
     """Committed trajectories, waiting or lent, and the ledger of their hop. Any thread may add to it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, ledger: Ledger | None = None) -> None:
         self.address = address
-        self.ledger = Ledger(dropped={})
+        self.ledger = ledger or Ledger(dropped={})
         self.changed = threading.Condition()
         self._waiting: deque[tuple[Lease, Any]] = deque()
         self._lent: dict[Entry, Any] = {}
@@ -128,11 +128,10 @@ class SampleQueue:
     def add(self, trajectory: Trajectory, entry: Entry, token: Any) -> None:
         """Take in a committed trajectory; `token` says where its memory goes back to."""
         with self.changed:
-            self.ledger.produced += 1
+            self.ledger.arrive()
             if self.closed:
-                self.ledger.drop("closed")
+                self.ledger.settle("closed")
                 return
-            self.ledger.in_flight += 1
             self._waiting.append((Lease(trajectory, entry), token))
             self.changed.notify_all()
 
@@ -194,11 +193,7 @@ class SampleQueue:
             token = self._lent.pop(lease.entry, None)
             if token is None:
                 raise StreamError(f"{self.address}: {lease.entry} is not lent; every lease is released exactly once.")
-            self.ledger.in_flight -= 1
-            if outcome == "consumed":
-                self.ledger.consumed += 1
-            else:
-                self.ledger.drop(outcome)
+            self.ledger.settle(outcome)
             return token
 
     def close(self) -> bool:
@@ -208,8 +203,7 @@ class SampleQueue:
                 return False
             self.closed = True
             if self.ledger.in_flight:
-                self.ledger.drop("closed", self.ledger.in_flight)
-            self.ledger.in_flight = 0
+                self.ledger.settle("closed", self.ledger.in_flight)
             self._waiting.clear()
             self._lent.clear()
             self.changed.notify_all()

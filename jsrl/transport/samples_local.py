@@ -102,12 +102,14 @@ class LocalSampleProducer(ProducerEnd):
 class LocalSampleConsumer:
     """The reading end of `local:NAME`; the blocks are arrays of this process."""
 
-    def __init__(self, name: str, schema: Tree, *, blocks_per_producer: int | None = None):
+    def __init__(
+        self, name: str, schema: Tree, *, blocks_per_producer: int | None = None, ledger: Ledger | None = None
+    ):
         self.address = f"local:{check_name(name, 'stream')}"
         self.schema = schema
         self.leaves = flatten_schema(schema)
         self.layout: Layout = make_layout(self.leaves)
-        self.queue = SampleQueue(self.address)
+        self.queue = SampleQueue(self.address, ledger)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._admissions = Admissions()
         self._producers: dict[ProducerId, LocalSampleProducer] = {}

@@ -130,7 +130,15 @@ class _Peer:
 class SharedSampleConsumer:
     """The reading end of `shm:FOLDER/NAME`; it makes and removes all the files."""
 
-    def __init__(self, folder: str | Path, name: str, schema: Tree, *, blocks_per_producer: int | None = None):
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        schema: Tree,
+        *,
+        blocks_per_producer: int | None = None,
+        ledger: Ledger | None = None,
+    ):
         self._folder = make_folder(folder)
         self._name = check_name(name, "stream")
         self.address = f"shm:{self._folder / name}"
@@ -138,7 +146,7 @@ class SharedSampleConsumer:
         self.leaves = flatten_schema(schema)
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._queue = SampleQueue(self.address)
+        self._queue = SampleQueue(self.address, ledger)
         self._admissions = Admissions()
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the greeter's thread adds peers

@@ -52,7 +52,13 @@ class ZmqSampleConsumer:
     """
 
     def __init__(
-        self, endpoint: str, schema: Tree, *, blocks_per_producer: int | None = None, allow_remote: bool = False
+        self,
+        endpoint: str,
+        schema: Tree,
+        *,
+        blocks_per_producer: int | None = None,
+        allow_remote: bool = False,
+        ledger: Ledger | None = None,
     ):
         check_reach(endpoint, allow_remote)
         self.schema = schema
@@ -77,7 +83,7 @@ class ZmqSampleConsumer:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._queue = SampleQueue(self.address)
+        self._queue = SampleQueue(self.address, ledger)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
         self._thread.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from pathlib import Path
 
 import jax
 
@@ -14,7 +15,8 @@ from jsrl.errors import ConfigError
 from jsrl.parallel import data_parallel
 from jsrl.replay.on_device import OnDevice, on_device
 from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.base import ParamsPublisher, SampleConsumer
+from jsrl.transport.base import Ledger, ParamsPublisher, SampleConsumer
+from jsrl.transport.ledger_page import LEDGER, begin_life, continued
 from jsrl.transport.params import bind_params
 from jsrl.transport.samples import bind_samples
 from jsrl.types import ArraySpec, leaves, map_trajectory, spec_of
@@ -36,6 +38,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     combined = replay_on_device(agent, job)
     if combined is not None:
         agent = combined.agent
+    epoch, trained, ledger = begin_counting(job, reporter)
     plan = BatchPlan(
         order=e.order,
         groups=e.groups,
@@ -46,7 +49,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         max_lag=e.max_policy_lag if e.replay is None else None,
         reuse=e.updates_per_batch,
         start_updates=job.origin.updates,
-        epoch=job.origin.epoch,
+        epoch=epoch,
     )
     settings = LearnerSettings(
         seed=e.seed,
@@ -59,11 +62,13 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         prefetch=e.learner.prefetch and e.placement != "serial",
         poll_s=job.poll_s,
         failure_folder=f"{job.folder}/{FAILED_UPDATE}",
+        start_trained=trained,
     )
 
     def connect() -> tuple[SampleConsumer, ParamsPublisher]:
         blocks = e.ring * e.actor.blocks_per_group
-        consumer = bind_samples(job.links.samples, job.schemas.trajectory, blocks_per_producer=blocks)
+        schema = job.schemas.trajectory
+        consumer = bind_samples(job.links.samples, schema, blocks_per_producer=blocks, ledger=ledger)
         job.announce("samples", consumer.address)
         publisher = bind_params(job.links.params)
         job.announce("params", publisher.address)
@@ -83,6 +88,26 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     return Learner(
         agent, update, settings, spec, connect, store, reporter, state=state, replay=combined, recorder=recorder
     )
+
+
+def begin_counting(job: Job, reporter: Reporter) -> tuple[int, int, Ledger]:
+    """Return (epoch, trajectories that the restored state was trained on, ledger of all lives) of a learner that starts.
+
+    The epoch rises on the disk at each start, also where no snapshot was written since the last one, so that no two lives
+    of a run ever publish under the same version.
+    """
+    saved = None
+    if job.origin.restore and not job.origin.params_only:
+        folder, _, selector = job.origin.restore.rpartition("@")
+        saved = SnapshotStore(folder).meta(selector).get("ledger")
+    trained = int(saved["trained"]) if saved else 0
+    try:
+        epoch, ledger = begin_life(Path(job.folder) / LEDGER, job.origin.epoch, saved)
+    except OSError as error:
+        text = f"the ledger cannot be kept in {job.folder} ({error}); this life counts in memory only"
+        reporter.event("warning", text)
+        return job.origin.epoch, trained, continued(None, saved)
+    return epoch, trained, ledger
 
 
 def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:

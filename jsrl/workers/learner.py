@@ -32,7 +32,10 @@ FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update t
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """What a learner has to know: seed, how batches are made, when it ends, and where snapshots go."""
+    """What a learner has to know: seed, how batches are made, when it ends, and where snapshots go.
+
+    `start_trained`: trajectories that the state it begins with was trained on.
+    """
 
     seed: int
     plan: BatchPlan
@@ -44,6 +47,7 @@ class LearnerSettings:
     prefetch: bool = True
     poll_s: float = 0.1
     failure_folder: str = ""
+    start_trained: int = 0
 
 
 class Learner:
@@ -75,6 +79,7 @@ class Learner:
         self._connect, self._store, self._reporter, self._restored = connect, store, reporter, state
         self._replay, self._replay_metrics = replay, dict[str, float]()
         self.updates = settings.plan.start_updates
+        self._trained = settings.start_trained
         self._key = stream_key(settings.seed, UPDATE_STREAM)
         self._metrics: dict[str, float] = {}
         self.recorder = self._recorder = recorder or Recorder("learner")
@@ -133,6 +138,7 @@ class Learner:
             self._phases.mark("queue depth", self._consumer.pending())
         for _ in range(self._settings.plan.reuse // self._settings.updates_per_call):
             self._learn(batch)
+        self._trained += self._settings.plan.columns // self._settings.plan.group_size
         self._phases.enter("other")
         self._batches.recycle(batch)
         self._recorder.spread("policy_lag", batch.lags)
@@ -199,7 +205,8 @@ class Learner:
         """Write the whole state as a snapshot; training goes on without it when the disk does not want it."""
         self._phases.enter("snapshot")
         state = self._update.fetch(self._state if self._replay is None else self._replay.pack(self._state))
-        meta = {"updates": self.updates, "env_steps": self.env_steps, "epoch": self._settings.plan.epoch}
+        meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
+        meta |= {"epoch": self._settings.plan.epoch, "ledger": self._counts() | {"trained": self._trained}}
         try:
             self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
         except SnapshotError as error:
@@ -232,13 +239,11 @@ class Learner:
         return metrics, self._facts()
 
     def _facts(self) -> dict[str, Any]:
-        ledger = self._consumer.ledger
-        counts = {"produced": ledger.produced, "consumed": ledger.consumed, "in_flight": ledger.in_flight}
-        return {
-            "updates": self.updates,
-            "env_steps": self.env_steps,
-            "ledger": counts | {"dropped": dict(ledger.dropped or {})},
-        }
+        return {"updates": self.updates, "env_steps": self.env_steps, "ledger": self._counts()}
+
+    def _counts(self) -> dict[str, Any]:
+        """Return the ledger of all lives of this run."""
+        return self._consumer.ledger.counts
 
     def command(self, command: Command) -> None:
         """Obey `snapshot`."""

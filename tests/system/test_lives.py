@@ -1,0 +1,121 @@
+"""The ledger over all lives of a run: nothing is unaccounted for, however its processes are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.ledger_page import LEDGER, Life, read_page
+from jsrl.types import version_epoch
+from tests.system.launched import FOREVER, Launched
+
+pytestmark = pytest.mark.slow
+SNAPSHOTS = ("--snapshots.period-s", "0.5")
+
+
+def kill_learner(run: Launched) -> None:
+    run.workers()["learner"].kill()
+    text = run.expect(1, 20.0)
+    assert "WorkerDied: learner" in text and "balanced" in text, text
+
+
+def kill_everything(run: Launched) -> None:
+    workers = run.workers()
+    os.kill(run.popen.pid, signal.SIGKILL)
+    for process in workers.values():
+        process.kill()
+    run.popen.wait()
+    while run.left_processes():
+        time.sleep(0.02)
+
+
+def life_of(run: Launched) -> Life:
+    """What the page of a run that has ended tells."""
+    life = read_page(run.folder / LEDGER)
+    assert life is not None and life.ledger.balanced and life.ledger.in_flight >= 0, life
+    return life
+
+
+def await_life(run: Launched, after: int) -> Life:
+    """Wait until the learner of a later epoch counts."""
+
+    def begun() -> Life | None:
+        life = read_page(run.folder / LEDGER)
+        return life if life is not None and life.epoch > after else None
+
+    return run.until(begun, f"an epoch after {after}")
+
+
+def await_batch(run: Launched, consumed: int) -> None:
+    """Wait until more than `consumed` trajectories are."""
+
+    def came() -> bool:
+        life = read_page(run.folder / LEDGER)
+        return life is not None and life.ledger.consumed > consumed
+
+    run.until(came, "a batch")
+
+
+def resume(launch, run: Launched, *arguments: str) -> Launched:
+    return launch("--resume", str(run.folder), *arguments, experiment="", runs_dir=run.runs_dir)
+
+
+def snapshot_of(folder: Path) -> dict:
+    return SnapshotStore(folder / "snapshots" / "state").meta("latest")
+
+
+@pytest.mark.parametrize("kill", [kill_learner, kill_everything])
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_the_ledger_goes_on_over_three_lives(launch, kill, road: str) -> None:
+    run = launch(*FOREVER, *SNAPSHOTS, "--road", road)
+    run.await_updates()
+    produced = epoch = consumed = 0
+    for number in range(3):
+        await_batch(run, consumed + 10)
+        tags = run.folder / "snapshots" / "state" / "tags" / "latest.json"
+        run.until(tags.exists, "a snapshot")
+        kill(run)
+        life, saved = life_of(run), snapshot_of(run.folder)
+        assert life.ledger.produced > produced and life.epoch >= epoch + (number > 0)
+        produced, epoch, dropped = life.ledger.produced, life.epoch, dict(life.ledger.dropped or {})
+        last = number == 2
+        target = str((saved["updates"] + 40) * 32) if last else FOREVER[1]
+        run = resume(launch, run, "--total-env-steps", target, *SNAPSHOTS)
+        begun = await_life(run, epoch).ledger
+        consumed = begun.consumed
+        assert begun.produced >= produced and begun.consumed >= saved["ledger"]["trained"]
+        gone = (begun.dropped or {})["rolled_back"] - dropped.get("rolled_back", 0)
+        assert gone >= life.ledger.consumed - saved["ledger"]["trained"]
+    text = run.expect(0, 90.0)
+    result = run.result()["ledger"]
+    assert "rolled_back" in text and "balanced" in text and "NOT BALANCED" not in text
+    assert result["produced"] == result["consumed"] + sum(result["dropped"].values()) + result["in_flight"]
+    assert result["produced"] > produced and result["in_flight"] == 0
+    final = snapshot_of(run.folder)
+    assert 0 <= result["consumed"] - final["ledger"]["trained"] <= 8  # what was joined to batches that nobody needed
+    assert (
+        version_epoch(SnapshotStore(run.folder / "snapshots" / "state").versions()[-1]) == final["epoch"] == epoch + 1
+    )
+
+
+def test_the_epoch_rises_where_a_life_left_no_snapshot(launch) -> None:
+    run = launch("--placement", "served")
+    run.expect(0, 60.0)
+    for expected in (1, 2, 3):
+        again = resume(launch, run, *FOREVER, "--snapshots.period-s", "600")
+        life = await_life(again, expected - 1)
+        assert life.epoch == expected
+        await_batch(again, life.ledger.consumed)
+        kill_everything(again)
+        assert snapshot_of(run.folder)["epoch"] == 0
+    again = resume(launch, run, "--total-env-steps", "1280", "--placement", "serial")
+    again.expect(0, 60.0)
+    assert snapshot_of(run.folder)["epoch"] == 4
+    result = run.result()["ledger"]
+    trained = snapshot_of(run.folder)["ledger"]["trained"]
+    assert trained <= result["consumed"] <= trained + 8 and result["dropped"]["rolled_back"] >= 3

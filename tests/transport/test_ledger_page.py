@@ -1,0 +1,150 @@
+"""The ledger of a run over all lives of its learner: kept in a file, balanced whenever its writer is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jsrl.errors import SnapshotError
+from jsrl.transport.base import Ledger
+from jsrl.transport.ledger_page import begin_life, continued, read_page
+
+_COUNTING = """
+import sys
+from pathlib import Path
+from jsrl.transport.ledger_page import begin_life
+_, ledger = begin_life(Path(sys.argv[1]), 0, None)
+print("counting", flush=True)
+reasons = ["consumed", "stale", "consumed", "rolled_back", "core_lost"]
+number = 0
+while True:
+    ledger.arrive()
+    ledger.arrive()
+    ledger.settle(reasons[number % 5])
+    if number % 3:
+        ledger.settle(f"reason-{number % 40}")
+    number += 1
+"""
+
+
+def saved(produced: int, consumed: int, trained: int, **dropped: int) -> dict:
+    return {"produced": produced, "consumed": consumed, "dropped": dropped, "in_flight": 0, "trained": trained}
+
+
+def test_what_is_counted_is_read_back_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    assert read_page(path) is None
+    epoch, ledger = begin_life(path, 0, None)
+    for _ in range(5):
+        ledger.arrive()
+    ledger.settle("consumed")
+    ledger.settle("stale")
+    ledger.settle("closed", 2)
+    life = read_page(path)
+    assert life is not None and life.epoch == epoch == 0
+    assert life.ledger.counts == ledger.counts
+    assert life.ledger.counts == {"produced": 5, "consumed": 1, "in_flight": 1, "dropped": {"stale": 1, "closed": 2}}
+    assert life.ledger.balanced
+
+
+def test_the_epoch_rises_with_every_life_even_without_a_snapshot(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    epochs = [begin_life(path, least, None)[0] for least in (0, 0, 0, 7, 2)]
+    assert epochs == [0, 1, 2, 7, 8]
+
+
+def test_a_life_that_only_seemed_dead_counts_in_nobodys_file(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    _, older = begin_life(path, 0, None)
+    older.arrive()
+    epoch, newer = begin_life(path, 0, None)
+    older.arrive()
+    older.settle("consumed")
+    newer.arrive()
+    life = read_page(path)
+    assert life is not None and life.epoch == epoch == 1
+    assert (life.ledger.produced, life.ledger.consumed) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("last", "snapshot", "expected"),
+    [
+        (None, None, Ledger(0, 0, {})),
+        # the whole of a life without a snapshot is rolled back; what was in flight is lost
+        (Ledger(9, 6, {"stale": 1}, 2), None, Ledger(9, 0, {"stale": 1, "rolled_back": 6, "lost": 2})),
+        # 10 of 16 consumed are in the snapshot
+        (Ledger(20, 16, {}, 4), saved(12, 11, 10), Ledger(20, 10, {"rolled_back": 6, "lost": 4})),
+        # a later life resumes from the same snapshot again: rolled back adds up
+        (
+            Ledger(30, 17, {"rolled_back": 6, "lost": 4}, 3),
+            saved(12, 11, 10),
+            Ledger(30, 10, {"rolled_back": 13, "lost": 7}),
+        ),
+        # a page from before jsrl kept one, or gone: the snapshot's counts are all there is
+        (None, saved(12, 11, 10, stale=1), Ledger(12, 10, {"stale": 1, "rolled_back": 1})),
+        # the machine lost its power, and the page its last minutes: no count is below the snapshot's
+        (Ledger(4, 4, {}), saved(12, 10, 10, stale=2), Ledger(12, 10, {"stale": 2})),
+        (Ledger(5, 1, {"stale": 4}), saved(6, 6, 6), Ledger(10, 6, {"stale": 4})),
+    ],
+)
+def test_what_a_next_life_begins_with(last: Ledger | None, snapshot: dict | None, expected: Ledger) -> None:
+    begun = continued(last, snapshot)
+    assert begun == expected
+    assert begun.balanced
+
+
+def test_many_lives_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    snapshot = None
+    produced = 0
+    for life in range(12):
+        _, ledger = begin_life(path, 0, snapshot)
+        trained = snapshot["trained"] if snapshot else 0
+        for step in range(5 + 7 * life % 11):
+            ledger.arrive()
+            produced += 1
+            if step % 2:
+                ledger.settle("consumed")
+                trained += 1
+            if step % 5 == 4 and life % 3:
+                snapshot = ledger.counts | {"trained": trained}
+    life_now = read_page(path)
+    assert life_now is not None and life_now.ledger.produced == produced and life_now.ledger.balanced
+    assert life_now.epoch == 11
+
+
+def test_a_page_balances_whenever_its_writer_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    process = subprocess.Popen([sys.executable, "-c", _COUNTING, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "counting\n"
+    produced = 0
+    for _ in range(20):
+        time.sleep(0.005)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        life = read_page(path)
+        assert life is not None and life.ledger.balanced
+        assert life.ledger.in_flight >= 0 and life.ledger.produced >= produced
+        produced = life.ledger.produced
+        process.send_signal(signal.SIGCONT)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    life = read_page(path)
+    assert life is not None and life.ledger.produced > 0 and life.ledger.in_flight >= 0
+    _, ledger = begin_life(path, 0, saved(2, 1, 1))
+    assert ledger.balanced and ledger.produced == life.ledger.produced and ledger.consumed == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 4096, b"{}", bytes(4096), b"x" * 10_000])
+def test_what_is_no_page_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match="not a ledger of jsrl"):
+        read_page(path)
