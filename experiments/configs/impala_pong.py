@@ -10,7 +10,7 @@ def config() -> Experiment:
     return Experiment(
         name="impala_pong",
         env=EnvConfig("ALE/Pong-v5"),
-        agent=IMPALAConfig(learning_rate=5e-4, schedule="linear", entropy_coef=0.01),
+        agent=IMPALAConfig(learning_rate=5e-4, schedule="linear", entropy_coef=0.01, normalize_advantages=True),
         num_envs=32,
         num_groups=4,
         rollout_length=20,
