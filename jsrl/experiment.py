@@ -135,13 +135,24 @@ class Experiment:
 
     @property
     def rows_per_update(self) -> int:
-        """Return the env steps that one batch holds."""
+        """Return the env steps that one batch holds, or with replay workers those that it stands for.
+
+        Free-running replay workers follow no ratio; there it is what one trajectory of every environment holds.
+        """
+        replay = self.replay
+        if replay is not None and self.has_replay_workers and replay.samples_per_insert is not None:
+            return max(1, round(self.updates_per_call * replay.batch_size / replay.samples_per_insert))
         return self.batch_columns * self.rollout_length
 
     @property
     def total_updates(self) -> int:
         """Return the updates of the whole run."""
         return max(1, math.ceil(self.total_env_steps / self.rows_per_update)) * self.updates_per_batch
+
+    @property
+    def has_replay_workers(self) -> bool:
+        """Return whether replay workers stand between actors and learner."""
+        return self.replay is not None and self.replay.kind == "host"
 
     @property
     def updates_per_call(self) -> int:
@@ -163,7 +174,7 @@ class Experiment:
         """Return which trajectories make a batch, with `auto` decided."""
         if self.learner.order != "auto":
             return self.learner.order
-        if self.replay is not None and self.replay.kind == "host":
+        if self.has_replay_workers:
             return "fifo"
         on_device = self.replay is not None  # columns of its ring are environments
         asked = self.max_policy_lag is not None or self.deterministic or on_device

@@ -99,8 +99,7 @@ def _check_devices_and_lag(e: Experiment) -> None:
             f"learner.order=by_group takes one trajectory of every group, but batch_envs={e.batch_columns} is not "
             f"num_envs={e.num_envs}; use learner.order=fifo, or make them equal."
         )
-    through_host = e.replay is not None and e.replay.kind == "host"
-    if e.max_policy_lag == 0 and e.order != "by_group" and not through_host:
+    if e.max_policy_lag == 0 and e.order != "by_group" and not e.has_replay_workers:
         raise ConfigError(
             "max_policy_lag=0 (synchronous) needs batches of one trajectory of every group: batch_envs equal to num_envs "
             "and learner.order auto or by_group. Otherwise allow a lag of at least 1."
@@ -158,6 +157,10 @@ def _check_replay(e: Experiment, r: ReplayConfig) -> None:
         )
     if r.kind == "device":
         _check_device_replay(e, r)
+    elif r.num_replays > e.actors:
+        raise ConfigError(
+            f"replay.num_replays={r.num_replays}, but only {e.actors} actor(s) feed them; use at most that."
+        )
 
 
 def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:

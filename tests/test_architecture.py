@@ -93,8 +93,16 @@ MORE: dict[str, tuple[set[str], str]] = {
 }
 
 # Workers whose module never imports jax or an agent when it is loaded, and what stands in for a worker of another kind.
-WITHOUT_JAX = ("workers/__main__.py", "workers/actor.py", "workers/base.py", "workers/jobs.py", "workers/batching.py")
-WORKERS = ("actor", "inference", "learner", "evaluator", "parameter_server")
+WITHOUT_JAX = (
+    "workers/__main__.py",
+    "workers/actor.py",
+    "workers/base.py",
+    "workers/jobs.py",
+    "workers/batching.py",
+    "workers/replay.py",
+    "replay/host.py",
+)
+WORKERS = ("actor", "inference", "learner", "evaluator", "parameter_server", "replay")
 
 LONGER_FILES: dict[str, str] = {}
 LONGER_FUNCTIONS: dict[str, str] = {}
@@ -201,6 +209,7 @@ HEAVY = "{m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib', 'flax',
         "import jsrl.transport.samples, jsrl.transport.inference, jsrl.transport.params",
         "import jsrl.services.control, jsrl.services.metrics, jsrl.services.names, jsrl.services.runs",
         "import jsrl.experiment, jsrl.reference, jsrl.source_capture",
+        "import jsrl.workers.replay",
     ],
 )
 def test_importing_loads_no_jax(statement):

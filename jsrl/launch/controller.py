@@ -23,7 +23,7 @@ from jsrl.transport.segment import make_folder
 POLL_S = 0.05
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 # Whoever feeds others leaves first, so that nobody waits for the dead.
-STOP_ORDER = ("actor", "inference", "learner", "parameter-server", "evaluator")
+STOP_ORDER = ("actor", "inference", "replay", "learner", "parameter-server", "evaluator")
 
 
 class Controller:

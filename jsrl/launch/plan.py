@@ -14,6 +14,7 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.launch.compilation import cache_variables
 from jsrl.launch.interrupts import deadline
+from jsrl.launch.replay_plan import replay_lines, replay_links, replay_memory_mb, rows_go_to
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.jobs import Job, Links, Origin, Schemas
@@ -155,7 +156,7 @@ def make_plan(experiment: Experiment, folder: str, memory_folder: Path, origin: 
     without_agent = dataclasses.replace(experiment, agent=None)
 
     def job(kind: str, name: str, index: int = 0) -> Job:
-        own = without_agent if kind == "actor" and served else experiment
+        own = without_agent if kind == "replay" or (kind == "actor" and served) else experiment
         poll_s = 0.0 if experiment.placement == "serial" else 0.1
         return Job(kind, name, index, own, schemas, links, folder, origin or Origin(), poll_s=poll_s)
 
@@ -163,6 +164,7 @@ def make_plan(experiment: Experiment, folder: str, memory_folder: Path, origin: 
     if links.params_relay is not None:
         jobs.append(job("parameter-server", "parameter-server"))
     jobs += [job("inference", f"inference-{i}", i) for i in range(len(links.inference))]
+    jobs += [job("replay", f"replay-{i}", i) for i in range(len(links.replays))]
     jobs += [job("actor", f"actor-{i}", i) for i in range(experiment.actors)]
     if experiment.evaluator.enabled:
         jobs.append(job("evaluator", "evaluator"))
@@ -174,15 +176,16 @@ def make_links(experiment: Experiment, memory_folder: Path) -> Links:
     names = str(memory_folder / "names")
     served = experiment.placement in ("served", "apart")
     servers = range(experiment.num_inference_servers if served else 0)
+    replays = replay_links(experiment, memory_folder)
     if experiment.placement == "serial":
         unique = memory_folder.name
-        return Links(names, f"local:{unique}-samples", f"local:{unique}-params", None, ())
+        return Links(names, f"local:{unique}-samples", f"local:{unique}-params", None, (), replays)
     params = f"shm:{memory_folder}/params"
     if experiment.road == "zeromq":
         free_port = "tcp://127.0.0.1:0"
-        return Links(names, free_port, params, free_port, tuple(free_port for _ in servers))
+        return Links(names, free_port, params, free_port, tuple(free_port for _ in servers), replays)
     inference = tuple(f"shm:{memory_folder}/inference-{i}" for i in servers)
-    return Links(names, f"shm:{memory_folder}/samples", params, None, inference)
+    return Links(names, f"shm:{memory_folder}/samples", params, None, inference, replays)
 
 
 # -- the environment of a process: devices and threads, in one place, before anything is imported ---------------------
@@ -304,7 +307,10 @@ def _memory_mb(plan: Plan, job: Job) -> int:
     staging = (
         STAGING_BUFFERS * plan.stream_bytes // plan.experiment.actor.blocks_per_group if job.kind == "learner" else 0
     )
-    return JAX_PROCESS_MB + (staging + 2 * plan.schemas.state_bytes) // 2**20
+    replayed = replay_memory_mb(plan.experiment, plan.schemas, job.kind)
+    if job.kind == "replay":
+        return ACTOR_MB + replayed
+    return JAX_PROCESS_MB + replayed + (staging + 2 * plan.schemas.state_bytes) // 2**20
 
 
 def _device(job: Job, gpus: list[str]) -> str:
@@ -324,9 +330,10 @@ def _streams(plan: Plan) -> list[str]:
     row = sum(leaf.size_bytes for leaf in leaves(plan.schemas.act.observation))
     road = _road(e)
     streams = [
-        f"actor -> learner    samples    {road}: blocks of {block / 2**10:.0f} KiB, "
+        f"actor -> {rows_go_to(e):<10} samples    {road}: blocks of {block / 2**10:.0f} KiB, "
         f"{e.actor.blocks_per_group} per group, {e.groups} groups"
     ]
+    streams += replay_lines(plan.experiment, schemas=plan.schemas, road=road)
     if e.placement in ("served", "apart"):
         streams.append(f"actor <-> inference  inference  {road}: {row} B per observation, groups of {e.group_size}")
     reader = "inference" if e.placement in ("served", "apart") else "actor"

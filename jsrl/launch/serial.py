@@ -15,6 +15,7 @@ from jsrl.workers.actor import Actor
 from jsrl.workers.evaluator import Evaluator
 from jsrl.workers.jobs import build
 from jsrl.workers.learner import Learner
+from jsrl.workers.replay import ReplayWorker
 
 
 class SerialReporter:
@@ -84,6 +85,7 @@ class SerialRun:
             self._workers[job.name] = build(job, SerialReporter(job.name, self._session))
         self._learner: Learner = self._workers["learner"]
         self._actors: list[Actor] = [w for w in self._workers.values() if isinstance(w, Actor)]
+        self._replays: list[ReplayWorker] = [w for w in self._workers.values() if isinstance(w, ReplayWorker)]
         self._evaluator: Evaluator | None = self._workers.get("evaluator")
         for worker in self._workers.values():
             worker.setup()
@@ -96,6 +98,8 @@ class SerialRun:
         while session.reason is None:
             for actor in self._actors:
                 actor.step()
+            for replay in self._replays:
+                replay.step()
             if learner.step():
                 self._report()
                 self._evaluate()

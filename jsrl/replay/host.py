@@ -16,6 +16,8 @@ from jsrl.replay.host_rows import HostRows, Lane, RowsShape, make_ids, read_ids,
 from jsrl.replay.host_tree import HostTree
 from jsrl.types import Trajectory, map_trajectory, map_tree
 
+LEAST = 1e-12  # weight of a window, so that it can be drawn at all
+
 
 class HostReplay:
     """Windows of rows, drawn evenly or by priority.
@@ -216,11 +218,13 @@ class HostReplay:
         map_trajectory(rows, per_column, into._replace(sampling=()), again)
 
     def feedback(self, ids: np.ndarray, priorities: np.ndarray) -> None:
-        """Give windows new priorities (0 or more); those whose row was overwritten meanwhile are ignored."""
+        """Give windows new priorities (0 or more); those overwritten meanwhile, and ids below 0, are ignored."""
         if self._tree is None or not len(ids):
             return
-        _, laps, places = read_ids(np.asarray(ids))
-        weights = (np.abs(np.asarray(priorities, np.float64)) + self._epsilon) ** self._alpha
+        sent = np.asarray(ids) >= 0
+        ids, priorities = np.asarray(ids)[sent], np.asarray(priorities, np.float64)[sent]
+        _, laps, places = read_ids(ids)
+        weights = np.maximum((np.abs(priorities) + self._epsilon) ** self._alpha, LEAST)
         with self.lock:
             times = self._times(places)
             same = make_ids(places, times // self.shape.capacity, 0) == make_ids(places, laps, 0)
@@ -229,3 +233,27 @@ class HostReplay:
             if valid.any():
                 self._tree.set(places[valid], weights[valid])
                 self._highest = max(self._highest, float(weights[valid].max()))
+
+    # -- snapshots ----------------------------------------------------------------------------------------------------
+
+    @property
+    def index_arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays that say what can be drawn, beside those of the rows."""
+        found: dict[str, np.ndarray] = {"starts_at": self._starts_at, "order": self._order}
+        return found if self._tree is None else found | {"weights": self._tree.weights}
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Return the numbers that a snapshot keeps."""
+        names = ("inserted", "drawn", "evicted", "ignored")
+        return {name: getattr(self, name) for name in names} | {"highest": self._highest}
+
+    def take_up(self, lanes: list[dict[str, int]], counters: dict[str, float]) -> None:
+        """Go on from a snapshot whose arrays have been written into this replay's: the next trajectories leave a gap."""
+        for number, stored in enumerate(lanes):
+            self.lanes[number] = Lane(**(stored | {"last": (-1, -1)}))  # type: ignore[arg-type]
+        for name in ("inserted", "drawn", "evicted", "ignored"):
+            setattr(self, name, int(counters[name]))
+        self._highest = float(counters["highest"])
+        if self._tree is not None:
+            self._tree.set(np.arange(self.shape.size), self._tree.weights.copy())

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 class Limiter:
     """Counts insertions and draws, and says which of them may go on.
 
-    With surplus = ratio x inserted - drawn, drawing needs `min_size` env steps and a surplus of at least
-    ratio x min_size - slack after it; inserting one of at most ratio x min_size + slack.
+    The first `min_size` env steps only fill. From then on |ratio x (inserted - free) - drawn| stays within `slack`.
 
     Attributes:
       min_size: env steps before the first draw. ratio: windows per env step, None: free-running.
       slack: windows by which either side may run ahead. inserted: env steps so far. drawn: windows so far.
+      free: env steps inserted to fill. until: env steps inserted before draws may go on.
     """
 
     min_size: int
@@ -26,29 +26,41 @@ class Limiter:
     slack: float
     inserted: int = 0
     drawn: int = 0
+    free: int = -1
+    until: int = -1
+
+    def __post_init__(self) -> None:
+        if self.free < 0:
+            self.free = self.until = self.min_size
 
     def may_insert(self, env_steps: int) -> bool:
         """Return whether so many env steps may be inserted now."""
-        if self.ratio is None or self.inserted < self.min_size:
+        if self.ratio is None or self.inserted < self.until:
             return True
-        return self.ratio * (self.inserted + env_steps - self.min_size) - self.drawn <= self.slack
+        return self.ratio * (self.inserted + env_steps - self.free) - self.drawn <= self.slack
 
     def may_draw(self, windows: int) -> bool:
         """Return whether so many windows may be drawn now."""
-        if self.inserted < self.min_size:
+        if self.inserted < self.until:
             return False
         if self.ratio is None:
             return True
-        return self.ratio * (self.inserted - self.min_size) - (self.drawn + windows) >= -self.slack
+        return self.ratio * (self.inserted - self.free) - (self.drawn + windows) >= -self.slack
 
     @property
     def state(self) -> dict[str, int]:
         """Return the counts, for a snapshot."""
-        return {"inserted": self.inserted, "drawn": self.drawn}
+        return {"inserted": self.inserted, "drawn": self.drawn, "free": self.free, "until": self.until}
 
     def restore(self, state: dict[str, int]) -> None:
         """Go on from the counts of a snapshot."""
         self.inserted, self.drawn = int(state["inserted"]), int(state["drawn"])
+        self.free, self.until = int(state["free"]), int(state["until"])
+
+    def refill(self) -> None:
+        """Begin to fill anew, because the rows are gone: draws wait, and what fills is not paid for with draws."""
+        self.free += self.min_size
+        self.until = self.inserted + self.min_size
 
 
 def make_limiter(min_size: int, ratio: float | None, tolerance: float, *, insert_size: int, draw_size: int) -> Limiter:

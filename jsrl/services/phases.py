@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,7 +33,9 @@ _TURN = Activity(
 )
 _REST = Activity(REST, "other", "share of time in none of its other activities: the loop, reports, compilation")
 
-# Kind of worker -> what it may be doing. The shares of one kind add up to 1; those named prefetch_* are of a second thread.
+SECOND_THREADS = ("prefetch_", "draw_")  # how activities of a worker's second thread begin
+
+# Kind of worker -> what it may be doing. The shares of each thread add up to 1.
 ACTIVITIES: dict[str, tuple[Activity, ...]] = {
     "actor": (
         Activity("env", "simulate", "share of time inside environments", "above 0.5"),
@@ -69,6 +72,23 @@ ACTIVITIES: dict[str, tuple[Activity, ...]] = {
         Activity("prefetch_wait_learner", "wait", "share of the joining thread's time with a batch ready", "depends"),
         Activity("prefetch_other", "other", "share of the joining thread's time in none of these", "near 0"),
     ),
+    "replay": (
+        Activity("insert", "transport", "share of time writing rows and priorities", "below 0.7 (else: num_replays)"),
+        Activity("wait_rows", "wait", "share of time waiting for trajectories", "depends"),
+        Activity("wait_learner", "wait", "share of time in which samples_per_insert held insertions", "depends"),
+        Activity("draw", "transport", "share of time drawing batches in the main thread (serial)"),
+        Activity("snapshot", "publish", "share of time writing counters and rows", "near 0"),
+        _TURN,
+        _REST,
+        Activity("draw_draw", "transport", "share of the drawing thread's time writing batches", "below 0.8"),
+        Activity(
+            "draw_wait_rows", "wait", "share of the drawing thread's time in which nothing may be drawn", "depends"
+        ),
+        Activity(
+            "draw_wait_learner", "wait", "share of the drawing thread's time without room for a batch", "above 0.2"
+        ),
+        Activity("draw_other", "other", "share of the drawing thread's time in none of these", "near 0"),
+    ),
     "evaluator": (
         Activity("env", "simulate", "share of time inside environments", "depends"),
         Activity("act", "infer", "share of time acting", "depends"),
@@ -101,7 +121,7 @@ class Phases:
     def __init__(self, rest: str = REST, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """Begin in `setup`; `rest` is the activity between others; `clock_ns` returns nanoseconds."""
         self._clock_ns, self._rest = clock_ns, rest
-        self._totals_ns = {"setup": 0}
+        self._totals_ns: defaultdict[str, int] = defaultdict(int, setup=0)
         self._activity, self._since_ns = "setup", clock_ns()
         self._taken_ns: dict[str, int] = {}
         self._taken_at_ns = self._since_ns
@@ -110,9 +130,9 @@ class Phases:
     def enter(self, activity: str) -> None:
         """Leave the present activity for another."""
         now_ns = self._clock_ns()
-        totals, before = self._totals_ns, self._activity
-        totals[before] = totals.get(before, 0) + now_ns - self._since_ns
-        self._activity, self._since_ns = activity, now_ns
+        self._totals_ns[self._activity] += now_ns - self._since_ns
+        self._activity = activity
+        self._since_ns = now_ns
 
     def rest(self) -> None:
         """Leave the present activity for what lies between all others."""
@@ -141,7 +161,11 @@ class Phases:
 def by_phase(kind: str, shares: dict[str, float]) -> dict[str, float]:
     """Return phase -> share of a worker's time, from its activities' (a second thread's are left out)."""
     phases = dict.fromkeys(PHASES, 0.0)
-    for activity in ACTIVITIES.get(kind, ()):
-        if not activity.name.startswith("prefetch_"):
-            phases[activity.phase] += shares.get(activity.name, 0.0)
+    for activity in of_main_thread(kind):
+        phases[activity.phase] += shares.get(activity.name, 0.0)
     return phases
+
+
+def of_main_thread(kind: str) -> tuple[Activity, ...]:
+    """Return what the main thread of a kind of worker may be doing."""
+    return tuple(a for a in ACTIVITIES.get(kind, ()) if not a.name.startswith(SECOND_THREADS))

@@ -33,18 +33,21 @@ class Group:
     """One group of environments on its way through a trajectory.
 
     Attributes:
-      number: of the group in the experiment. env: its vector. row: the row that waits for its action.
+      number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
+      stepping: what to say of a step that does not return. row: the row that waits for its action.
       trajectory: number of the trajectory that is being written (None: not known yet).
-      block, arrays: the room for it, and its leaves in writing order. waiting: a reply that came before there was room.
+      block: the room for it. observation, extras: its leaves. waiting: a reply that came before there was room.
     """
 
     number: int
     env: VectorEnv
     latest: EnvStep
+    stepping: str
     row: int = 0
     trajectory: int | None = None
     block: Block | None = None
     observation: list[Array] = field(default_factory=list)
+    extras: list[Array] = field(default_factory=list)
     waiting: Reply | None = None
 
 
@@ -95,10 +98,10 @@ class Actor:
         """Make and reset the environments, connect, and ask for the first actions."""
         self._reporter.stage("making environments")
         for number, make_group in self._environments.items():
-            self._entering("making", number)
+            self._reporter.entering(self._activity("making", number), self._settings.step_deadline_s)
             try:
                 env = make_group()
-                self._groups[number] = Group(number, env, env.reset())
+                self._groups[number] = Group(number, env, env.reset(), self._activity("step", number))
             except JsrlError:
                 raise
             except (Exception, SystemExit) as error:
@@ -144,6 +147,7 @@ class Actor:
             return False
         self._phases.enter("transport")
         group.observation = leaves(group.block.trajectory.observation)
+        group.extras = leaves(group.block.trajectory.extras)
         self._write_observation(group, 0)
         return True
 
@@ -156,7 +160,7 @@ class Actor:
         rows.log_prob[t] = reply.log_prob
         rows.version[t] = reply.version
         rows.acts[t] = group.latest.acts
-        for target, source in zip(leaves(rows.extras), leaves(reply.extras), strict=True):
+        for target, source in zip(group.extras, leaves(reply.extras), strict=True):
             target[t] = source
         if t == 0:
             self._begin(group, reply)
@@ -181,7 +185,7 @@ class Actor:
             group.trajectory = version_updates(reply.version) // self._settings.updates_per_batch
 
     def _step_environments(self, group: Group, action: Array) -> None:
-        self._entering("step", group.number)
+        self._reporter.entering(group.stepping, self._settings.step_deadline_s)
         self._phases.enter("env")
         try:
             group.latest = group.env.step(action)
@@ -198,10 +202,9 @@ class Actor:
         where = f"{self.name}: environment {self._settings.environment!r}, group {number},"
         return foreign(where, error)
 
-    def _entering(self, what: str, number: int) -> None:
-        """Have the control road watch that the environment returns in time."""
-        activity = f"{self.name}: {what} of environment {self._settings.environment!r}, group {number},"
-        self._reporter.entering(activity, self._settings.step_deadline_s)
+    def _activity(self, what: str, number: int) -> str:
+        """Return what the control road says where an environment does not return in time."""
+        return f"{self.name}: {what} of environment {self._settings.environment!r}, group {number},"
 
     def _write_observation(self, group: Group, row: int) -> None:
         assert group.block is not None
@@ -294,9 +297,8 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         return make(e.env, e.group_size, job.life_seed, group=group)
 
     def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
-        producer = connect_samples(
-            job.find("samples"), job.schemas.trajectory, job.producer, e.groups, CONNECT_TIMEOUT_S
-        )
+        into = f"replay-{job.index % len(job.links.replays)}" if job.links.replays else "samples"
+        producer = connect_samples(job.find(into), job.schemas.trajectory, job.producer, e.groups, CONNECT_TIMEOUT_S)
         if not e.actor.rows_in_place:
             producer = CopyingProducer(producer, job.schemas.trajectory)
         if e.placement in ("serial", "inline"):

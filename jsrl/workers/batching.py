@@ -26,7 +26,7 @@ class BatchPlan:
     Attributes:
       order: by_group | fifo | freshest. groups, group_size, columns: see Experiment. num_rows: T. devices: D.
       max_lag: updates that a row may be behind when its batch is first used, None for any. reuse: updates per batch.
-      start_updates, epoch: where this life of the learner begins.
+      start_updates, epoch: where this life of the learner begins. replayed: trajectories are windows that replay drew.
     """
 
     order: str
@@ -40,15 +40,20 @@ class BatchPlan:
     start_updates: int = 0
     epoch: int = 0
     buffers: int = 3
+    replayed: bool = False
 
 
 @dataclass
 class Batch:
-    """A full staging buffer: trajectory in device form, the lag of each trajectory as its first update starts."""
+    """A full staging buffer: trajectory in device form, the lag of each trajectory as its first update starts.
+
+    ids: of windows that replay drew, an array for each of the batch's trajectories.
+    """
 
     trajectory: Trajectory
     lags: list[int]
     number: int
+    ids: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass
@@ -58,6 +63,7 @@ class _Staging:
     trajectory: Trajectory
     filled: set[int] = field(default_factory=set)
     lags: list[int] = field(default_factory=list)
+    ids: list[np.ndarray] = field(default_factory=list)
 
 
 class Batcher:
@@ -117,8 +123,10 @@ class Batcher:
                 return None
         if self._plan.order == "freshest":
             return self._pump_freshest(timeout_s)
-        if self._pump_waiting():
+        if self._waiting and self._pump_waiting():
             return self._finish()
+        if timeout_s == 0 and not self._consumer.pending():
+            return None  # an exception each time, in serial mode at every row, would cost more than the look
         try:
             lease = self._consumer.get(timeout_s)
         except StreamTimeout:
@@ -172,12 +180,16 @@ class Batcher:
         self._consumer.release(lease)
         staging.filled.add(part)
         staging.lags.append(lag)
+        if plan.replayed:
+            staging.ids.append(lease.ids)  # type: ignore[attr-defined]
 
     def _judge(self, lease: Lease) -> tuple[str, int]:
         """Return (reason to drop, or empty; lag as the batch's first update starts): the maximum over the rows."""
         plan, version = self._plan, lease.trajectory.version[:-1]
         updates_then = plan.start_updates + self._number * plan.reuse
         oldest = int(version_updates(version).min())
+        if plan.replayed:
+            return "", updates_then - oldest
         if int(version_epoch(version).min()) < plan.epoch and int(version_updates(version).max()) > plan.start_updates:
             return "rolled_back", 0
         lag = updates_then - oldest
@@ -201,7 +213,7 @@ class Batcher:
 
     def _finish(self) -> Batch:
         assert self._staging is not None
-        batch = Batch(self._staging.trajectory, self._staging.lags, self._number)
+        batch = Batch(self._staging.trajectory, self._staging.lags, self._number, self._staging.ids)
         self._staging, self._number = None, self._number + 1
         return batch
 

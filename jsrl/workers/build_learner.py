@@ -12,12 +12,15 @@ import jax
 from jsrl.agents.base import Agent, AgentState
 from jsrl.building import build_agent
 from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
 from jsrl.parallel import data_parallel
 from jsrl.replay.on_device import OnDevice, on_device
+from jsrl.replay.several import several_updates
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import Ledger, ParamsPublisher, SampleConsumer
 from jsrl.transport.ledger_page import LEDGER, begin_life, continued
 from jsrl.transport.params import bind_params
+from jsrl.transport.replay_batch import replay_batch_spec
 from jsrl.transport.samples import bind_samples
 from jsrl.types import ArraySpec, leaves, map_trajectory, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
@@ -25,6 +28,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.batching import BatchPlan
 from jsrl.workers.jobs import Job, Origin, make_recorder
 from jsrl.workers.learner import FAILED_UPDATE, Learner, LearnerSettings
+from jsrl.workers.replay_link import batch_of_windows, replay_consumer
 
 STATE_STORE = "state"
 
@@ -33,30 +37,20 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e = job.experiment
     agent = build_agent(e.agent, job.schemas.env)
-    columns = e.batch_columns if e.replay is None else math.gcd(e.batch_columns, e.replay.batch_size)
-    devices = learner_devices(e.learner.num_devices, columns)
-    combined = replay_on_device(agent, job)
-    if combined is not None:
-        agent = combined.agent
+    devices = learner_devices(e.learner.num_devices, split_over_devices(e))
+    combined, through_host = replay_on_device(agent, job), e.has_replay_workers
+    agent = combined.agent if combined is not None else several_updates(agent, e.updates_per_call)
     epoch, trained, ledger = begin_counting(job, reporter)
-    plan = BatchPlan(
-        order=e.order,
-        groups=e.groups,
-        group_size=e.group_size,
-        columns=e.batch_columns,
-        num_rows=e.rollout_length,
-        devices=len(devices),
-        max_lag=e.max_policy_lag if e.replay is None else None,
-        reuse=e.updates_per_batch,
-        start_updates=job.origin.updates,
-        epoch=epoch,
-    )
+    plan = batch_plan(job, len(devices), epoch)
+    spec = batch_of_windows(job) if through_host else job.schemas.trajectory
     settings = LearnerSettings(
         seed=e.seed,
         plan=plan,
         total_updates=e.total_updates,
         rows_per_update=e.rows_per_update,
         updates_per_call=e.updates_per_call,
+        total_env_steps=e.total_env_steps if through_host else None,
+        windows_per_call=None if e.replay is None else e.replay.batch_size * e.updates_per_call,
         check_finite=e.learner.check_finite,
         snapshot_period_s=e.snapshots.period_s,
         prefetch=e.learner.prefetch and e.placement != "serial",
@@ -66,10 +60,11 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     )
 
     def connect() -> tuple[SampleConsumer, ParamsPublisher]:
-        blocks = e.ring * e.actor.blocks_per_group
-        schema = job.schemas.trajectory
+        schema, blocks = (replay_batch_spec(spec) if through_host else spec), blocks_per_producer(e)
         consumer = bind_samples(job.links.samples, schema, blocks_per_producer=blocks, ledger=ledger)
         job.announce("samples", consumer.address)
+        if through_host:
+            consumer = replay_consumer(consumer, job)
         publisher = bind_params(job.links.params)
         job.announce("params", publisher.address)
         return consumer, publisher
@@ -84,9 +79,47 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return pack(agent.init(stream_key(e.seed, INIT_STREAM)))
 
     state = restore(job.origin, jax.eval_shape(fresh), fresh) if job.origin.restore else None
-    spec, recorder = job.schemas.trajectory, make_recorder(job)
+    recorder = make_recorder(job)
     return Learner(
         agent, update, settings, spec, connect, store, reporter, state=state, replay=combined, recorder=recorder
+    )
+
+
+def split_over_devices(e: Experiment) -> int:
+    """Return the columns that the learner's devices must be able to share evenly."""
+    if e.replay is None:
+        return e.batch_columns
+    return e.replay.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.replay.batch_size)
+
+
+def blocks_per_producer(e: Experiment) -> int:
+    """Return how many trajectories of one actor, or batches of one replay worker, may be on their way."""
+    if e.replay is not None and e.has_replay_workers:
+        return 2 * e.updates_per_call + e.replay.threads
+    return e.ring * e.actor.blocks_per_group
+
+
+def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
+    """Return how the learner's batches are made: of the actors' trajectories, or of the windows of one compiled call."""
+    e = job.experiment
+    plan = BatchPlan(
+        order=e.order,
+        groups=e.groups,
+        group_size=e.group_size,
+        columns=e.batch_columns,
+        num_rows=e.rollout_length,
+        devices=devices,
+        max_lag=e.max_policy_lag if e.replay is None else None,
+        reuse=e.updates_per_batch,
+        start_updates=job.origin.updates,
+        epoch=epoch,
+    )
+    if e.replay is None or not e.has_replay_workers:
+        return plan
+    size = e.replay.batch_size
+    columns = size * e.updates_per_call
+    return dataclasses.replace(
+        plan, replayed=True, groups=1, group_size=size, columns=columns, num_rows=e.replay.window
     )
 
 

@@ -36,6 +36,14 @@ class Schemas:
 
 
 @dataclass(frozen=True)
+class ReplayLink:
+    """Where a replay worker binds its streams: rows from actors, priorities from the learner."""
+
+    rows: str
+    priorities: str
+
+
+@dataclass(frozen=True)
 class Links:
     """Where streams are bound, and the folder of the names under which their ends find each other."""
 
@@ -44,6 +52,7 @@ class Links:
     params: str
     params_relay: str | None
     inference: tuple[str, ...]
+    replays: tuple[ReplayLink, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class Job:
     """One worker of one run.
 
     Attributes:
-      kind: actor, inference, learner, evaluator, parameter-server. index: among its kind. incarnation: which life.
+      kind: actor, inference, learner, replay, evaluator, parameter-server. index: among its kind. incarnation: which life.
       experiment: the whole; without its agent for workers that must not load jax. folder: the run's.
     """
 
@@ -116,7 +125,7 @@ class Job:
 def make_recorder(job: Job) -> Recorder:
     """Return what a worker counts with; it keeps spans as well where the experiment asks for a trace."""
     e = job.experiment
-    workers = e.actors + len(job.links.inference) + 3
+    workers = e.actors + len(job.links.inference) + len(job.links.replays) + 3
     spans = max(MIN_SPANS, e.trace_spans // (workers + 1))
     tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
     rest = "wait_turn" if e.placement == "serial" else REST
@@ -138,6 +147,7 @@ def build(job: Job, reporter: Any) -> Any:
         "inference": "build_acting",
         "learner": "build_learner",
         "evaluator": "build_acting",
+        "replay": "replay",
         "parameter-server": "parameter_server",
     }
     if job.kind not in modules:

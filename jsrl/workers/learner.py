@@ -14,7 +14,7 @@ import numpy as np
 
 from jsrl.agents.base import Agent, AgentState
 from jsrl.errors import NonFiniteUpdate, SnapshotError
-from jsrl.parallel import DataParallel
+from jsrl.parallel import DataParallel, join_devices
 from jsrl.reference import spawn_environment
 from jsrl.replay.on_device import OnDevice
 from jsrl.services.control import Command
@@ -47,6 +47,8 @@ class LearnerSettings:
     prefetch: bool = True
     poll_s: float = 0.1
     failure_folder: str = ""
+    total_env_steps: int | None = None
+    windows_per_call: int | None = None
     start_trained: int = 0
 
 
@@ -95,12 +97,16 @@ class Learner:
 
     @property
     def env_steps(self) -> int:
-        """Return the env steps trained on so far."""
+        """Return the env steps trained on so far (with replay workers: those that they had inserted)."""
+        if self._settings.total_env_steps is not None:
+            return self._consumer.env_steps  # type: ignore[attr-defined]
         return self.updates // self._settings.plan.reuse * self._settings.rows_per_update
 
     @property
     def finished(self) -> bool:
         """Return whether all updates are made."""
+        if self._settings.total_env_steps is not None:
+            return self.env_steps >= self._settings.total_env_steps
         return self.updates >= self._settings.total_updates
 
     def setup(self) -> None:
@@ -142,7 +148,8 @@ class Learner:
         self._phases.enter("other")
         self._batches.recycle(batch)
         self._recorder.spread("policy_lag", batch.lags)
-        self._recorder.rate("rows", self._settings.rows_per_update)
+        if self._settings.windows_per_call is None:
+            self._recorder.rate("rows", self._settings.rows_per_update)
         if time.monotonic() >= self._snapshot_at:
             self._snapshot_at = time.monotonic() + self._settings.snapshot_period_s
             self.save(wait=False)
@@ -165,6 +172,10 @@ class Learner:
         self._trained_s = time.monotonic()
         self._recorder.rate("updates", self._settings.updates_per_call)
         self._recorder.means(self._metrics)
+        if self._settings.windows_per_call is not None and self._metrics:
+            self._recorder.rate("rows", self._settings.windows_per_call)
+        if batch.ids and output.priorities is not None:
+            self._consumer.feedback(np.concatenate(batch.ids), join_devices(output.priorities))
         self._phases.mark("updates", self.updates)
         self._publish(params)
 

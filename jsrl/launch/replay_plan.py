@@ -1,0 +1,72 @@
+"""Replay in the plan: where its workers bind their streams, what they keep in memory, and both as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jsrl.experiment import Experiment
+from jsrl.types import leaves, map_trajectory
+from jsrl.workers.jobs import ReplayLink, Schemas
+
+
+def replay_links(e: Experiment, memory_folder: Path) -> tuple[ReplayLink, ...]:
+    """Return where each replay worker binds its streams; none where there are no such workers."""
+    if e.replay is None or not e.has_replay_workers:
+        return ()
+    numbers = range(e.replay.num_replays)
+    if e.placement == "serial":
+        base = f"local:{memory_folder.name}"
+        return tuple(ReplayLink(f"{base}-rows-{i}", f"{base}-priorities-{i}") for i in numbers)
+    if e.road == "zeromq":
+        return tuple(ReplayLink("tcp://127.0.0.1:0", "tcp://127.0.0.1:0") for _ in numbers)
+    base = f"shm:{memory_folder}"
+    return tuple(ReplayLink(f"{base}/rows-{i}", f"{base}/priorities-{i}") for i in numbers)
+
+
+def rows_go_to(e: Experiment) -> str:
+    """Return which worker the actors send their rows to."""
+    return "replay" if e.has_replay_workers else "learner"
+
+
+def row_bytes(e: Experiment, schemas: Schemas) -> float:
+    """Return the bytes that replay keeps of one env step: each frame of a stack once."""
+    block = schemas.trajectory
+    frames = schemas.env.frames or 1
+    whole = map_trajectory(lambda leaf: leaf.size_bytes, lambda leaf: leaf.size_bytes, block._replace(sampling=()))
+    observation = sum(leaves(whole.observation))
+    rows = sum(leaves(whole._replace(core=()))) - observation + observation / frames
+    core = sum(leaves(whole.core))
+    return rows / (e.rollout_length + 1) / e.group_size + core / e.rollout_length / e.group_size
+
+
+def replay_memory_mb(e: Experiment, schemas: Schemas, kind: str) -> int:
+    """Return the memory that replay takes in a worker of a kind."""
+    holder = "replay" if e.has_replay_workers else "learner"
+    if e.replay is None or kind != holder:
+        return 0
+    return int(row_bytes(e, schemas) * e.replay.capacity / e.replay.num_replays) // 2**20
+
+
+def replay_lines(e: Experiment, *, schemas: Schemas, road: str) -> list[str]:
+    """Return what the plan says of replay, besides the actors' stream."""
+    r = e.replay
+    if r is None:
+        return []
+    how = "prioritised" if r.prioritised else "uniform"
+    if r.samples_per_insert is not None:
+        ratio = f"{r.samples_per_insert:g} windows per env step"
+    elif e.has_replay_workers:
+        ratio = "free-running"
+    else:
+        ratio = f"{e.updates_per_call * r.batch_size / e.rows_per_update:g} windows per env step"
+    per_row = row_bytes(e, schemas)
+    kept = (
+        f"replay ({r.kind}): {r.capacity:,} env steps of {per_row:,.0f} B = {r.capacity * per_row / 2**20:,.0f} MiB; {how}; "
+        f"batches of {r.batch_size} windows of {r.window} row(s), {e.updates_per_call} update(s) per call; {ratio}, "
+        f"from {r.min_size:,} env steps on"
+    )
+    if not e.has_replay_workers:
+        return [kept]
+    size = (r.window + 1) * r.batch_size * per_row * (schemas.env.frames or 1)
+    back = ["learner -> replay    priorities " + road] if r.prioritised else []
+    return [f"replay -> learner    windows    {road}: batches of about {size / 2**10:,.0f} KiB", *back, kept]

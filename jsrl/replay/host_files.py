@@ -1,0 +1,79 @@
+"""What a replay worker leaves on disk: its counters as JSON, and its rows as plain .npy files where asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import SnapshotError
+from jsrl.replay.host import HostReplay
+from jsrl.replay.limiter import Limiter
+from jsrl.types import named_leaves
+
+COUNTERS, ROWS = "counters.json", "rows"
+
+
+def save_replay(folder: Path, replay: HostReplay, limiter: Limiter, *, rows: bool) -> None:
+    """Write the limiter's counts, and the rows with their priorities if `rows`; whole or not at all.
+
+    The caller is the thread that inserts, so that no row changes meanwhile.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    counters: dict[str, Any] = {"limiter": limiter.state, "drawn": replay.drawn}
+    if rows:
+        draft, kept = folder / f"{ROWS}.draft", folder / ROWS
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        with replay.lock:
+            counters |= {"replay": replay.counters, "lanes": [dataclasses.asdict(lane) for lane in replay.lanes]}
+            for name, array in _arrays(replay).items():
+                np.save(draft / f"{name}.npy", array, allow_pickle=False)
+        (draft / COUNTERS).write_text(json.dumps(counters))
+        shutil.rmtree(folder / f"{ROWS}.old", ignore_errors=True)
+        if kept.exists():
+            os.replace(kept, folder / f"{ROWS}.old")
+        os.replace(draft, kept)
+        shutil.rmtree(folder / f"{ROWS}.old", ignore_errors=True)
+    new = folder / f".{COUNTERS}"
+    new.write_text(json.dumps(counters))
+    os.replace(new, folder / COUNTERS)
+
+
+def load_replay(folder: Path, replay: HostReplay, limiter: Limiter) -> None:
+    """Take up what `save_replay` wrote, as far as it is there: rows and their counts, else the counts alone.
+
+    Without rows the limiter waits for `min_size` env steps again, with the surplus that it had.
+
+    Raises:
+      SnapshotError: the rows are another experiment's.
+    """
+    rows = folder / ROWS
+    source = rows / COUNTERS if (rows / COUNTERS).exists() else folder / COUNTERS
+    if not source.exists():
+        return
+    counters = json.loads(source.read_text())
+    limiter.restore(counters["limiter"])
+    if not (rows / COUNTERS).exists():
+        limiter.refill()
+        return
+    with replay.lock:
+        for name, array in _arrays(replay).items():
+            stored = np.load(rows / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            if stored.shape != array.shape or stored.dtype != array.dtype:
+                raise SnapshotError(
+                    f"{rows}/{name}.npy has {stored.dtype}{list(stored.shape)}, expected {array.dtype}{list(array.shape)}: "
+                    "capacity, window or spaces of the replay changed. Delete that folder to begin with an empty replay."
+                )
+            array[...] = stored
+        replay.take_up(counters["lanes"], counters["replay"])
+
+
+def _arrays(replay: HostReplay) -> dict[str, np.ndarray]:
+    named = {f"rows.{name.replace('/', '.')}": leaf for name, leaf in named_leaves(replay.rows.rows)}
+    return named | {"fresh": replay.rows.fresh, "seam": replay.rows.seam} | replay.index_arrays

@@ -1,0 +1,311 @@
+"""The replay worker: takes the actors' trajectories, keeps their rows, writes batches of windows for the learner. No jax.
+
+Its main thread inserts and takes priorities back; drawing threads write batches straight into the learner's stream. The
+limiter keeps either side from running away: while nothing may be inserted, the actors' stream fills and they wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import SnapshotError, StreamClosed, StreamTimeout
+from jsrl.replay.host import HostReplay
+from jsrl.replay.host_files import load_replay, save_replay
+from jsrl.replay.host_rows import rows_shape, windows_spec
+from jsrl.replay.limiter import Limiter, make_limiter
+from jsrl.services.control import Command
+from jsrl.services.metrics import Recorder
+from jsrl.services.phases import Phases
+from jsrl.transport.base import SampleConsumer, SampleProducer
+from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
+
+FOLDER = "replay"  # of a run: counters, and rows where asked
+INSERTS = 16  # trajectories of one step at most
+LOOK_S = 0.002
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """What a replay worker has to know.
+
+    Attributes:
+      index: among the replay workers. groups: of its actors, each of which has a lane. batch_size: windows of a batch.
+      threads: that draw (0: `step` draws itself). beta, beta_end: exponents of importance weights, from the first to the
+        `total_env_steps`-th env step. folder: for the counters. save_rows: write the rows as well. period_s: between
+        snapshots.
+    """
+
+    index: int
+    groups: tuple[int, ...]
+    batch_size: int
+    threads: int
+    beta: float
+    beta_end: float
+    total_env_steps: int
+    folder: str
+    save_rows: bool = False
+    period_s: float = 60.0
+    poll_s: float = 0.1
+
+
+@dataclass(frozen=True)
+class Roads:
+    """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back."""
+
+    rows: SampleConsumer
+    batches: SampleProducer
+    priorities: SampleConsumer
+
+
+class ReplayWorker:
+    """A worker between actors and learner."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: ReplaySettings,
+        replay: HostReplay,
+        limiter: Limiter,
+        connect: Callable[[], Roads],
+        reporter: Reporter,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.name, self._settings, self._replay, self._limiter = name, settings, replay, limiter
+        self._connect, self._reporter = connect, reporter
+        self.recorder = self._recorder = recorder or Recorder("replay")
+        self._phases = self.recorder.phases
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # the limiter, the learner's stream, what is counted
+        self._lanes = {group: lane for lane, group in enumerate(settings.groups)}
+        self._error: BaseException | None = None
+        self._snapshot_at = time.monotonic() + settings.period_s
+
+    def setup(self) -> None:
+        """Bind and connect the streams, and begin to draw."""
+        self._reporter.stage("connecting to streams")
+        self._roads = self._connect()
+        self.recorder.begin()
+        for number in range(self._settings.threads):
+            phases = self.recorder.thread("draw") if number == 0 else Phases()
+            thread = threading.Thread(target=self._draw_on, args=(phases,), name=f"draw-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def step(self) -> int:
+        """Take priorities and trajectories; without threads, draw a batch as well. Return how many of all these."""
+        if self._error is not None:
+            raise self._error
+        achieved = self._take_priorities() + self._insert()
+        if not self._settings.threads:
+            achieved += self._draw_once(self._phases)
+        if time.monotonic() >= self._snapshot_at:
+            self._snapshot_at = time.monotonic() + self._settings.period_s
+            self.save()
+        self._phases.rest()
+        return achieved
+
+    # -- rows in ------------------------------------------------------------------------------------------------------
+
+    def _insert(self) -> int:
+        shape = self._replay.shape
+        env_steps, inserted = shape.num_rows * shape.group_size, 0
+        while inserted < INSERTS:
+            with self._lock:
+                may_insert = self._limiter.may_insert(env_steps)
+            if not may_insert:
+                self._wait("wait_learner", inserted)
+                break
+            self._phases.enter("wait_rows")
+            try:
+                lease = self._roads.rows.get(0.0 if inserted else min(self._settings.poll_s, 0.01))
+            except StreamTimeout:
+                break
+            self._phases.enter("insert")
+            entry = lease.entry
+            life = (entry.producer.incarnation, entry.sequence)
+            self._replay.insert(self._lanes[entry.group], life, lease.trajectory)
+            self._roads.rows.release(lease)
+            with self._lock:
+                self._limiter.inserted += env_steps
+            self._recorder.rate("inserts", env_steps)
+            inserted += 1
+        return inserted
+
+    def _wait(self, activity: str, achieved: int) -> None:
+        """Let the learner catch up, unless something was done or this is the only thread."""
+        self._phases.enter(activity)
+        if not achieved and self._settings.threads:
+            time.sleep(LOOK_S)
+
+    def _take_priorities(self) -> int:
+        taken = 0
+        while self._roads.priorities.pending():
+            self._phases.enter("insert")
+            lease: Any = self._roads.priorities.get(0.0)
+            self._replay.feedback(lease.trajectory.ids, lease.trajectory.priorities)
+            self._roads.priorities.release(lease)
+            taken += 1
+        return taken
+
+    # -- batches out --------------------------------------------------------------------------------------------------
+
+    def _draw_on(self, phases: Phases) -> None:
+        """Write batch after batch, until this worker leaves."""
+        try:
+            phases.begin()
+            while not self._stop.is_set():
+                if not self._draw_once(phases):
+                    self._stop.wait(LOOK_S)
+        except StreamClosed as error:
+            self._error = self._error or error
+        except BaseException as error:
+            self._error = error
+
+    def _draw_once(self, phases: Phases) -> int:
+        """Write a batch where there is room and the limiter allows it; return whether one was written."""
+        number = self._settings.batch_size
+        phases.enter("wait_rows")
+        with self._lock:
+            if not (self._limiter.may_draw(number) and self._replay.num_starts):
+                return 0
+            phases.enter("wait_learner")
+            try:
+                block: Any = self._roads.batches.reserve(0.0)
+            except StreamTimeout:
+                return 0
+            self._limiter.drawn += number
+            counters = (self._settings.index, self._limiter.inserted, self._limiter.drawn)
+        phases.enter("draw")
+        batch = block.trajectory
+        batch.ids[...] = self._replay.draw(batch.windows, self.beta)
+        batch.counters[...] = counters
+        with self._lock:
+            block.commit(0)
+            self._recorder.rate("samples", number)
+        return 1
+
+    @property
+    def beta(self) -> float:
+        """Return the exponent of importance weights now."""
+        share = min(1.0, self._limiter.inserted / self._settings.total_env_steps)
+        return self._settings.beta + share * (self._settings.beta_end - self._settings.beta)
+
+    # -- what others see ----------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write the counters, and the rows where asked."""
+        self._phases.enter("snapshot")
+        folder = Path(self._settings.folder)
+        try:
+            save_replay(folder, self._replay, self._limiter, rows=self._settings.save_rows)
+        except (OSError, SnapshotError) as error:
+            self._reporter.event("warning", f"snapshot of {self.name} failed: {error}")
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return what is held, rates, the ratio, and the ledger of the actors' rows."""
+        replay, limiter, ledger = self._replay, self._limiter, self._roads.rows.ledger
+        last = {
+            "size": replay.size,
+            "inserted": limiter.inserted,
+            "drawn": limiter.drawn,
+            "evicted": replay.evicted,
+            "priorities_late": replay.ignored,
+            "samples_per_insert": limiter.drawn / max(1, limiter.inserted - limiter.min_size),
+            "trajectories_produced": ledger.produced,
+            "trajectories_inserted": ledger.consumed,
+            "trajectories_dropped": sum((ledger.dropped or {}).values()),
+            "trajectories_in_flight": ledger.in_flight,
+        }
+        for name, value in last.items():
+            self._recorder.last(name, float(value))
+        with self._lock:
+            return self._recorder.flush(), {}
+
+    def command(self, command: Command) -> None:
+        """Obey `snapshot`."""
+        if command.name == "snapshot":
+            self.save()
+
+    def close(self) -> dict[str, Any]:
+        """Stop drawing, write the counters, leave the streams."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(5.0)
+        self.save()
+        self._roads.batches.close()
+        self._roads.rows.close()
+        self._roads.priorities.close()
+        return {}
+
+
+def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
+    """Return the replay worker of a job: it serves the actors index, index + R, ... of R replay workers."""
+    e, config, spec = job.experiment, job.experiment.replay, job.schemas.trajectory
+    assert config is not None
+    mine = range(job.index, e.actors, config.num_replays)
+    shape = rows_shape(
+        spec,
+        lanes=len(mine) * e.ring,
+        capacity=max(1, config.capacity * len(mine) // e.actors),
+        window=config.window,
+        frames=job.schemas.env.frames,
+    )
+    replay = HostReplay(
+        shape,
+        spec,
+        prioritised=config.prioritised,
+        alpha=config.alpha,
+        epsilon=config.epsilon,
+        seed=job.life_seed,
+        replay=job.index,
+    )
+    share = len(mine) / e.actors
+    limiter = make_limiter(
+        max(1, round(config.min_size * share)),
+        config.samples_per_insert,
+        config.tolerance,
+        insert_size=shape.lanes * shape.num_rows * shape.group_size,
+        draw_size=2 * config.batch_size * e.updates_per_call,
+    )
+    settings = ReplaySettings(
+        index=job.index,
+        groups=tuple(actor * e.ring + group for actor in mine for group in range(e.ring)),
+        batch_size=config.batch_size,
+        threads=0 if e.placement == "serial" else config.threads,
+        beta=config.beta,
+        beta_end=config.beta_end,
+        total_env_steps=max(1, round(e.total_env_steps * share)),
+        folder=f"{job.folder}/{FOLDER}/{job.index}",
+        save_rows=config.save,
+        period_s=e.snapshots.period_s,
+        poll_s=job.poll_s,
+    )
+    if job.origin.restore is not None and not job.origin.params_only:
+        load_replay(Path(settings.folder), replay, limiter)
+    return ReplayWorker(job.name, settings, replay, limiter, _connect(job), reporter, make_recorder(job))
+
+
+def _connect(job: Job) -> Callable[[], Roads]:
+    e, config = job.experiment, job.experiment.replay
+    assert config is not None
+
+    def connect() -> Roads:
+        links, number = job.links.replays[job.index], config.batch_size
+        rows = bind_samples(links.rows, job.schemas.trajectory, blocks_per_producer=e.ring * e.actor.blocks_per_group)
+        job.announce(f"replay-{job.index}", rows.address)
+        priorities = bind_samples(links.priorities, priorities_spec(number), blocks_per_producer=16)
+        job.announce(f"priorities-{job.index}", priorities.address)
+        windows = windows_spec(job.schemas.trajectory, window=config.window, number=number, weighted=config.prioritised)
+        batches = connect_samples(job.find("samples"), replay_batch_spec(windows), job.producer, 1, CONNECT_TIMEOUT_S)
+        return Roads(rows, batches, priorities)
+
+    return connect

@@ -1,0 +1,134 @@
+"""The learner's end of replay: batches of windows as leases, priorities back to the worker that each window came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsrl.errors import StreamTimeout
+from jsrl.replay.host_rows import read_ids, windows_spec
+from jsrl.transport.base import Entry, Ledger, ProducerId, SampleConsumer, SampleProducer
+from jsrl.transport.replay_batch import priorities_spec
+from jsrl.transport.samples import connect_samples
+from jsrl.types import Array, Trajectory
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+
+FEEDBACK_TIMEOUT_S = 2.0
+
+
+class ReplayLease(NamedTuple):
+    """A batch of windows lent: see Lease. ids: int64 [M], what `feedback` wants to see again; a copy."""
+
+    trajectory: Trajectory
+    entry: Entry
+    ids: Array
+
+
+class ReplayConsumer:
+    """A SampleConsumer over a stream of ReplayBatch; its leases hold windows, and their ids.
+
+    Args:
+      batches: the stream that replay workers write to. priorities: number of a replay worker -> road to it.
+      batch_size: windows of a batch. wait: whether `feedback` may wait for room.
+
+    Attributes:
+      lost_feedback: priorities that a replay worker had no room for.
+    """
+
+    def __init__(
+        self,
+        batches: SampleConsumer,
+        priorities: Callable[[int], SampleProducer],
+        batch_size: int,
+        *,
+        wait: bool = True,
+    ) -> None:
+        self._batches, self._connect, self._batch_size = batches, priorities, batch_size
+        self._timeout_s = FEEDBACK_TIMEOUT_S if wait else 0.0
+        self._roads: dict[int, SampleProducer] = {}
+        self._inserted: dict[int, int] = {}
+        self.address = batches.address
+        self.lost_feedback = 0
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every batch."""
+        return self._batches.ledger
+
+    @property
+    def env_steps(self) -> int:
+        """Return the env steps inserted over all replay workers, as the newest batches knew it."""
+        return sum(self._inserted.values())
+
+    def get(self, timeout_s: float) -> ReplayLease:
+        """Return the next batch of windows."""
+        lease: Any = self._batches.get(timeout_s)
+        batch = lease.trajectory
+        number, inserted, _ = (int(x) for x in batch.counters)
+        self._inserted[number] = inserted
+        return ReplayLease(batch.windows, lease.entry, np.array(batch.ids))
+
+    def release(self, lease: Any, outcome: str = "consumed") -> None:
+        """Give the memory back."""
+        self._batches.release(lease, outcome)
+
+    def pending(self) -> int:
+        """Return how many batches wait."""
+        return self._batches.pending()
+
+    def feedback(self, ids: Array, priorities: Array) -> None:
+        """Send new priorities [M] back to the replay workers that drew the windows `ids` [M]."""
+        ids, priorities = np.asarray(ids), np.asarray(priorities, np.float32)
+        replays = read_ids(ids)[0]
+        for number in np.unique(replays).tolist():
+            mine = np.flatnonzero(replays == number)
+            for start in range(0, len(mine), self._batch_size):
+                part = mine[start : start + self._batch_size]
+                self._send(number, ids[part], priorities[part])
+
+    def _send(self, number: int, ids: np.ndarray, priorities: np.ndarray) -> None:
+        if number not in self._roads:
+            self._roads[number] = self._connect(number)
+        try:
+            block: Any = self._roads[number].reserve(self._timeout_s)
+        except StreamTimeout:
+            self.lost_feedback += len(ids)
+            return
+        block.trajectory.ids[: len(ids)] = ids
+        block.trajectory.ids[len(ids) :] = -1
+        block.trajectory.priorities[: len(ids)] = priorities
+        block.commit(0)
+
+    def fence(self, producer: ProducerId) -> None:
+        """Accept nothing more from a dead replay worker."""
+        self._batches.fence(producer)
+
+    def close(self) -> None:
+        """Leave all roads."""
+        for road in self._roads.values():
+            road.close()
+        self._batches.close()
+
+
+def batch_of_windows(job: Job) -> Trajectory:
+    """Return the schema [W+1, M, ...] of what replay workers send."""
+    config = job.experiment.replay
+    assert config is not None
+    return windows_spec(
+        job.schemas.trajectory, window=config.window, number=config.batch_size, weighted=config.prioritised
+    )
+
+
+def replay_consumer(batches: SampleConsumer, job: Job) -> Any:
+    """Return the learner's end of replay over the stream of batches that it bound."""
+    config = job.experiment.replay
+    assert config is not None
+    number = config.batch_size
+
+    def priorities(index: int) -> SampleProducer:
+        address = job.find(f"priorities-{index}")
+        return connect_samples(address, priorities_spec(number), job.producer, 1, CONNECT_TIMEOUT_S)
+
+    return ReplayConsumer(batches, priorities, number, wait=job.experiment.placement != "serial")

@@ -1,0 +1,219 @@
+"""The replay worker and the learner's end of it, over streams of this process: rows in, windows out, priorities back."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from jsrl.replay.host import HostReplay
+from jsrl.replay.host_files import load_replay, save_replay
+from jsrl.replay.host_rows import read_ids, rows_shape, windows_spec
+from jsrl.replay.limiter import Limiter, make_limiter
+from jsrl.transport.base import ProducerId
+from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
+from jsrl.workers.batching import Batcher, BatchPlan
+from jsrl.workers.replay import ReplaySettings, ReplayWorker, Roads
+from jsrl.workers.replay_link import ReplayConsumer
+
+T, B, M = 4, 3, 8
+SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)
+WINDOWS = windows_spec(SPEC, window=1, number=M, weighted=True)
+numbers = itertools.count()
+
+
+class Quiet:
+    """A reporter that keeps warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def stage(self, stage: str) -> None: ...
+
+    def entering(self, activity: str, deadline_s: float | None = None) -> None: ...
+
+    def left(self) -> None: ...
+
+    def event(self, name: str, text: str = "", **facts) -> None:
+        self.warnings.append(text)
+
+
+class World:
+    """Two replay workers between a producer of rows each and one learner's end."""
+
+    def __init__(self, folder, *, threads=0, ratio=None, min_size=24, capacity=2_000, wait=True, save_rows=False):
+        name = f"replay-{next(numbers)}"
+        batches = bind_samples(f"local:{name}-batches", replay_batch_spec(WINDOWS), blocks_per_producer=3)
+        self.workers, self.actors, self.sequence = [], [], itertools.count()
+        for index in range(2):
+            rows = bind_samples(f"local:{name}-rows-{index}", SPEC, blocks_per_producer=8)
+            back = bind_samples(f"local:{name}-back-{index}", priorities_spec(M), blocks_per_producer=4)
+            shape = rows_shape(SPEC, lanes=1, capacity=capacity, window=1, frames=None)
+            replay = HostReplay(shape, SPEC, prioritised=True, alpha=1.0, epsilon=0.0, seed=index, replay=index)
+            limiter = make_limiter(min_size, ratio, 0.1, insert_size=T * B, draw_size=M)
+            out = connect_samples(batches.address, replay_batch_spec(WINDOWS), ProducerId(f"replay-{index}", 0), 1, 1.0)
+            settings = ReplaySettings(
+                index=index, groups=(index,), batch_size=M, threads=threads, beta=0.4, beta_end=0.4,
+                total_env_steps=10_000, folder=str(folder / str(index)), poll_s=0.0, save_rows=save_rows,
+            )  # fmt: skip
+            roads = Roads(rows, out, back)
+            worker = ReplayWorker(f"replay-{index}", settings, replay, limiter, lambda r=roads: r, Quiet())
+            worker.setup()
+            self.workers.append(worker)
+            self.actors.append(connect_samples(rows.address, SPEC, ProducerId(f"actor-{index}", 0), 2, 1.0))
+
+        def back_road(index: int):
+            return connect_samples(f"local:{name}-back-{index}", priorities_spec(M), ProducerId("learner", 0), 1, 1.0)
+
+        self.learner = ReplayConsumer(batches, back_road, M, wait=wait)
+
+    def put(self, index: int, value: float) -> None:
+        trajectory = map_tree(lambda leaf: leaf.zeros(), SPEC)
+        trajectory.observation[...] = value
+        trajectory.acts[:T] = 1
+        self.actors[index].put(trajectory, index, 1.0)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.learner.close()
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(World(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_batches_begin_at_min_size_and_priorities_return_to_their_worker_and_window(world):
+    w = world()
+    for _ in range(2):
+        w.put(0, 0.0)
+        w.put(1, 1.0)
+        for worker in w.workers:
+            worker.step()
+    assert w.learner.pending() == 2  # a batch of each, once 24 env steps were in
+    plan = BatchPlan(order="fifo", groups=1, group_size=M, columns=2 * M, num_rows=1, max_lag=None, replayed=True)
+    batcher = Batcher(w.learner, WINDOWS, plan)
+    assert batcher.pump(0.0) is None
+    batch = batcher.pump(0.0)
+    assert batch is not None
+    np.testing.assert_array_equal(batch.trajectory.observation[0, 0, :, 0], [0.0] * M + [1.0] * M)
+    np.testing.assert_array_equal(batch.trajectory.sampling, np.ones((1, 2 * M)))
+    assert w.learner.env_steps == 4 * T * B
+    ids = np.concatenate(batch.ids)
+    np.testing.assert_array_equal(read_ids(ids)[0], [0] * M + [1] * M)
+    w.learner.feedback(ids, np.arange(1.0, 2 * M + 1))
+    for index, worker in enumerate(w.workers):
+        worker.step()
+        weights = worker._replay._tree.weights
+        mine = ids[index * M : (index + 1) * M]
+        last = {int(read_ids(np.array(i))[2]): index * M + k + 1.0 for k, i in enumerate(mine)}
+        for place, priority in last.items():
+            assert weights[place] == priority
+
+
+def test_feedback_of_several_batches_at_once_and_a_full_road(world):
+    w = world(wait=False)
+    for _ in range(3):
+        w.put(0, 0.0)
+    w.workers[0].step()
+    ids = np.concatenate([np.array(w.learner.get(1.0).ids)] * 3)[: 2 * M + 3]
+    w.learner.feedback(ids, np.full(len(ids), 2.0))
+    w.workers[0].step()
+    assert set(w.workers[0]._replay._tree.weights[np.unique(read_ids(ids)[2])]) == {2.0}
+    assert w.workers[0]._replay.ignored == 0
+    for _ in range(5):
+        w.learner.feedback(ids[:M], np.ones(M))
+    assert w.learner.lost_feedback == M  # four blocks are on their way; the fifth had no room
+
+
+def test_the_ratio_holds_rows_back_until_the_learner_draws(world):
+    w = world(ratio=1.0)
+    for _ in range(8):
+        w.put(0, 0.0)
+    worker = w.workers[0]
+    for _ in range(20):
+        worker.step()
+    counters = worker.report()[0]
+    assert counters["replay/inserted"] == 60  # min_size 24, then as much as three blocks of windows and the slack pay
+    assert counters["replay/drawn"] == 3 * M
+    for _ in range(3):
+        w.learner.release(w.learner.get(0.0))
+    for _ in range(20):
+        worker.step()
+    assert worker.report()[0]["replay/inserted"] == 84
+    assert worker.report()[0]["replay/trajectories_inserted"] == 7
+
+
+def test_threads_keep_the_learner_fed(world):
+    w = world(threads=2, min_size=12)
+    w.put(0, 3.0)
+    until = time.monotonic() + 20
+    taken = 0
+    while taken < 30 and time.monotonic() < until:
+        w.workers[0].step()
+        if w.learner.pending():
+            lease = w.learner.get(1.0)
+            assert (lease.trajectory.observation == 3.0).all()
+            w.learner.release(lease)
+            taken += 1
+    assert taken == 30
+
+
+def filled(seed: int, rows: int) -> tuple[HostReplay, Limiter]:
+    shape = rows_shape(SPEC, lanes=1, capacity=120, window=1, frames=None)
+    replay, limiter = HostReplay(shape, SPEC, prioritised=True, seed=seed), Limiter(24, 2.0, 16.0)
+    rng = np.random.default_rng(0)
+    for sequence in range(rows):
+        trajectory = map_tree(lambda leaf: rng.integers(0, 2, leaf.shape).astype(leaf.dtype), SPEC)
+        replay.insert(0, (0, sequence), trajectory)
+        limiter.inserted += T * B
+    return replay, limiter
+
+
+def test_a_snapshot_with_rows_goes_on_as_if_nothing_had_been(tmp_path):
+    replay, limiter = filled(1, 14)
+    replay.feedback(replay.draw(into()), np.linspace(0.5, 3.0, M))
+    limiter.drawn = 77
+    save_replay(tmp_path, replay, limiter, rows=True)
+    again, restored = filled(1, 0)
+    load_replay(tmp_path, again, restored)
+    assert restored == limiter
+    assert (again.size, again.evicted, again.inserted) == (replay.size, replay.evicted, replay.inserted)
+    again._rng = np.random.default_rng(5)
+    replay._rng = np.random.default_rng(5)
+    one, two = into(), into()
+    np.testing.assert_array_equal(replay.draw(one), again.draw(two))
+    np.testing.assert_array_equal(one.observation, two.observation)
+    again.insert(0, (0, 0), map_tree(lambda leaf: leaf.zeros(), SPEC))  # a new life: behind a gap
+    assert again.lanes[0].written == replay.lanes[0].written + T + 1
+
+
+def test_a_snapshot_without_rows_fills_anew_with_the_surplus_that_was(tmp_path):
+    replay, limiter = filled(1, 10)
+    limiter.drawn = 150
+    save_replay(tmp_path, replay, limiter, rows=False)
+    again, restored = filled(1, 0)
+    load_replay(tmp_path, again, restored)
+    assert again.size == 0
+    assert not restored.may_draw(1)
+    restored.inserted += 24
+    surplus = 2.0 * (limiter.inserted - 24) - limiter.drawn
+    assert 2.0 * (restored.inserted - restored.free) - restored.drawn == surplus
+    assert restored.may_draw(1)
+
+
+def into():
+    return map_tree(lambda leaf: leaf.zeros(), WINDOWS)
