@@ -30,6 +30,7 @@ from jsrl.types import make_version
 
 READY_S = 180.0
 WARM_S = 0.3
+STALLED_S = 60.0
 
 
 class ActingSystem:
@@ -114,10 +115,10 @@ class ActingSystem:
         """Let it act for so long (and a moment before); return env steps per second, and per CPU-second of all processes."""
         e = self.plan.experiment
         rows = e.rollout_length * e.group_size
-        self._drain(time.monotonic() + WARM_S)
+        self._drain(time.monotonic() + WARM_S, 1)
         begin_s, begin_cpu = time.monotonic(), self.cpu_s()
-        count, last_s = self._drain(begin_s + seconds)
-        passed_s = max(last_s, begin_s + seconds) - begin_s
+        count, last_s = self._drain(begin_s + seconds, 4 * e.groups)
+        passed_s = last_s - begin_s
         cpu_s = self.cpu_s() - begin_cpu
         steps = count * rows
         return {
@@ -126,15 +127,17 @@ class ActingSystem:
             "cores": cpu_s / passed_s,
         }
 
-    def _drain(self, until: float) -> tuple[int, float]:
-        """Release trajectories until then; return how many came, and when the last one did."""
+    def _drain(self, until: float, least: int) -> tuple[int, float]:
+        """Release trajectories until then, and at least so many; return how many came, and when the last one did."""
         count, last_s, hear_at = 0, time.monotonic(), time.monotonic()
-        while (now := time.monotonic()) < until:
+        while (now := time.monotonic()) < until or count < least:
+            if now > until + STALLED_S:
+                raise RuntimeError(f"only {count} trajectories came in {STALLED_S:.0f} s")
             if now >= hear_at:
                 hear_at = now + 0.2
                 self._hear(0.0)
             try:
-                self._consumer.release(self._consumer.get(min(until - now, 0.1)))
+                self._consumer.release(self._consumer.get(0.1))
                 count, last_s = count + 1, time.monotonic()
             except StreamTimeout:
                 continue

@@ -17,6 +17,7 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.launch.options import options_of
 from jsrl.launch.tuning_advice import FORMAT, read_kind
 from jsrl.launch.tuning_space import applied
 from jsrl.reference import to_json
@@ -27,6 +28,11 @@ VARIABLE = "JSRL_PROFILES"
 OFF, AUTO = "none", "auto"
 # What of an agent decides how much there is to compute; of agents without these fields everything counts.
 COSTLY_FIELDS = ("network", "num_epochs", "num_minibatches")
+# What a tuning may change: a profile that was tuned with some of these given holds for runs that are given the same.
+TUNED = (
+    "placement", "num-actors", "num-groups", "num-inference-servers", "inference.max-rows", "inference.max-wait-s",
+    "learner.threads", "actor.blocks-per-group",
+)  # fmt: skip
 
 
 def profiles_folder(given: str | None = None) -> Path | None:
@@ -49,9 +55,14 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def work_facts(experiment: Experiment) -> dict[str, Any]:
-    """Return what decides how much work an experiment is: environment, network, batch; not its learning rate or seed."""
+def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return what decides how much work an experiment is: environment, network, batch; not its learning rate or seed.
+
+    Args:
+      experiment: whose. given: options that were given explicitly, and so are not to be tuned.
+    """
     e = experiment
+    own = options_of(experiment)
     agent = {name: getattr(e.agent, name) for name in COSTLY_FIELDS if hasattr(e.agent, name)} or {"whole": e.agent}
     return {
         "experiment": e.name,
@@ -63,6 +74,7 @@ def work_facts(experiment: Experiment) -> dict[str, Any]:
         "max_policy_lag": e.max_policy_lag,
         "reuse": e.learner.reuse,
         "order": e.order,
+        "fixed": {name: own[name].default for name in TUNED if name in given},
     }
 
 
@@ -127,12 +139,15 @@ class Profile:
             raise ConfigError(f"{path} holds no profile that this version reads ({error}); tune again.") from None
 
 
-def find_profile(experiment: Experiment, folder: Path | None) -> Profile | None:
-    """Return the profile of this machine, work and version, if there is one."""
+def find_profile(experiment: Experiment, folder: Path | None, given: Collection[str] = ()) -> Profile | None:
+    """Return the profile of this machine, work and version: tuned with the same options given, or else with none."""
     if folder is None:
         return None
-    path = folder / f"{profile_key(machine_facts(), work_facts(experiment), version())}.json"
-    return Profile.load(path) if path.exists() else None
+    for fixed in (given, ()):
+        path = folder / f"{profile_key(machine_facts(), work_facts(experiment, fixed), version())}.json"
+        if path.exists():
+            return Profile.load(path)
+    return None
 
 
 def use_profile(
@@ -150,15 +165,15 @@ def use_profile(
     if which == OFF:
         return experiment, ""
     asked = which != AUTO
-    profile = Profile.load(Path(which)) if asked else find_profile(experiment, profiles_folder(profiles_dir))
+    profile = Profile.load(Path(which)) if asked else find_profile(experiment, profiles_folder(profiles_dir), given)
     if profile is None:
         return experiment, ""
     name = f"profile {Path(profile.path).name}"
     if experiment.is_deterministic:
         return experiment, f"{name} is not used: the run is deterministic" if asked else ""
-    own = [option for option in profile.options if option in given]
-    # A placement's settings are not another's, and actors and groups belong together.
-    if "placement" in own and profile.options["placement"] != experiment.placement:
+    now = options_of(experiment)
+    own = [option for option, value in profile.options.items() if option in given and now[option].default != value]
+    if "placement" in own:  # a placement's settings are not another's
         return experiment, f"{name} is not used: it is for --placement {profile.options['placement']}"
     chosen = {option: value for option, value in profile.options.items() if option not in given}
     try:

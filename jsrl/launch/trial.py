@@ -29,6 +29,7 @@ RUN_NAME = "trial"
 FOREVER_STEPS = 10**12
 POLL_S = 0.05
 LEAVE_S = 15.0
+ENDED = "the run ended"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def measure(
         runs = Path(folder)
         with _started(experiment, runs) as child:
             speed = _follow(child, runs, limits, best, stopped, on_progress)
-        if speed.error:
+        if speed.error.startswith(ENDED):
             said = (runs / "output.txt").read_text(errors="replace").strip()
             speed = dataclasses.replace(speed, error=said.splitlines()[-1] if said else speed.error)
     return dataclasses.replace(speed, load=round(os.getloadavg()[0], 2))
@@ -158,7 +159,7 @@ def _follow(
         if progress.enough:
             return progress.speed()
         if child.poll() is not None:
-            return Speed(error=f"the run ended with status {child.returncode}")
+            return Speed(error=f"{ENDED} with status {child.returncode}")
         if stopped():
             return Speed(error="interrupted")
         if not progress.begun and waited_s > limits.start_s:

@@ -71,7 +71,8 @@ def tune(
     began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     screen = Screen(show, experiment, space, minutes * 60)
     trials, total_s = run_search(experiment, space, minutes * 60, seconds, screen)
-    found = measurements_of(experiment, space, trials, began=began, total_s=total_s, batch=batch)
+    work = work_facts(experiment, given)
+    found = measurements_of(experiment, space, trials, work, began=began, total_s=total_s, batch=batch)
     advice = advise(found)
     folder = profiles_folder(profiles_dir)
     profile, path = None, output
@@ -120,14 +121,21 @@ def run_search(
 
 
 def measurements_of(
-    experiment: Experiment, space: Space, trials: list[Trial], *, began: str, total_s: float, batch: bool
+    experiment: Experiment,
+    space: Space,
+    trials: list[Trial],
+    work: dict[str, Any],
+    *,
+    began: str,
+    total_s: float,
+    batch: bool,
 ) -> Measurements:
     """Return trials with everything that advice needs to know about them."""
     settings = {label(t.setting): t.setting for t in trials} | {label(space.default): space.default}
     return Measurements(
         experiment=experiment.name,
         machine=machine_facts(),
-        work=work_facts(experiment),
+        work=work,
         version=version(),
         default=space.default,
         trials=tuple(trials),

@@ -442,6 +442,20 @@ def test_explicit_options_win_over_the_profile(kept):
     assert "does not go with --num-actors" in said
 
 
+def test_what_was_tuned_with_options_given_is_for_runs_given_the_same(kept, tmp_path):
+    served = dataclasses.replace(PPO, placement="served", num_actors=2)
+    facts = profiles.machine_facts(), profiles.work_facts(served, {"placement", "seed"}), profiles.version()
+    assert facts[1]["fixed"] == {"placement": "served"}
+    profiles.Profile({"placement": "served", "num-actors": 4, "num-groups": 4}, "four served", 2.0, *facts).save(
+        tmp_path
+    )
+    assert profiles.use_profile(served, "auto", given={"placement"})[0].num_actors == 4
+    assert profiles.use_profile(served, "auto")[0].placement == "inline"  # tuned without any given
+    again, said = profiles.use_profile(served, "auto", given={"placement", "num-actors"})
+    assert again == served
+    assert "it is for --placement inline" in said
+
+
 def test_a_profile_that_was_asked_for_must_be_readable_and_fit(kept, tmp_path):
     with pytest.raises(ConfigError, match="cannot be read as profile"):
         profiles.use_profile(PPO, str(tmp_path / "none.json"))
