@@ -23,7 +23,8 @@ from jsrl.experiment import Experiment
 from jsrl.launch.report_html import page
 from jsrl.launch.report_text import document, summary
 from jsrl.reference import from_json
-from jsrl.services.bottleneck import Bottleneck, Facts, find_bottleneck
+from jsrl.services.bottleneck import Bottleneck, find_bottleneck
+from jsrl.services.evidence import Facts
 from jsrl.services.files import read_json, write_atomic
 from jsrl.services.phases import ACTIVITIES, by_phase
 from jsrl.services.runs import Run, RunFolder

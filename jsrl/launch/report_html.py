@@ -12,7 +12,7 @@ from jsrl.launch.charts import Series, chart
 from jsrl.launch.report_style import STYLE
 from jsrl.launch.report_text import KINDS, lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.launch.result import INTENDED
-from jsrl.services.phases import ACTIVITIES, PHASE_OF, PHASES
+from jsrl.services.phases import ACTIVITIES, PHASE_OF, PHASES, of_main_thread
 
 if TYPE_CHECKING:
     from jsrl.launch.report import RunReport
@@ -134,12 +134,12 @@ def _time(report: RunReport) -> str:
     keys = "".join(f'<span class="key"><i class="{phase}"></i>{phase}</span>' for phase in used)
     rows = []
     for worker in report.workers:
-        name = KINDS[worker.kind] + (f" ({worker.count})" if worker.count > 1 else "")
-        shares = [(a.name, worker.activities.get(a.name, 0.0)) for a in ACTIVITIES[worker.kind]]
+        name = KINDS.get(worker.kind, worker.kind) + (f" ({worker.count})" if worker.count > 1 else "")
+        shares = [(a.name, worker.activities.get(a.name, 0.0)) for a in of_main_thread(worker.kind)]
         spans = "".join(
             f'<i class="{PHASE_OF[activity]}" style="width:{100 * share:.2f}%" title="{activity} {percent(share)}"></i>'
             for activity, share in sorted(shares, key=lambda entry: PHASES.index(PHASE_OF[entry[0]]))
-            if share > 0 and not activity.startswith("prefetch_")
+            if share > 0
         )
         cells = "".join(f"<td>{percent(worker.phases[phase])}</td>" for phase in used)
         cpu = "-" if worker.cpu is None else f"{worker.cpu:.2f}"

@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from jsrl.launch.result import ledger_text, score
-from jsrl.services.phases import ACTIVITIES
+from jsrl.services.phases import of_main_thread
 
 if TYPE_CHECKING:
     from jsrl.launch.report import RunReport, WorkerTime
@@ -18,6 +18,7 @@ KINDS = {
     "inference": "inference",
     "learner": "learner",
     "evaluator": "evaluator",
+    "replay": "replay worker",
     "parameter_server": "parameter server",
 }
 
@@ -64,7 +65,7 @@ def worker_line(worker: WorkerTime) -> str:
 
 def reasons(worker: WorkerTime) -> str:
     """Return what a worker waited for, in brackets."""
-    waits = [a.name for a in ACTIVITIES[worker.kind] if a.phase == "wait" and "prefetch" not in a.name]
+    waits = [a.name for a in of_main_thread(worker.kind) if a.phase == "wait"]
     named = {name.removeprefix("wait_"): worker.activities.get(name, 0.0) for name in waits}
     named = {WAITS.get(name, name): share for name, share in named.items() if share >= 0.005}
     if len(named) == 1:
@@ -72,7 +73,13 @@ def reasons(worker: WorkerTime) -> str:
     return " (" + ", ".join(f"{name} {percent(share)}" for name, share in named.items()) + ")" if named else ""
 
 
-WAITS = {"wait": "nothing to do", "inference": "actions", "block": "room", "turn": "others' turns"}
+WAITS = {
+    "wait": "nothing to do",
+    "inference": "actions",
+    "block": "room",
+    "turn": "others' turns",
+    "learner": "the learner",
+}
 
 
 def lag_text(report: RunReport) -> str:

@@ -7,7 +7,10 @@ import math
 
 import pytest
 
-from jsrl.services.bottleneck import SERIAL, VERDICTS, Facts, find_bottleneck
+from jsrl.services.bottleneck import find_bottleneck
+from jsrl.services.evidence import Facts
+from jsrl.services.phases import SECOND_THREADS
+from jsrl.services.verdicts import SERIAL, VERDICTS
 
 EIGHT = Facts(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
 TWO = dataclasses.replace(EIGHT, cores=2)
@@ -18,7 +21,7 @@ def measured(cpu: dict[str, float] | None = None, others: float = 0.0, **kinds: 
     """Return metrics of shares by kind, the rest of each worker's time being `other`."""
     metrics = {"system/others_cpu_share": others}
     for kind, shares in kinds.items():
-        rest = 1.0 - sum(share for name, share in shares.items() if not name.startswith("prefetch"))
+        rest = 1.0 - sum(share for name, share in shares.items() if not name.startswith(SECOND_THREADS))
         metrics |= {f"{kind}/{name}_share": share for name, share in (shares | {"other": rest}).items()}
     return metrics | {f"system/{kind}_cpu_share": cores for kind, cores in (cpu or {}).items()}
 
@@ -174,6 +177,24 @@ CASES: list[tuple[str, dict[str, float], Facts, tuple[str, ...]]] = [
         measured({"actor": 0.2}, actor={"wait_block": 0.8}, learner=STARVED),
         EIGHT,
         ("80%", "--actor.blocks-per-group"),
+    ),
+    (
+        "replay",
+        measured({"actor": 1.0}, actor=STEPPING, learner=STARVED, replay={"insert": 0.2, "draw_draw": 0.9}),
+        EIGHT,
+        ("draws batches for 90%", "--replay.threads"),
+    ),
+    (
+        "replay",
+        measured({"actor": 1.0}, actor=STEPPING, learner=STARVED, replay={"insert": 0.8, "draw_draw": 0.3}),
+        EIGHT,
+        ("writes rows for 80%", "--replay.num-replays"),
+    ),
+    (
+        "replay",
+        measured({"actor": 1.0, "replay": 1.0}, actor=STEPPING, learner=STARVED, replay={"insert": 0.8}),
+        TWO,
+        ("both cores are busy", "--replay.batch-size"),
     ),
     (
         "transport",

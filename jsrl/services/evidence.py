@@ -1,0 +1,90 @@
+"""What is known of a run when one asks what limits it: facts of the experiment and the machine, and measured means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jsrl.services.phases import ACTIVITIES
+
+FULL = 0.85  # of the cores: nothing more fits
+ROOM_CORES = 0.5  # free, so that another process would be worth starting
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an experiment and its machine are, as far as advice depends on it.
+
+    Attributes:
+      placement: as in the experiment. cores: that the run may use. actors, ring: processes, and groups in each.
+      servers: inference servers. synchronous: max_policy_lag is 0. zeromq: rows go over sockets on one machine.
+      accelerators: on this machine. more_actors: larger numbers of actors that divide the groups, ascending.
+      more_groups: the next number of groups that works, None: none does.
+    """
+
+    placement: str = "served"
+    cores: int = 1
+    actors: int = 1
+    ring: int = 1
+    servers: int = 1
+    synchronous: bool = False
+    zeromq: bool = False
+    accelerators: int = 0
+    more_actors: tuple[int, ...] = ()
+    more_groups: int | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A run's means, by name without the worker: shares of time, and CPU time in cores, by kind of worker."""
+
+    facts: Facts
+    metrics: Mapping[str, float]
+    shares: dict[str, dict[str, float]] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+
+    def share(self, kind: str, *activities: str) -> float:
+        """Return the share of time of some activities of a kind of worker; 0 where nothing was reported."""
+        return sum(self.shares.get(kind, {}).get(activity, 0.0) for activity in activities)
+
+    @property
+    def cores_used(self) -> float:
+        """Return CPU time of all workers per second."""
+        return sum(self.cpu.values())
+
+    @property
+    def others(self) -> float:
+        """Return CPU time of other programs per second."""
+        return min(self.metrics.get("system/others_cpu_share", 0.0), float(self.facts.cores))
+
+    @property
+    def full(self) -> bool:
+        """Return whether every core is busy."""
+        return bool(self.cpu) and self.cores_used + self.others >= FULL * self.facts.cores
+
+    @property
+    def room(self) -> bool:
+        """Return whether another process would find a core."""
+        return not self.full and self.facts.cores - self.cores_used - self.others >= ROOM_CORES
+
+    @property
+    def learner_waits(self) -> float:
+        """Return the share of time in which the learner has nothing to learn from."""
+        return self.share("learner", "wait_batch")
+
+    @property
+    def cpu_per_actor(self) -> float:
+        """Return the cores that each actor takes."""
+        return self.cpu.get("actor", 0.0) / max(self.facts.actors, 1)
+
+
+def gather(metrics: Mapping[str, float], facts: Facts) -> Evidence:
+    """Return a run's metrics sorted by what they say; values that are not finite are left out."""
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    shares = {
+        kind: {a.name: finite[f"{kind}/{a.name}_share"] for a in activities if f"{kind}/{a.name}_share" in finite}
+        for kind, activities in ACTIVITIES.items()
+    }
+    cpu = {kind: finite[f"system/{kind}_cpu_share"] for kind in ACTIVITIES if f"system/{kind}_cpu_share" in finite}
+    return Evidence(facts, finite, {kind: own for kind, own in shares.items() if own}, cpu)
