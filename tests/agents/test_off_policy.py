@@ -217,6 +217,7 @@ def test_discrete_soft_values_are_expectations_over_allowed_actions():
     np.testing.assert_array_equal(taken, expected)
 
 
+@pytest.mark.slow
 def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
     from jsrl.agents import td3 as td3_file
     from jsrl.networks.off_policy import critic_network, policy_network
@@ -251,6 +252,7 @@ def changed(a, b):
     return any((np.asarray(x) != np.asarray(y)).any() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
 
 
+@pytest.mark.slow
 def test_td3_moves_policy_and_targets_every_second_update():
     agent, t = td3(TD3Config(network=NETWORK, policy_delay=2), REAL), draw(REAL, num_rows=1)
     update, state, moved = jax.jit(agent.update), agent.init(jax.random.key(0)), []
@@ -263,6 +265,7 @@ def test_td3_moves_policy_and_targets_every_second_update():
     assert state.params.weights.updates == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_weights_priorities_and_masks_reach_the_update(name):
     make, config = MAKERS[name]
@@ -284,6 +287,7 @@ def test_weights_priorities_and_masks_reach_the_update(name):
     assert changed(one.learner_params, full.learner_params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_actions_are_random_until_something_was_learned(name):
     make, config = MAKERS[name]

@@ -51,23 +51,21 @@ def values(name, state, spec, observation):
 @pytest.mark.parametrize(
     "case",
     [
-        ("constant_reward", [[0.0]], [1.0], {}),
-        ("predictable_reward", [[-1.0], [1.0]], [-1.0, 1.0], {}),
-        ("delayed_reward", [[0.0], [1.0]], [GAMMA, 1.0], {}),
-        ("truncation", [[0.0]], [1 / (1 - GAMMA)], {}),
+        ("predictable_reward", 1, [[-1.0], [1.0]], [-1.0, 1.0]),
+        ("delayed_reward", 1, [[0.0], [1.0]], [GAMMA, 1.0]),
+        ("truncation", 3, [[0.0]], [1 / (1 - GAMMA)]),
     ],
     ids=lambda case: case[0],
 )
-@pytest.mark.parametrize("window", [1, 3])
-def test_values_are_what_the_probe_says(name, case, window):
-    probe, observation, expected, options = case
+def test_values_are_what_the_probe_says(name, case):
+    probe, window, observation, expected = case
     env = make_env(probe, action=REAL)
-    normalized = {"normalize_observations": window == 3 and probe == "predictable_reward"}
-    played = play(make(name, env, **normalized, **options), env, num_updates=400, window=window, weights=window == 3)
+    normalized = {"normalize_observations": probe == "predictable_reward"}
+    played = play(make(name, env, **normalized), env, num_updates=400, window=window, weights=window == 3)
     np.testing.assert_allclose(values(name, played.state, env.spec, observation), expected, rtol=0.06, atol=0.04)
 
 
-@pytest.mark.parametrize("transform", ["clip", "rescale", "squash"])
+@pytest.mark.parametrize("transform", ["clip", "squash"])
 def test_policies_find_the_action_that_is_seen(name, transform):
     env = make_env("continuous", action=Continuous((-2.0,), (2.0,), transform), num_envs=16)
     played = play(make(name, env), env, num_updates=500)
@@ -90,18 +88,17 @@ def test_discrete_sac_finds_the_action_that_pays(probe):
     assert played.score > 0.9, played.metrics
 
 
-@pytest.mark.parametrize("transform", ["clip", "squash"])
-def test_agents_keep_the_contract(name, transform):
-    action = Continuous((-2.0, 0.0), (2.0, 1.0), transform)
+def test_agents_keep_the_contract(name):
+    action = Continuous((-2.0, 0.0), (2.0, 1.0), {"sac": "squash", "td3": "clip", "ddpg": "rescale"}[name])
     spec = EnvSpec({"x": ArraySpec((3,), "float32"), "n": ArraySpec((2,), "int32")}, action)
     report = check_agent(MAKERS[name](spec, normalize_observations=True), spec)
     assert "update_ignores_masked_rows" in report.checks
 
 
-def test_agents_that_share_a_policy_and_images_keep_the_contract(name):
+def test_agents_that_share_a_policy_and_images_keep_the_contract():
     observation = {"x": ArraySpec((2, 3), "float32"), "image": ArraySpec((2, 36, 36, 1), "uint8")}
     spec = EnvSpec(observation, REAL, num_agents=2)
-    check_agent(MAKERS[name](spec), spec, num_rows=2, num_envs=4)
+    check_agent(MAKERS["sac"](spec), spec, num_rows=2, num_envs=4)
 
 
 def test_discrete_sac_keeps_the_contract():

@@ -1,0 +1,25 @@
+"""R2D2 with its usual settings; choose the environment: --env.id probe:memory"""
+
+from jsrl.agents.r2d2 import R2D2Config
+from jsrl.experiment import Experiment, ReplayConfig
+
+
+def config() -> Experiment:
+    """Return R2D2 on CartPole, to be pointed at any environment; windows of 20 rows of burn-in and 20 to train on."""
+    return Experiment(
+        name="r2d2",
+        agent=R2D2Config(burn_in=20),
+        num_envs=16,
+        rollout_length=20,
+        max_policy_lag=None,
+        total_env_steps=500_000,
+        replay=ReplayConfig(
+            capacity=100_000,
+            batch_size=32,
+            window=40,
+            min_size=5_000,
+            samples_per_insert=0.2,
+            prioritised=True,
+            alpha=0.9,
+        ),
+    )

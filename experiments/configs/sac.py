@@ -1,0 +1,20 @@
+"""SAC with its usual settings; choose the environment: --env.id Hopper-v5"""
+
+from jsrl.agents.sac import SACConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+
+
+def config() -> Experiment:
+    """Return SAC on Pendulum, to be pointed at any environment; one update per env step."""
+    return Experiment(
+        name="sac",
+        env=EnvConfig("Pendulum-v1"),
+        agent=SACConfig(),
+        num_envs=8,
+        rollout_length=4,
+        max_policy_lag=None,
+        total_env_steps=100_000,
+        replay=ReplayConfig(capacity=1_000_000, batch_size=256, min_size=1_000, samples_per_insert=256.0),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10, final_episodes=20),
+    )

@@ -1,0 +1,20 @@
+"""HalfCheetah-v5 with SAC: 256x256 networks, one update of 256 rows per env step"""
+
+from jsrl.agents.sac import SACConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+
+
+def config() -> Experiment:
+    """Return the experiment: one million env steps, as the published curves have it."""
+    return Experiment(
+        name="sac_halfcheetah",
+        env=EnvConfig("HalfCheetah-v5"),
+        agent=SACConfig(learning_rate=3e-4, critic_learning_rate=1e-3),
+        num_envs=8,
+        rollout_length=8,
+        max_policy_lag=None,
+        total_env_steps=1_000_000,
+        replay=ReplayConfig(capacity=1_000_000, batch_size=256, min_size=10_000, samples_per_insert=256.0),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10, period_env_steps=20_000, final_episodes=20),
+    )

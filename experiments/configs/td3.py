@@ -1,0 +1,20 @@
+"""TD3 with its usual settings; choose the environment: --env.id Hopper-v5"""
+
+from jsrl.agents.td3 import TD3Config
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+
+
+def config() -> Experiment:
+    """Return TD3 on Pendulum, to be pointed at any environment; one update per env step."""
+    return Experiment(
+        name="td3",
+        env=EnvConfig("Pendulum-v1"),
+        agent=TD3Config(),
+        num_envs=8,
+        rollout_length=4,
+        max_policy_lag=None,
+        total_env_steps=100_000,
+        replay=ReplayConfig(capacity=1_000_000, batch_size=256, min_size=1_000, samples_per_insert=256.0),
+        evaluator=EvaluatorConfig(episodes=10, num_envs=10, final_episodes=20),
+    )

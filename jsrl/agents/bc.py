@@ -1,0 +1,142 @@
+"""Behaviour cloning: the policy that makes recorded actions likely, feed-forward and recurrent, for every action spec.
+
+Read `bc` first: `update` is the algorithm in two steps. Its trajectories come from a recording, not from its own acting.
+
+Source: Pomerleau, 1989, "ALVINN: An Autonomous Land Vehicle in a Neural Network" (NeurIPS).
+Differs: a recurrent policy reads each window from a fresh core: the recorded one is another policy's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import normalization as norm
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, psum, row_mask
+from jsrl.agents.distributions import Distribution, distribution
+from jsrl.errors import ConfigError
+from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
+from jsrl.types import Array, Continuous, EnvSpec, Trajectory, Tree
+
+
+@dataclass(frozen=True)
+class BCConfig:
+    """Hyperparameters of behaviour cloning.
+
+    Attributes:
+      learning_rate: of Adam. schedule: constant, or linear to 0 at update `total_updates`.
+      max_grad_norm: global clip, None off.
+      loss: `log_prob`: minus the log-probability of the recorded action; `mse`: half the squared distance to the most
+        likely action (continuous actions only).
+      entropy_coef: weight of the policy's entropy.
+      normalize_observations: by running moments of the recorded rows (floating-point leaves only).
+      network: the network (its value function is not trained).
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.bc:bc"
+
+    learning_rate: float = 1e-3
+    schedule: ac.Schedule = "constant"
+    total_updates: int | None = None
+    max_grad_norm: float | None = None
+    loss: Literal["log_prob", "mse"] = "log_prob"
+    entropy_coef: float = 0.0
+    normalize_observations: bool = False
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(256, 256), activation="relu"))
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        if not self.learning_rate > 0:
+            raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
+        ac.check_range("max_grad_norm", self.max_grad_norm, 1e-12)
+        ac.check_choice("loss", self.loss, ("log_prob", "mse"))
+        ac.check_choice("schedule", self.schedule, ("constant", "linear"))
+
+
+class Parts(NamedTuple):
+    """What an agent closes over."""
+
+    config: BCConfig
+    network: ActorCritic
+    distribution: Distribution
+
+
+class Batch(NamedTuple):
+    """Rows to imitate [T, B, ...]: normalised observation, is_first, stored action, mask; count: of all devices."""
+
+    observation: Tree
+    is_first: Array
+    action: Array
+    mask: Array
+    count: Array
+
+
+def bc(config: BCConfig, spec: EnvSpec) -> Agent:
+    """Return behaviour cloning for environments of this spec.
+
+    Raises:
+      ConfigError: the spec or network cannot work with this config.
+    """
+    agent_spec = ac.one_agent(spec)
+    ac.check_action_mask(agent_spec)
+    if config.loss == "mse" and not isinstance(spec.action, Continuous):
+        raise ConfigError(f"loss='mse' needs continuous actions, {spec.name} has {spec.action!r}; use 'log_prob'")
+    parts = Parts(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))
+    optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+
+    def init(key: Array) -> AgentState:
+        weights, _ = parts.network.init(key)
+        moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
+        return AgentState(ActParams(weights, moments), (), optimizer.init(weights), (), jnp.zeros((), jnp.int32))
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        del key  # nothing here is random
+        weights, moments = state.params
+        trajectory = ac.fold_agents(trajectory._replace(core=()), spec.num_agents)
+        mask = row_mask(trajectory)
+        count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
+        raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
+        batch = Batch(norm.normalize(moments, raw), trajectory.is_first[:-1], trajectory.action[:-1], mask, count)
+        # 1. The gradient of the loss: shares of a global mean, so their sum over devices is the mean.
+        shares = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, batch)
+        gradients, metrics = psum(shares, axis_name)
+        # 2. One gradient step.
+        rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
+        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, rate)
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "learning_rate": rate}
+        params = ActParams(weights, norm.merge_moments(moments, raw, mask, axis_name))
+        return AgentState(params, (), opt_state, (), state.updates + 1), UpdateOutput(metrics)
+
+    act = ac.make_act(parts.network, parts.distribution, spec.num_agents)
+    return Agent(init, ac.make_initial_core(parts.network, spec.num_agents), act, update)
+
+
+def loss(parts: Parts, weights: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
+    """Return this device's share of the loss and of the metrics: sums over its rows / `batch.count`."""
+    config, network, chosen = parts
+    core: Any = network.initial_core(batch.mask.shape[1])
+    outputs, _, _ = network.policy(weights, batch.observation, batch.is_first, core)
+    outputs = ac.mask_outputs(outputs, batch.observation)
+
+    def mean(x: Array) -> Array:
+        return jnp.sum(jnp.where(batch.mask > 0, x, 0.0)) / batch.count
+
+    log_prob, entropy = chosen.log_prob(outputs, batch.action), mean(chosen.entropy(outputs))
+    if config.loss == "mse":
+        distance = jnp.sum(jnp.square(chosen.mode(outputs) - batch.action), axis=-1)
+        loss_policy = mean(0.5 * distance)
+    else:
+        loss_policy = mean(-log_prob)
+    total = loss_policy - config.entropy_coef * entropy
+    return total, {"loss": total, "loss_policy": loss_policy, "entropy": entropy}

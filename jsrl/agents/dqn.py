@@ -1,0 +1,241 @@
+"""Deep Q-learning: double, duelling, n-step, prioritised, and with distributions over values (C51), each an option.
+
+Read `dqn` first: `update` is the algorithm in three steps.
+
+Source: Mnih et al., 2015 (DQN); van Hasselt et al., 2016, arXiv 1509.06461 (double); Wang et al., 2016, arXiv 1511.06581
+(duelling); Schaul et al., 2016, arXiv 1511.05952 (prioritised); Bellemare et al., 2017, arXiv 1707.06887 (C51); Hessel et
+al., 2018, arXiv 1710.02298 (all together); Horgan et al., 2018, arXiv 1803.00933 (a ladder of epsilons).
+Differs: how many steps a return has is the length of replay's windows; the ladder's rung is a row's place in the batch that
+acts, jittered within its rung, and not the number of an actor, which `act` does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.agents import action_values as av
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import normalization as norm
+from jsrl.agents import off_policy as off
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.losses import ValueLoss, value_loss
+from jsrl.agents.off_policy import Published, Transition
+from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig
+from jsrl.networks.off_policy import ValueNetwork, value_network
+from jsrl.types import Array, EnvSpec, Trajectory, Tree
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    """Hyperparameters of DQN.
+
+    Attributes:
+      learning_rate: of Adam. adam_eps: its epsilon. max_grad_norm: global clip, None off.
+      gamma: discount. tau, target_period: the target network moves by tau every so many updates (1: is replaced).
+      double: the online network chooses the action whose target value counts. dueling: value and advantage streams.
+      num_atoms: 1, or points of the distribution over values (C51), between `value_min` and `value_max`.
+      loss: huber or mse (one atom). huber_delta: where Huber's loss turns linear.
+      exploration: `linear`: epsilon falls from 1 to `epsilon` over `exploration_updates` (None: a tenth of the run's);
+        `ladder`: epsilon^(1 + ladder_alpha i / N) for row i of the N that act together, and 1 before the first update.
+      total_updates: of the whole run; an Experiment fills it in.
+      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
+      network: the network; feed-forward.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.dqn:dqn"
+
+    learning_rate: float = 1e-4
+    adam_eps: float = 1e-8
+    max_grad_norm: float | None = 10.0
+    gamma: float = 0.99
+    tau: float = 1.0
+    target_period: int = 1000
+    double: bool = True
+    dueling: bool = True
+    num_atoms: int = 1
+    value_min: float = -10.0
+    value_max: float = 10.0
+    loss: ValueLoss = "huber"
+    huber_delta: float = 1.0
+    exploration: Literal["linear", "ladder"] = "linear"
+    epsilon: float = 0.05
+    exploration_updates: int | None = None
+    ladder_alpha: float = 7.0
+    total_updates: int | None = None
+    normalize_observations: bool = False
+    network: NetworkConfig = field(default_factory=lambda: NetworkConfig(hidden=(128, 128), activation="relu"))
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        off.check_learning(self)
+        ac.check_range("epsilon", self.epsilon, 0, 1)
+        ac.check_range("ladder_alpha", self.ladder_alpha, 0)
+        ac.check_range("exploration_updates", self.exploration_updates, 1)
+        ac.check_range("num_atoms", self.num_atoms, 1)
+        ac.check_range("huber_delta", self.huber_delta, 1e-6)
+        ac.check_choice("exploration", self.exploration, ("linear", "ladder"))
+        ac.check_choice("loss", self.loss, ("mse", "huber"))
+        if self.num_atoms > 1 and not self.value_min < self.value_max:
+            raise ConfigError(f"value_min must be below value_max, got {self.value_min} and {self.value_max}")
+        if self.network.core != "none":
+            raise ConfigError(f"dqn is feed-forward, got a network with core={self.network.core!r}; r2d2 is recurrent")
+
+
+class Parts(NamedTuple):
+    """What an agent closes over. support: values of the atoms [Z]."""
+
+    config: DQNConfig
+    network: ValueNetwork
+    support: Array
+
+
+class Learned(NamedTuple):
+    """The learner's own: weights of the target network."""
+
+    target: Tree
+
+
+def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
+    """Return DQN for environments of this spec.
+
+    Raises:
+      ConfigError: the spec or network cannot work with this config.
+    """
+    agent_spec = ac.one_agent(spec)
+    options: Any = {"dueling": config.dueling, "num_atoms": config.num_atoms}
+    network = value_network(config.network, agent_spec, **options)
+    parts = Parts(config, network, jnp.linspace(config.value_min, config.value_max, config.num_atoms))
+    optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+
+    def init(key: Array) -> AgentState:
+        weights = network.init(key)
+        moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
+        updates = jnp.zeros((), jnp.int32)
+        params = ActParams(Published(weights, updates), moments)
+        return AgentState(params, Learned(weights), optimizer.init(weights), (), updates)
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        del key  # nothing here is random
+        weights, (target,) = state.params.weights.network, state.learner_params
+        options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
+        batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
+
+        def of_network(weights: Tree, columns: Transition) -> Any:
+            return loss(parts, weights, target, columns, count)
+
+        # 1. The gradient of the loss against targets that the target network bootstraps.
+        gradients, metrics, error = off.gradient(of_network, weights, batch, axis_name)
+        # 2. One gradient step.
+        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
+        # 3. The target network follows.
+        when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
+        learned = Learned(off.move_targets(target, weights, **when))
+        params = ActParams(Published(weights, state.updates + 1), moments)
+        priorities = off.priorities(error, batch.mask, spec.num_agents)
+        metrics["epsilon"] = jnp.mean(epsilons(state.updates, 1))
+        return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
+
+    epsilons = make_epsilons(config)
+
+    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
+        values = mean_values(parts, apply(parts, weights.network, observation))
+        epsilon_key, action_key = jax.random.split(key)
+        epsilon = epsilons(weights.updates, values.shape[0], epsilon_key)
+        return av.epsilon_greedy(action_key, values, epsilon, observation, greedy=greedy)
+
+    return Agent(init, off.no_core, off.make_act(choose, spec.num_agents), update)
+
+
+def make_epsilons(config: DQNConfig) -> Any:
+    """Return (updates, number of rows B, key=None) -> epsilon [B] of rows that act together.
+
+    Raises:
+      ConfigError: epsilon is annealed, but over how many updates nobody said.
+    """
+    over = config.exploration_updates
+    if over is None and config.total_updates is not None:
+        over = max(1, config.total_updates // 10)
+    if config.exploration == "linear" and over is None:
+        raise ConfigError(
+            "exploration='linear' needs exploration_updates or total_updates (an Experiment fills in the latter), got "
+            "None; a loop of your own must give one, or choose exploration='ladder'"
+        )
+
+    def epsilons(updates: Array, num_rows: int, key: Array | None = None) -> Array:
+        if over is not None and config.exploration == "linear":
+            return jnp.full(num_rows, av.annealed_epsilon(updates, final=config.epsilon, over=over))
+        jitter = 0.5 if key is None else jax.random.uniform(key, (num_rows,))
+        place = (jnp.arange(num_rows) + jitter) / num_rows
+        ladder = av.ladder_epsilon(place, base=config.epsilon, alpha=config.ladder_alpha)
+        return jnp.where(updates > 0, ladder, 1.0)
+
+    return epsilons
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def apply(parts: Parts, weights: Tree, observation: Tree) -> Array:
+    """Return outputs [B, A, Z] for observations [B, ...]."""
+    rows = jax.tree.leaves(observation)[0].shape[0]
+    return parts.network.apply(weights, observation, jnp.zeros(rows, bool), ())[0]
+
+
+def mean_values(parts: Parts, outputs: Array) -> Array:
+    """Return values [..., A] for outputs [..., A, Z]."""
+    if parts.config.num_atoms == 1:
+        return outputs[..., 0]
+    return jnp.sum(jax.nn.softmax(outputs) * parts.support, axis=-1)
+
+
+def loss(
+    parts: Parts, weights: Tree, target: Tree, batch: Transition, count: Array
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
+    """Return this device's share of the loss, and (its share of the metrics, error [B]).
+
+    y = r + d Q'(o', argmax_a Q(o', a)) (double; else the argmax of Q'), over the actions that o' allows.
+    One atom: Huber's or the squared error to y. More: the cross-entropy to the projected distribution of y; the error
+    is then what the cross-entropy exceeds that distribution's own entropy by, the KL divergence.
+
+    Args:
+      weights: what the gradient is for. target: weights of the target network.
+      batch: transitions. count: unmasked columns of all devices.
+    """
+    config = parts.config
+    next_outputs = apply(parts, target, batch.next_observation)
+    chooser = apply(parts, weights, batch.next_observation) if config.double else next_outputs
+    chooser = ac.mask_outputs(mean_values(parts, chooser), batch.next_observation)
+    best = jnp.argmax(chooser, axis=-1)
+    taken = _of_action(apply(parts, weights, batch.observation), batch.action)
+    following = _of_action(next_outputs, best)
+    if config.num_atoms == 1:
+        value, goal = taken[:, 0], batch.reward + batch.discount * following[:, 0]
+        goal = jax.lax.stop_gradient(goal)
+        error = value - goal
+        each = value_loss(value, goal, goal, kind=config.loss, huber_delta=config.huber_delta)
+    else:
+        atoms = batch.reward[:, None] + batch.discount[:, None] * parts.support
+        goal = jax.lax.stop_gradient(av.project(atoms, jax.nn.softmax(following), parts.support))
+        log_p = jax.nn.log_softmax(taken)
+        each = -jnp.sum(goal * log_p, axis=-1)
+        error = each + jnp.sum(goal * jnp.log(jnp.maximum(goal, 1e-30)), axis=-1)
+        value = jnp.sum(jnp.exp(log_p) * parts.support, axis=-1)
+    total = jnp.sum(each * batch.weight) / count
+    metrics = {"loss": total, "loss_value": total, "value_mean": jnp.sum(value * batch.mask) / count}
+    return total, (metrics, error)
+
+
+def _of_action(outputs: Array, action: Array) -> Array:
+    """Return the outputs [B, Z] of each row's action, from [B, A, Z]."""
+    return jnp.take_along_axis(outputs, action[:, None, None].astype(jnp.int32), axis=1)[:, 0]

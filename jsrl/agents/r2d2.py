@@ -1,0 +1,270 @@
+"""Recurrent replay distributed DQN (R2D2): sequences with their stored core, burn-in and value rescaling.
+
+Read `r2d2` first: `update` is the algorithm in four steps.
+
+Source: Kapturowski et al., 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR); value
+rescaling: Pohlen et al., 2018, arXiv 1805.11593; a ladder of epsilons: Horgan et al., 2018, arXiv 1803.00933.
+Differs: losses are means over the rows trained on, not sums; n-step returns near a window's end are as long as the window
+allows; the network does not read the previous action and reward; the rung of the ladder is drawn at each start of an episode
+and kept in the core, because `act` does not know the number of its actor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.agents import action_values as av
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import normalization as norm
+from jsrl.agents import off_policy as off
+from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput, psum, row_mask
+from jsrl.agents.off_policy import Published
+from jsrl.agents.returns import Rows, n_step_returns
+from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig
+from jsrl.networks.off_policy import ValueNetwork, value_network
+from jsrl.types import Array, EnvSpec, Trajectory, Tree
+
+
+@dataclass(frozen=True)
+class R2D2Config:
+    """Hyperparameters of R2D2.
+
+    Attributes:
+      learning_rate: of Adam. adam_eps: its epsilon. max_grad_norm: global clip, None off.
+      gamma: discount. n_step: rows of a return at most.
+      burn_in: rows of each window that only bring the core up to date; the rest is trained on.
+      tau, target_period: the target network moves by tau every so many updates (1: is replaced).
+      double: the online network chooses the action whose target value counts. dueling: value and advantage streams.
+      rescale_values: learn h(value), h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000, in place of clipped rewards.
+      priority_max_share: a window's priority is this share of its largest and the rest of its mean |error|.
+      epsilon, ladder_alpha: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1].
+      random_start: play uniformly random actions until the first update is published.
+      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
+      network: the network; recurrent.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.r2d2:r2d2"
+
+    learning_rate: float = 1e-4
+    adam_eps: float = 1e-3
+    max_grad_norm: float | None = 40.0
+    gamma: float = 0.997
+    n_step: int = 5
+    burn_in: int = 40
+    tau: float = 1.0
+    target_period: int = 2500
+    double: bool = True
+    dueling: bool = True
+    rescale_values: bool = True
+    priority_max_share: float = 0.9
+    epsilon: float = 0.4
+    ladder_alpha: float = 7.0
+    random_start: bool = True
+    normalize_observations: bool = False
+    network: NetworkConfig = field(
+        default_factory=lambda: NetworkConfig(hidden=(128,), activation="relu", core="lstm", core_size=256)
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        off.check_learning(self)
+        ac.check_range("n_step", self.n_step, 1)
+        ac.check_range("burn_in", self.burn_in, 0)
+        ac.check_range("priority_max_share", self.priority_max_share, 0, 1)
+        ac.check_range("epsilon", self.epsilon, 0, 1)
+        ac.check_range("ladder_alpha", self.ladder_alpha, 0)
+        if self.network.core == "none":
+            raise ConfigError("r2d2 is recurrent, got a network with core='none'; choose gru or lstm, or use dqn")
+
+
+class Core(NamedTuple):
+    """network: the network's core. epsilon: float32 [B], of the episode that is being played."""
+
+    network: Tree
+    epsilon: Array
+
+
+class Parts(NamedTuple):
+    """What an agent closes over."""
+
+    config: R2D2Config
+    network: ValueNetwork
+
+
+class Learned(NamedTuple):
+    """The learner's own: weights of the target network."""
+
+    target: Tree
+
+
+class Sequences(NamedTuple):
+    """Windows after burn-in, rows [T+1, B, ...] (mask [T, B]); online and target: the core of each network at row 0.
+
+    weight: mask times the importance weight of the window. count: rows trained on, of all devices.
+    """
+
+    observation: Tree
+    is_first: Array
+    trajectory: Trajectory
+    mask: Array
+    weight: Array
+    count: Array
+    online: Tree
+    target: Tree
+
+
+def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
+    """Return R2D2 for environments of this spec.
+
+    Raises:
+      ConfigError: the spec or network cannot work with this config.
+    """
+    agent_spec = ac.one_agent(spec)
+    parts = Parts(config, value_network(config.network, agent_spec, dueling=config.dueling))
+    network = parts.network
+    optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
+
+    def init(key: Array) -> AgentState:
+        weights = network.init(key)
+        moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
+        updates = jnp.zeros((), jnp.int32)
+        return AgentState(
+            ActParams(Published(weights, updates), moments), Learned(weights), optimizer.init(weights), (), updates
+        )
+
+    def initial_core(batch_size: int) -> Tree:
+        rows = batch_size * (spec.num_agents or 1)
+        core = Core(network.initial_core(rows), jnp.zeros(rows))
+        return core if spec.num_agents is None else ac.unfold(core, 0, spec.num_agents)
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        del key  # nothing here is random
+        weights, (target,) = state.params.weights.network, state.learner_params
+        trajectory = ac.fold_agents(trajectory, spec.num_agents)
+        # 1. Burn-in: both networks read the first rows from the stored core, so that theirs is up to date.
+        sequences = burn_in(parts, weights, target, state.params.moments, trajectory, axis_name)
+        # 2. The gradient of the loss over the rows that follow.
+        gradients, (metrics, error) = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, target, sequences)
+        gradients, metrics = psum((gradients, metrics), axis_name)
+        # 3. One gradient step.
+        weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
+        # 4. The target network follows.
+        when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
+        learned = Learned(off.move_targets(target, weights, **when))
+        raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
+        moments = norm.merge_moments(state.params.moments, raw, row_mask(trajectory), axis_name)
+        params = ActParams(Published(weights, state.updates + 1), moments)
+        priorities = window_priorities(error, sequences.mask, config.priority_max_share, spec.num_agents)
+        return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
+
+    return Agent(init, initial_core, make_act(parts, spec.num_agents), update)
+
+
+def make_act(parts: Parts, num_agents: int | None) -> Act:
+    """Return R2D2's `act`."""
+    config = parts.config
+
+    def act(
+        params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
+    ) -> tuple[ActOutput, Tree]:
+        if num_agents is not None:
+            observation, core = ac.fold((observation, core), 0)
+            is_first = jnp.repeat(is_first, num_agents, axis=0)
+        rung_key, action_key = jax.random.split(key)
+        place = jax.random.uniform(rung_key, is_first.shape)
+        drawn = av.ladder_epsilon(place, base=config.epsilon, alpha=config.ladder_alpha)
+        epsilon = jnp.where(is_first, drawn, core.epsilon)
+        row = jax.tree.map(lambda x: x[None], norm.normalize(params.moments, observation))
+        values, inside = parts.network.apply(params.weights.network, row, is_first[None], core.network)
+        chance = jnp.where(params.weights.updates > 0, epsilon, 1.0) if config.random_start else epsilon
+        chosen = av.epsilon_greedy(action_key, values[0, ..., 0], chance, observation, greedy=greedy)
+        reply = (ActOutput(*chosen), Core(inside, epsilon))
+        return reply if num_agents is None else ac.unfold(reply, 0, num_agents)
+
+    return act
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def burn_in(
+    parts: Parts, weights: Tree, target: Tree, moments: Tree, trajectory: Trajectory, axis_name: str | None
+) -> Sequences:
+    """Return the windows without their first `burn_in` rows, with the cores that both networks have by then.
+
+    Raises:
+      ConfigError: the windows are not longer than the burn-in.
+    """
+    rows, num_rows = parts.config.burn_in, trajectory.is_first.shape[0] - 1
+    if num_rows <= rows:
+        raise ConfigError(
+            f"windows of {num_rows} rows leave nothing to learn from after burn_in={rows}; make replay's windows longer "
+            "(burn-in + rows to train on), or burn_in smaller"
+        )
+    observation = norm.normalize(moments, trajectory.observation)
+    online = fixed = trajectory.core.network
+    if rows:
+        seen, first = jax.tree.map(lambda x: x[:rows], (observation, trajectory.is_first))
+        cores = (parts.network.apply(w, seen, first, trajectory.core.network)[1] for w in (weights, target))
+        online, fixed = jax.lax.stop_gradient(tuple(cores))
+    mask = row_mask(trajectory)[rows:]
+    weighted = mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling
+    count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
+    late = jax.tree.map(lambda x: x[rows:], (observation, trajectory._replace(core=(), sampling=())))
+    return Sequences(late[0], late[1].is_first, late[1], mask, weighted, count, online, fixed)
+
+
+def loss(
+    parts: Parts, weights: Tree, target: Tree, sequences: Sequences
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
+    """Return this device's share of the loss, and (its share of the metrics, error [T, B]).
+
+    y_t = h(n-step return that bootstraps with h^-1(Q'(o, argmax_a Q(o, a)))); loss: (Q(o_t, a_t) - y_t)^2 / 2.
+
+    Args:
+      weights: what the gradient is for. target: weights of the target network.
+      sequences: from `burn_in`.
+    """
+    config, (observation, is_first, rows) = parts.config, sequences[:3]
+    online, _ = parts.network.apply(weights, observation, is_first, sequences.online)
+    fixed, _ = parts.network.apply(target, observation, is_first, sequences.target)
+    online, fixed = online[..., 0], fixed[..., 0]
+    best = jnp.argmax(ac.mask_outputs(online if config.double else fixed, observation), axis=-1)
+    bootstrap = av.pick(fixed, best)
+    if config.rescale_values:
+        bootstrap = av.unscale(bootstrap)
+    played = jax.tree.map(lambda x: x[:-1], rows)
+    steps = Rows(bootstrap, played.reward, played.discount, played.acts, is_first)
+    goal = n_step_returns(steps, gamma=config.gamma, n=config.n_step)
+    goal = jax.lax.stop_gradient(av.rescale(goal) if config.rescale_values else goal)
+    value = av.pick(online[:-1], played.action)
+    error = jnp.where(sequences.mask > 0, value - goal, 0.0)
+    total = jnp.sum(0.5 * jnp.square(error) * sequences.weight) / sequences.count
+    metrics = {
+        "loss": total,
+        "loss_value": total,
+        "value_mean": jnp.sum(value * sequences.mask) / sequences.count,
+    }
+    return total, (metrics, error)
+
+
+def window_priorities(error: Array, mask: Array, max_share: float, num_agents: int | None) -> Array:
+    """Return priorities [B] of windows with errors [T, B]: max_share max |e| + (1 - max_share) mean |e|.
+
+    Source: Kapturowski et al., 2019, section 2.3 (eta = 0.9).
+    """
+    distance = jnp.abs(error) * mask
+    mean = jnp.sum(distance, axis=0) / jnp.maximum(jnp.sum(mask, axis=0), 1.0)
+    priority = max_share * jnp.max(distance, axis=0) + (1.0 - max_share) * mean
+    return off.priorities(priority, jnp.ones_like(priority), num_agents)

@@ -1,0 +1,242 @@
+"""Q-learning's maths against rlax and slow oracles in numpy, and what the updates of DQN and R2D2 may change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents import action_values as av
+from jsrl.agents import dqn as dqn_file
+from jsrl.agents import off_policy as off
+from jsrl.agents import r2d2 as r2d2_file
+from jsrl.agents.base import row_mask
+from jsrl.agents.dqn import DQNConfig, dqn
+from jsrl.agents.r2d2 import R2D2Config, r2d2
+from jsrl.agents.random_rows import random_trajectory
+from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig
+from jsrl.networks.off_policy import ValuesHead, value_network
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+
+rlax = pytest.importorskip("rlax")
+
+GAMMA = 0.9
+NETWORK = NetworkConfig(hidden=(8,), activation="relu")
+RECURRENT = NetworkConfig(hidden=(8,), activation="relu", core="gru", core_size=4)
+SPEC = EnvSpec({"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((4,), "uint8")}, Discrete(4), "choice")
+
+
+def draw(num_rows=3, num_envs=16, core=(), seed=0):
+    """Return windows with endings, waiting rows and action masks at random places."""
+    rng = np.random.default_rng(seed)
+    t = random_trajectory(SPEC, rng, num_rows=num_rows, num_envs=num_envs, extras=(), core=core, weighted=True)
+    is_first = rng.random(t.is_first.shape) < 0.15
+    discount = np.where(np.roll(is_first, -2, 0) & (rng.random(is_first.shape) < 0.5), 0.0, 1.0).astype(np.float32)
+    mask = (rng.random(t.observation["action_mask"].shape) < 0.6).astype(np.uint8)
+    mask[..., 0] = 1
+    acts = (rng.random(t.acts.shape) < 0.9).astype(np.uint8)
+    observation = {**t.observation, "action_mask": mask}
+    return t._replace(observation=observation, is_first=is_first, discount=discount, acts=acts)
+
+
+def test_rescaling_is_rlaxs_and_its_own_inverse():
+    x = np.array([-1e4, -300.0, -2.5, -1e-3, 0.0, 1e-3, 0.7, 42.0, 1e4], np.float32)
+    np.testing.assert_allclose(av.rescale(x), rlax.signed_hyperbolic(x), rtol=1e-6)
+    np.testing.assert_allclose(av.unscale(av.rescale(x)), x, rtol=1e-4, atol=1e-5)
+    y = np.array([-80.0, -1.0, 0.0, 0.3, 5.0], np.float32)
+    np.testing.assert_allclose(av.unscale(y), rlax.signed_parabolic(y), rtol=2e-3, atol=1e-4)
+
+
+def test_projection_is_rlaxs():
+    rng = np.random.default_rng(0)
+    support = np.linspace(-3, 3, 11).astype(np.float32)
+    atoms = (rng.normal(size=(50, 1)) * 3 + rng.uniform(0, 1, (50, 1)) * support).astype(np.float32)
+    chances = rng.dirichlet(np.ones(11), 50).astype(np.float32)
+    got = av.project(atoms, chances, jnp.asarray(support))
+    expected = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(atoms, chances, support)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    np.testing.assert_allclose(got.sum(-1), 1.0, rtol=1e-5)
+
+
+def test_epsilon_greedy_plays_what_it_says_and_only_what_is_allowed():
+    values = jnp.tile(jnp.array([9.0, 1.0, 3.0, 2.0]), (8000, 1))
+    observation = {"action_mask": jnp.tile(jnp.array([0, 1, 1, 1]), (8000, 1))}
+    action, log_prob = jax.jit(av.epsilon_greedy)(jax.random.key(0), values, jnp.asarray(0.3), observation)
+    share = np.bincount(np.asarray(action), minlength=4) / 8000
+    expected = np.array([0.0, 0.1, 0.8, 0.1])
+    np.testing.assert_allclose(share, expected, atol=0.015)
+    np.testing.assert_allclose(np.exp(log_prob), expected[np.asarray(action)], rtol=1e-5)
+    greedy, log_prob = av.epsilon_greedy(jax.random.key(1), values, 1.0, observation, greedy=True)
+    assert (np.asarray(greedy) == 2).all() and (np.asarray(log_prob) == 0).all()
+
+
+def test_exploration_follows_its_schedule():
+    linear = dqn_file.make_epsilons(DQNConfig(epsilon=0.1, total_updates=1000))
+    np.testing.assert_allclose([linear(u, 1)[0] for u in (0, 50, 100, 900)], [1.0, 0.55, 0.1, 0.1], rtol=1e-6)
+    ladder = dqn_file.make_epsilons(DQNConfig(exploration="ladder", epsilon=0.4))
+    assert (np.asarray(ladder(jnp.asarray(0), 8)) == 1).all()
+    rungs = np.stack([ladder(jnp.asarray(1), 8, jax.random.key(seed)) for seed in range(50)])
+    low, high = (0.4 ** (1 + 7 * (np.arange(8) + side) / 8) for side in (1, 0))
+    assert (rungs > low * 0.999).all() and (rungs < high * 1.001).all()  # a row stays on its rung
+    assert (np.diff(rungs, axis=1) < 0).all()
+    with pytest.raises(ConfigError, match="exploration_updates"):
+        dqn(DQNConfig(), SPEC)
+
+
+def test_dueling_values_average_to_the_value_stream():
+    head, features = ValuesHead(4, 2, dueling=True), jax.random.normal(jax.random.key(0), (5, 6))
+    variables = head.init(jax.random.key(1), features)
+    weights = variables["params"]
+    value = features @ weights["value"]["kernel"] + weights["value"]["bias"]
+    np.testing.assert_allclose(head.apply(variables, features).mean(-2), value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (DQNConfig, {"epsilon": 1.5}, "epsilon"),
+        (DQNConfig, {"num_atoms": 51, "value_min": 1.0, "value_max": 1.0}, "value_min"),
+        (DQNConfig, {"network": RECURRENT}, "r2d2"),
+        (R2D2Config, {"network": NETWORK}, "dqn"),
+        (R2D2Config, {"burn_in": -1}, "burn_in"),
+    ],
+)
+def test_configs_that_cannot_work_are_refused(config, options, message):
+    with pytest.raises(ConfigError, match=message):
+        config(**options)
+
+
+def test_continuous_actions_and_windows_without_an_unroll_are_refused():
+    with pytest.raises(ConfigError, match="sac, td3 or ddpg"):
+        dqn(DQNConfig(total_updates=10), EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,))))
+    agent = r2d2(R2D2Config(network=RECURRENT, burn_in=3), SPEC)
+    with pytest.raises(ConfigError, match="burn_in=3"):
+        agent.update(agent.init(jax.random.key(0)), draw(core=agent.initial_core(16)), jax.random.key(0))
+
+
+# -- DQN --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_one_atom_loss_against_a_loop_and_rlax(double):
+    config = DQNConfig(network=NETWORK, double=double, dueling=False, loss="mse", total_updates=10, gamma=GAMMA)
+    network = value_network(NETWORK, SPEC)
+    parts = dqn_file.Parts(config, network, jnp.zeros(1))
+    weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
+    batch = off.transition(draw(), GAMMA)
+    total, (_, error) = dqn_file.loss(parts, weights, target, batch, 5.0)
+    now, following = (dqn_file.apply(parts, weights, o)[..., 0] for o in (batch.observation, batch.next_observation))
+    fixed = dqn_file.apply(parts, target, batch.next_observation)[..., 0]
+    allowed = np.asarray(batch.next_observation["action_mask"], bool)
+    chooser = np.where(allowed, following if double else fixed, -np.inf)
+    expected = jax.vmap(rlax.double_q_learning)(now, batch.action, batch.reward, batch.discount, fixed, chooser)
+    np.testing.assert_allclose(error, -np.asarray(expected), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(total, (0.5 * np.square(expected) * batch.weight).sum() / 5.0, rtol=1e-4)
+    still = jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0)[0])(target)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Rlax categorical_cross_entropy:PendingDeprecationWarning")
+def test_c51_loss_against_rlax():
+    config = DQNConfig(network=NETWORK, num_atoms=7, value_min=-2.0, value_max=2.0, total_updates=10)
+    network = value_network(NETWORK, SPEC, dueling=True, num_atoms=7)
+    parts = dqn_file.Parts(config, network, jnp.linspace(-2.0, 2.0, 7))
+    weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
+    batch = off.transition(draw(), GAMMA)
+    total, (metrics, error) = dqn_file.loss(parts, weights, target, batch, 5.0)
+    now, following = (dqn_file.apply(parts, weights, o) for o in (batch.observation, batch.next_observation))
+    fixed = dqn_file.apply(parts, target, batch.next_observation)
+    chooser = (jax.nn.softmax(following) * parts.support).sum(-1)
+    chooser = np.where(np.asarray(batch.next_observation["action_mask"], bool), chooser, -np.inf)
+    each = jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0))(
+        parts.support, now, batch.action, batch.reward, batch.discount, parts.support, fixed, chooser
+    )
+    np.testing.assert_allclose(total, (each * batch.weight).sum() / 5.0, rtol=1e-4)
+    assert (np.asarray(error) > -1e-5).all()  # a KL divergence
+    still = jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0)[0])(target)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
+    assert abs(metrics["value_mean"]) < 2
+
+
+@pytest.mark.slow
+def test_the_target_network_is_replaced_when_due():
+    agent = dqn(DQNConfig(network=NETWORK, target_period=2, total_updates=10, learning_rate=0.01), SPEC)
+    update, state, t = jax.jit(agent.update), agent.init(jax.random.key(0)), draw(num_rows=1)
+    start = state.learner_params.target
+    state, _ = update(state, t, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.learner_params.target, start)
+    state, output = update(state, t, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, state.learner_params.target, state.params.weights.network)
+    mask = np.asarray(off.transition(t, GAMMA).mask)
+    assert ((np.asarray(output.priorities) > 0) == (mask > 0)).all()
+
+
+# -- R2D2 -------------------------------------------------------------------------------------------------------------
+
+
+def slow_target(t, value, row, column, n):
+    """Walk from `row` over n acting rows: raw return that bootstraps with `value`."""
+    total, scale, acted, num_rows = 0.0, 1.0, 0, len(t.reward) - 1
+    while row < num_rows and not (t.acts[row, column] and acted == n):
+        if t.is_first[row + 1, column]:
+            return total + scale * value[row, column]
+        total += scale * t.reward[row, column]
+        scale *= t.discount[row, column] * (GAMMA if t.acts[row, column] else 1.0)
+        acted += int(t.acts[row, column])
+        row += 1
+    return total + scale * value[row, column]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rescaled", [True, False])
+def test_sequence_loss_against_a_walk_over_every_row(rescaled):
+    config = R2D2Config(network=RECURRENT, burn_in=2, n_step=2, gamma=GAMMA, rescale_values=rescaled, dueling=False)
+    network = value_network(RECURRENT, SPEC)
+    parts = r2d2_file.Parts(config, network)
+    weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
+    core = r2d2_file.Core(jax.random.normal(jax.random.key(2), (8, 4)), jnp.zeros(8))
+    t = draw(num_rows=9, num_envs=8, core=core)
+    sequences = jax.jit(lambda t: r2d2_file.burn_in(parts, weights, target, (), t, None))(t)
+    total, (_, error) = jax.jit(lambda s: r2d2_file.loss(parts, weights, target, s))(sequences)
+
+    # The stored core goes in at row 0, so reading the whole window gives the same values after the burn-in.
+    online, fixed = (
+        np.asarray(network.apply(w, t.observation, t.is_first, core.network)[0])[..., 0] for w in (weights, target)
+    )
+    best = np.where(t.observation["action_mask"] > 0, online, -np.inf).argmax(-1)
+    bootstrap = np.take_along_axis(fixed, best[..., None], -1)[..., 0]
+    bootstrap = np.asarray(rlax.signed_parabolic(bootstrap)) if rescaled else bootstrap
+    mask, expected = np.asarray(row_mask(t)), np.zeros((7, 8))
+    for row in range(7):
+        for column in range(8):
+            goal = slow_target(t, bootstrap, row + 2, column, 2)
+            goal = float(rlax.signed_hyperbolic(jnp.float32(goal))) if rescaled else goal
+            expected[row, column] = online[row + 2, column, t.action[row + 2, column]] - goal
+    expected *= mask[2:]
+    np.testing.assert_allclose(error, expected, rtol=1e-3, atol=2e-3)
+    np.testing.assert_allclose(total, (0.5 * expected**2 * t.sampling).sum() / mask[2:].sum(), rtol=5e-3)
+    got = r2d2_file.window_priorities(jnp.asarray(error), jnp.asarray(mask[2:]), 0.9, None)
+    distance = np.abs(np.asarray(error))
+    mean = distance.sum(0) / np.maximum(mask[2:].sum(0), 1)
+    np.testing.assert_allclose(got, 0.9 * distance.max(0) + 0.1 * mean, rtol=1e-5)
+
+    def of(core, target):
+        sequences = r2d2_file.burn_in(parts, weights, target, (), t._replace(core=core), None)
+        return r2d2_file.loss(parts, weights, target, sequences)[0]
+
+    still = jax.jit(jax.grad(of, argnums=(0, 1)))(core, target)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # nothing flows into burn-in and target
+
+
+@pytest.mark.slow
+def test_an_episode_keeps_its_epsilon():
+    agent = r2d2(R2D2Config(network=RECURRENT), SPEC)
+    params, act = agent.init(jax.random.key(0)).params, jax.jit(agent.act)
+    observation = {"x": np.zeros((64, 3), np.float32), "action_mask": np.ones((64, 4), np.uint8)}
+    first, core = np.ones(64, bool), agent.initial_core(64)
+    _, core = act(params, jax.random.key(1), observation, first, core)
+    assert core.epsilon.min() >= 0.4**8 and core.epsilon.max() <= 0.4 and len(np.unique(core.epsilon)) > 60
+    some = np.arange(64) < 5
+    _, later = act(params, jax.random.key(2), observation, some, core)
+    np.testing.assert_array_equal(np.asarray(later.epsilon) == np.asarray(core.epsilon), ~some)
