@@ -104,6 +104,7 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
         max_minutes=None,
         stop_at_return=None,
         evaluator=EvaluatorConfig(enabled=False),
+        trace=False,
     )
     source = runs / "source"
     (runs / "experiment.json").write_text(json.dumps(to_json(endless, Capture(source), "experiment")))

@@ -96,13 +96,12 @@ def run_search(
 ) -> tuple[list[Trial], float]:
     """Search with real trials; return (trials, seconds that it took). The first Ctrl-C ends it in order."""
     interrupted: list[bool] = []
+    starts: list[float] = []
     budget = Budget(total_s, time.monotonic, stopped=lambda: bool(interrupted))
 
     def one(setting: Setting, phase: str, best: float) -> Trial:
         tuned = screen.begin(setting, phase)
-        # The first trial may take its time: without the default there is nothing to compare with.
-        start_s = max(budget.left_s, 120.0) if best == 0 else max(budget.left_s, 1.0)
-        limits = Limits(seconds, start_s=start_s, longest_s=max(4 * seconds, 8.0))
+        limits = Limits(seconds, start_s=start_limit_s(starts, budget.left_s), longest_s=max(4 * seconds, 8.0))
         speed = measure(
             tuned,
             limits,
@@ -110,6 +109,8 @@ def run_search(
             stopped=lambda: bool(interrupted),
             on_progress=lambda text: screen.progress(text, budget.elapsed_s),
         )
+        if speed.start_s:
+            starts.append(speed.start_s)
         values = {f.name: getattr(speed, f.name) for f in dataclasses.fields(Trial) if hasattr(speed, f.name)}
         trial = Trial(**(values | {"setting": setting, "phase": phase}))
         screen.end(trial, budget.elapsed_s)
@@ -118,6 +119,13 @@ def run_search(
     with interrupts(lambda: interrupted.append(True)):
         trials = search(space, one, budget)
     return [t for t in trials if t.error != "interrupted"], round(budget.elapsed_s, 1)
+
+
+def start_limit_s(starts: list[float], left_s: float) -> float:
+    """Return how long a trial may take to its first update: as long as there is time, but not many times the usual."""
+    if not starts:  # the default is measured in any case: there is nothing else to compare with
+        return max(left_s, 120.0)
+    return max(1.0, min(left_s, max(30.0, 4 * max(starts))))
 
 
 def measurements_of(
@@ -213,8 +221,3 @@ def advise_from(path: Path) -> Advice:
       ConfigError: the file cannot be read.
     """
     return advise(Measurements.load(path))
-
-
-def options_text(options: dict[str, Any]) -> str:
-    """Return options as words of a command line."""
-    return " ".join(f"--{name} {'none' if value is None else value}" for name, value in sorted(options.items()))

@@ -15,7 +15,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
 from jsrl.launch import profiles
 from jsrl.launch.trial import Limits, Progress
-from jsrl.launch.tune import advise_from
+from jsrl.launch.tune import advise_from, start_limit_s
 from jsrl.launch.tuning_advice import Measurements, advise, label
 from jsrl.launch.tuning_search import Budget, Trial, fit, leaders, openings, propose, search
 from jsrl.launch.tuning_space import (
@@ -363,6 +363,14 @@ def test_a_trial_counts_between_updates_once_it_is_warm():
     assert speed.env_steps_per_s == 1000.0
     assert (speed.seconds, speed.updates, speed.cut) == (2.0, 20, False)
     assert speed.start_s == 5.0
+
+
+def test_no_trial_may_start_for_ever():
+    assert start_limit_s([], 5.0) == 120.0
+    assert start_limit_s([4.0, 5.0], 100.0) == 30.0
+    assert start_limit_s([4.0, 12.0], 100.0) == 48.0
+    assert start_limit_s([4.0], 20.0) == 20.0
+    assert start_limit_s([4.0], -3.0) == 1.0
 
 
 def test_a_trial_far_behind_is_cut_short():

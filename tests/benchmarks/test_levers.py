@@ -1,0 +1,153 @@
+"""The levers' arithmetic on known numbers, the emulated ring against its formula, and a lever from its command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import tuning
+from benchmarks.srl import batching, ring, system
+from benchmarks.srl.blocks import Arm, Block, Record, alternate, paired_ratio
+from jsrl.agents.ppo import PPOConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import AgentReference, Experiment
+from jsrl.launch.tuning_space import Machine, make_knobs, make_space
+
+ROOT = Path(__file__).parents[2]
+PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, max_policy_lag=1)
+
+
+def record_of(**arms: list[float]) -> Record:
+    """A record whose arms showed these figures, round by round."""
+    blocks = [Block(arm, n, {"speed": v}, 1.0, 0.0) for arm, values in arms.items() for n, v in enumerate(values)]
+    return Record("some", "speed", {}, blocks)
+
+
+def test_arms_take_turns_forwards_and_backwards():
+    order: list[str] = []
+    arms = [Arm(name, lambda n=name: order.append(n) or {"speed": 1.0}) for name in "abc"]
+    record = Record("some", "speed", {})
+    alternate(record, arms, 3, show=False)
+    assert "".join(order) == "abccbaabc"
+    assert [(b.arm, b.round) for b in record.blocks][3:6] == [("c", 1), ("b", 1), ("a", 1)]
+
+
+def test_ratios_are_of_pairs():
+    """A machine that halves its speed from round to round does not disturb the ratio of two arms."""
+    found = paired_ratio(record_of(a=[400, 200, 100], b=[200, 100, 50]), "a", "b")
+    assert (found["median"], found["low"], found["high"], found["pairs"]) == (2.0, 2.0, 2.0, 3)
+    wide = paired_ratio(record_of(a=[1.0, 2.0, 3.0, 4.0, 5.0], b=[1.0] * 5), "a", "b")
+    assert wide["median"] == 3.0
+    assert wide["low"] < 3.0 < wide["high"]
+    missing = paired_ratio(record_of(a=[1.0, 2.0], b=[1.0]), "a", "b")
+    assert missing["pairs"] == 1
+    assert math.isnan(paired_ratio(record_of(a=[1.0]), "a", "z")["median"])
+
+
+def test_a_record_is_kept_with_its_machine(tmp_path):
+    record = record_of(a=[1.0, 3.0, 2.0])
+    assert record.median("a") == 2.0
+    record.save(tmp_path / "x" / "r.json")
+    kept = json.loads((tmp_path / "x" / "r.json").read_text())
+    assert kept["blocks"][1]["figures"] == {"speed": 3.0}
+    assert kept["environment"]["hardware"]["cores"] == len(os.sched_getaffinity(0))
+    assert "working_directory" not in kept["environment"]
+
+
+def test_the_formula_has_the_published_plateaus():
+    for ratio, published in ring.PUBLISHED.items():
+        assert ring.plateau(ratio, 16) == pytest.approx(published)
+        assert ring.plateau(ratio, 1) == 1
+    assert [ring.plateau(2.7, n) for n in (2, 3, 4)] == [2, 3, 3.7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ratio", [2.7, 0.5])
+def test_the_emulated_ring_reaches_its_plateau(tmp_path, ratio):
+    """Sleeps take no CPU, so that it holds on a busy machine, too; three attempts, because it may be very busy."""
+    step_s, off = 0.02, []
+    with ring.EmulatedAccelerator(tmp_path, ratio * step_s) as accelerator:
+        for _ in range(3):
+            one, many = (ring.measure_ring(accelerator, n, step_s, 0.8)["env_steps_per_s"] for n in (1, 8))
+            off.append(abs(many / one / ring.plateau(ratio, 8) - 1))
+            if off[-1] < 0.08:
+                return
+    pytest.fail(f"off by {off}")
+
+
+def test_what_the_arms_differ_in():
+    wide = system.with_width(PPO, 256)
+    assert wide.agent.network.hidden == (256, 256)
+    with pytest.raises(ConfigError, match="no network with `hidden`"):
+        system.with_width(dataclasses.replace(PPO, agent=AgentReference("a:b")), 256)
+    on, off = system.switch(PPO, "learner.prefetch", True, False, ("on", "off")).values()
+    assert (on.learner.prefetch, off.learner.prefetch) == (True, False)
+    assert dataclasses.replace(off, learner=on.learner) == on
+    assert {e.placement for e in system.placements(PPO, True).values()} == {"inline", "served", "apart"}
+    assert {name: e.ring for name, e in system.rings(PPO, (1, 2, 3, 16)).items()} == {
+        "ring 1": 1,
+        "ring 2": 2,
+        "ring 16": 16,
+    }
+    assert [(e.group_size, e.ring) for e in system.slots(PPO, (1, 32)).values()] == [(1, 2), (32, 2)]
+    both = batching.servers(PPO, 4, 8)
+    assert {name: e.inference.max_rows for name, e in both.items()} == {"on": 32, "off": 8}
+    assert all((e.num_actors, e.group_size) == (4, 8) for e in both.values())
+
+
+def test_regret_and_agreement():
+    final = record_of(
+        **{"default": [50, 50, 50], "grid a": [100, 90, 110], "grid b": [80, 99, 80], "tuned": [96, 96, 97]}
+    )
+    final.main = "speed"
+    found = [SimpleNamespace(measurements=SimpleNamespace(total_s=170.0, trials=[1, 2]))] * 2
+    record = Record("tuning", "speed", {})
+    lines = tuning.conclude(record, final, ["tuned", "grid b"], ["grid a", "grid b"], "default", found)
+    assert record.summary["best_of_grid"] == "grid a"
+    assert record.summary["regret"] == [0.04, 0.2]
+    assert record.summary["agreement"] == round(80 / 96, 4)
+    assert record.summary["over_default"][0]["median"] == pytest.approx(1.92)
+    assert "regret 4.0%" in lines[1]
+
+
+def test_the_grid_is_small():
+    space = make_space(PPO, make_knobs(PPO, Machine(2)))
+    grid = tuning.grid_of(space, 2, (1, 2))
+    assert {(s["placement"], s.get("num-actors"), s.get("ring")) for s in grid} == {
+        ("serial", None, None),
+        *((p, n, r) for p in ("inline", "served") for n in (1, 2) for r in (1, 2)),
+    }
+    assert len(grid) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ring", "--largest", "2", "--t-env-ms", "2", "--seconds", "0.1"],
+        ["batching", "--largest", "2", "--seconds", "0.2", "--rounds", "1"],
+        ["slots", "--widest", "2", "--seconds", "0.3", "--rounds", "2"],
+        ["rows-in-place", "--experiment", "ppo_cartpole", "--seconds", "0.3", "--rounds", "1"],
+        ["prefetch", "--experiment", "ppo_cartpole", "--seconds", "0.5", "--rounds", "1"],
+    ],
+)
+def test_a_lever_as_a_command(tmp_path, words):
+    output = tmp_path / "lever.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "levers.py"), *words, "--output", str(output)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    kept = json.loads(output.read_text())
+    assert kept["lever"] == words[0]
+    assert kept["summary"]
+    assert len({block["arm"] for block in kept["blocks"]}) >= 2
+    assert all(
+        value > 0 for block in kept["blocks"] for name, value in block["figures"].items() if name == kept["main"]
+    )
