@@ -172,7 +172,6 @@ def fastest(asked: cli.CommandLine) -> Experiment:
     options, experiment = asked.run, asked.experiment
     if options.tune:
         from jsrl.launch.tune import tune
-        from jsrl.launch.tuning_space import applied
 
         if options.resume is not None:
             raise ConfigError(
@@ -180,7 +179,7 @@ def fastest(asked: cli.CommandLine) -> Experiment:
             )
         minutes, batch = options.tune_minutes, options.tune_batch
         found = tune(experiment, given=asked.given, minutes=minutes, batch=batch, profiles_dir=options.profiles_dir)
-        return applied(experiment, found.advice.options)
+        return found.experiment
     which = options.profile if options.resume is None or options.profile != "auto" else OFF
     tuned, line = use_profile(experiment, which, given=asked.given, profiles_dir=options.profiles_dir)
     if line and options.display != "quiet":

@@ -68,6 +68,7 @@ class ActingSystem:
     def _begin(self) -> None:
         import jax
 
+        jax.config.update("jax_platforms", "cpu")  # accelerators are the workers'
         e, learner = self.plan.experiment, self.plan.jobs[0]
         self._control = ControlServer(f"ipc://{self._memory}/control")
         blocks = e.ring * e.actor.blocks_per_group

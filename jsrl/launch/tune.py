@@ -22,7 +22,17 @@ from jsrl.launch.profiles import Profile, machine_facts, profiles_folder, versio
 from jsrl.launch.trial import Limits, measure
 from jsrl.launch.tuning_advice import Advice, Measurements, advise, label
 from jsrl.launch.tuning_search import Budget, Trial, search
-from jsrl.launch.tuning_space import Machine, Setting, Space, describe, make_knobs, make_space, options_for
+from jsrl.launch.tuning_space import (
+    Machine,
+    Setting,
+    Space,
+    applied,
+    describe,
+    make_knobs,
+    make_space,
+    options_for,
+    with_setting,
+)
 
 MINUTES = 3.0
 TRIALS_PER_BUDGET = 60  # a trial's measurement takes this part of the time; starting takes as long again, or longer
@@ -30,8 +40,14 @@ TRIALS_PER_BUDGET = 60  # a trial's measurement takes this part of the time; sta
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning leaves behind: its advice, and the files of its measurements and profile (None: kept nowhere)."""
+    """What a tuning leaves behind.
 
+    Attributes:
+      experiment: with the settings that were found. advice: which, and what they gain. measurements: that it follows from.
+      profile, path: files of profile and measurements (None: kept nowhere).
+    """
+
+    experiment: Experiment
     advice: Advice
     measurements: Measurements
     profile: Profile | None
@@ -83,7 +99,7 @@ def tune(
     if path is not None:
         found.save(path)
     screen.close(advice, path)
-    return Tuned(advice, found, profile, path)
+    return Tuned(applied(experiment, advice.options), advice, found, profile, path)
 
 
 def this_machine() -> Machine:
@@ -175,8 +191,6 @@ class Screen:
 
     def begin(self, setting: Setting, phase: str) -> Experiment:
         """Note which setting is tried now, and return the experiment that has it."""
-        from jsrl.launch.tuning_space import with_setting
-
         self._number += 1
         self._words, self._phase = describe(self._experiment, setting), phase
         return with_setting(self._experiment, setting)
