@@ -11,10 +11,14 @@
 A producer writes at most `blocks` trajectories ahead of `released`, which bounds the bytes in flight. It keeps a block
 unchanged until ZeroMQ is done with its bytes and the consumer has received it, and so can send it again after a broken
 connection; the consumer takes each producer's indices in order only: duplicates are ignored, a gap is asked for again.
+Any message may be lost, repeated, late or out of order: a hello is repeated until it is answered (and answered alike), and
+an attendant thread of the producer syncs while something has not been received, whatever the producer waits for.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 import uuid
 from collections import deque
@@ -24,7 +28,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from jsrl.errors import CodecError, StreamClosed, StreamError
+from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
 from jsrl.transport.base import Entry, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, no_answer, remaining
@@ -81,6 +85,8 @@ class ZmqSampleProducer(ProducerEnd):
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._closed = ""
+        self._lock = threading.RLock()  # whoever uses the socket, or counts what is on the way, holds it
+        self._stop = threading.Event()
         try:
             num_blocks = self._join(endpoint, num_groups, timeout_s)
         except BaseException:
@@ -96,12 +102,19 @@ class ZmqSampleProducer(ProducerEnd):
         self._open = self._sent = self._received = self._released = 0
         self._resent_s = 0.0
         self._departed = False
+        self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
+        self._thread.start()
 
     def _join(self, endpoint: str, num_groups: int, timeout_s: float) -> int:
         self._socket.connect(endpoint)
-        self._socket.send_multipart(hello_frames(self.producer, self.leaves, num_groups))
-        if not self._socket.poll(max(0, int(timeout_s * 1000))):
-            raise no_answer(endpoint, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        answered = False
+        while not answered:
+            left_s = remaining(deadline)
+            self._socket.send_multipart(hello_frames(self.producer, self.leaves, num_groups))
+            answered = bool(self._socket.poll(math.ceil(1000 * min(left_s, _SYNC_S))))
+            if not answered and left_s <= 0:
+                raise no_answer(endpoint, timeout_s)
         welcome = check_welcome(decode(self._socket.recv_multipart(), HELLO_LIMITS))
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
@@ -110,6 +123,10 @@ class ZmqSampleProducer(ProducerEnd):
 
     def reserve(self, timeout_s: float) -> OpenBlock:
         """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        with self._lock:
+            return self._reserve(timeout_s)
+
+    def _reserve(self, timeout_s: float) -> OpenBlock:
         deadline = time.monotonic() + timeout_s
         self._hear(0.0)
         while not self._has_room():
@@ -136,6 +153,10 @@ class ZmqSampleProducer(ProducerEnd):
 
     def commit_block(self, number: int, group: int) -> Entry:
         """Send block `number` (called by the block)."""
+        with self._lock:
+            return self._commit(number, group)
+
+    def _commit(self, number: int, group: int) -> Entry:
         self._check_group(group)
         self._hear(0.0)
         self._check_open()
@@ -149,20 +170,37 @@ class ZmqSampleProducer(ProducerEnd):
 
     def abandon_block(self, number: int) -> None:
         """Take block `number` back unwritten (called by the block)."""
-        self._open -= 1
-        self._free.appendleft(number)
+        with self._lock:
+            self._open -= 1
+            self._free.appendleft(number)
 
     def close(self) -> None:
         """Leave; what was committed still arrives (waits up to 5 s for the consumer to have it)."""
         if self._departed:
             return
         self._departed = True
+        self._stop.set()
+        self._thread.join()
         deadline = time.monotonic() + _FAREWELL_S
-        while not self._closed and remaining(deadline) > 0:
-            self._tell("bye")
-            self._hear(_SYNC_S)
-        self._closed = self._closed or "closed by this producer"
-        self._context.destroy(linger=0)
+        with self._lock:
+            while not self._closed and remaining(deadline) > 0:
+                self._tell("bye")
+                self._hear(_SYNC_S)
+            self._closed = self._closed or "closed by this producer"
+            self._context.destroy(linger=0)
+
+    def _attend(self) -> None:
+        """Find out about lost trajectories while nobody reserves or commits: the consumer might wait for just those."""
+        while not self._stop.wait(_SYNC_S):
+            if not self._lock.acquire(blocking=False):
+                continue  # in use: then it is heard there
+            try:
+                if not self._closed and not self._hear(0.0) and any(i >= self._received for i, _ in self._on_the_way):
+                    self._tell("sync")
+            except JsrlError as error:  # told to whoever calls next
+                self._closed = str(error)
+            finally:
+                self._lock.release()
 
     def _check_open(self) -> None:
         if self._closed or self._departed:

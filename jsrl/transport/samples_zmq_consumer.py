@@ -232,6 +232,10 @@ class ZmqSampleConsumer:
 
     def _welcome(self, route: bytes, message: Message) -> None:
         producer, leaves, num_groups = read_hello(message)
+        known = self._peers.get(route)
+        if known is not None and known.producer == producer:  # asked again: the welcome was late, or lost
+            self._owe(route, encode(WELCOME, {"blocks": known.num_blocks}))
+            return
         compare_schemas(self.leaves, leaves, "the consumer", producer.name)
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
         self._admissions.admit(producer)

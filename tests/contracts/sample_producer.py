@@ -43,12 +43,15 @@ def checksum(trajectory: Trajectory) -> int:
     return total
 
 
-def produce(producer: SampleProducer, num_groups: int, count: int) -> int:
-    """Write `count` trajectories per group, one block open per group at a time; return how many were committed."""
+def produce(producer: SampleProducer, num_groups: int, count: int, seed: int = 0) -> int:
+    """Write `count` trajectories per group, one block open per group at a time; return how many were committed.
+
+    Trajectory `sequence` of `group` is filled from `seed + sequence * num_groups + group`.
+    """
     for sequence in range(count):
         blocks = [producer.reserve(TIMEOUT_S) for _ in range(num_groups)]
         for group, block in enumerate(blocks):
-            fill(block.trajectory, sequence * num_groups + group)
+            fill(block.trajectory, seed + sequence * num_groups + group)
         for group in reversed(range(num_groups)):
             assert blocks[group].commit(group).sequence == sequence
     return count * num_groups
@@ -67,7 +70,7 @@ def main() -> None:
     schema = make_schema(options.get("image_bytes", 1024))
     try:
         producer = connect_samples(options["address"], schema, producer_id, options["groups"], TIMEOUT_S)
-        committed = produce(producer, options["groups"], options["count"])
+        committed = produce(producer, options["groups"], options["count"], options.get("seed", 0))
         if options.get("then") == "hang":
             block = producer.reserve(TIMEOUT_S)
             fill(block.trajectory, 666)  # written, never committed

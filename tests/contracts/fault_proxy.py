@@ -1,0 +1,112 @@
+"""A proxy between the ends of a ZeroMQ stream that loses, repeats, delays and reorders messages, both ways."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import zmq
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What happens to a message, as probabilities.
+
+    Attributes:
+      drop: it never arrives. duplicate: it arrives twice, the second time late. delay: it arrives up to `delay_s` seconds
+      late, so that later ones overtake it.
+    """
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    delay: float = 0.0
+    delay_s: float = 0.05
+
+
+class FaultProxy:
+    """Producers connect to `address`; their messages go on to the consumer at `target`, and the answers back.
+
+    Each producer has a connection of its own to the consumer, under its own routing id, so that the consumer sees what it
+    would see without the proxy. `counts` tells what was done to how many messages.
+    """
+
+    def __init__(self, target: str, faults: Faults, seed: int = 0) -> None:
+        self.faults, self.counts = faults, Counter[str]()
+        self._target, self._random = target, random.Random(seed)
+        self._context = zmq.Context()
+        self._front = self._socket(zmq.ROUTER)
+        self.address = f"tcp://127.0.0.1:{self._front.bind_to_random_port('tcp://127.0.0.1')}"
+        self._poller = zmq.Poller()
+        self._poller.register(self._front, zmq.POLLIN)
+        self._backs: dict[bytes, zmq.Socket] = {}
+        self._late: list[tuple[float, int, bool, bytes, list[bytes]]] = []
+        self._number = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="fault-proxy", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; messages that are late never arrive."""
+        self._stop.set()
+        self._thread.join(10)
+        self._context.destroy(linger=0)
+
+    def _socket(self, kind: int) -> zmq.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, 0)
+        return socket
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            due_s = self._late[0][0] - time.monotonic() if self._late else 0.05
+            for socket, _ in self._poller.poll(max(0.0, min(due_s, 0.05)) * 1000):
+                self._take(socket)
+            while self._late and self._late[0][0] <= time.monotonic():
+                _, _, forward, route, frames = heapq.heappop(self._late)
+                self._deliver(forward, route, frames)
+
+    def _take(self, socket: zmq.Socket) -> None:
+        if socket is self._front:
+            route, *frames = socket.recv_multipart()
+            if route not in self._backs:
+                back = self._socket(zmq.DEALER)
+                back.setsockopt(zmq.ROUTING_ID, route)
+                back.connect(self._target)
+                self._poller.register(back, zmq.POLLIN)
+                self._backs[route] = back
+            self._treat(True, route, frames)
+        else:
+            route = next(route for route, back in self._backs.items() if back is socket)
+            self._treat(False, route, socket.recv_multipart())
+
+    def _treat(self, forward: bool, route: bytes, frames: list[bytes]) -> None:
+        faults, draw = self.faults, self._random.random
+        if draw() < faults.drop:
+            self.counts["dropped"] += 1
+            return
+        if draw() < faults.duplicate:
+            self.counts["duplicated"] += 1
+            self._later(forward, route, frames)
+        if draw() < faults.delay:
+            self.counts["delayed"] += 1
+            self._later(forward, route, frames)
+        else:
+            self.counts["passed"] += 1
+            self._deliver(forward, route, frames)
+
+    def _later(self, forward: bool, route: bytes, frames: list[bytes]) -> None:
+        self._number += 1
+        due_s = time.monotonic() + self._random.uniform(0.0, self.faults.delay_s)
+        heapq.heappush(self._late, (due_s, self._number, forward, route, frames))
+
+    def _deliver(self, forward: bool, route: bytes, frames: list[bytes]) -> None:
+        if forward:
+            self._backs[route].send_multipart(frames)
+        else:
+            self._front.send_multipart([route, *frames])  # dropped by ZeroMQ where the producer is gone

@@ -1,0 +1,153 @@
+"""Lost, repeated, late and reordered messages between producers and the consumer of a ZeroMQ stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jsrl.transport import samples_zmq
+from jsrl.transport.base import ProducerId
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.samples_zmq import ZmqSampleProducer
+from jsrl.transport.samples_zmq_consumer import ZmqSampleConsumer
+from tests.contracts.fault_proxy import FaultProxy, Faults
+from tests.contracts.sample_contract import wait_for
+from tests.contracts.sample_producer import fill, make_schema, produce
+from tests.contracts.storm import SEED_STRIDE, Tally
+
+TIMEOUT_S = 20.0
+SCHEMA = make_schema(64)
+GROUPS = 2
+STORMS = {
+    "drops": Faults(drop=0.15),
+    "duplicates": Faults(duplicate=1.0),
+    "reorders": Faults(delay=0.4, delay_s=0.02),
+    "everything": Faults(drop=0.08, duplicate=0.15, delay=0.2, delay_s=0.03),
+}
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask again soon: what takes half a second otherwise takes a twentieth."""
+    monkeypatch.setattr(samples_zmq, "_SYNC_S", 0.05)
+
+
+@pytest.fixture
+def consumer() -> Iterator[ZmqSampleConsumer]:
+    bound = bind_samples("tcp://127.0.0.1:0", SCHEMA)
+    assert isinstance(bound, ZmqSampleConsumer)
+    yield bound
+    bound.close()
+
+
+class Actor:
+    """A producer in a thread that writes a number of trajectories and leaves, or is killed before."""
+
+    def __init__(self, address: str, name: str, incarnation: int, count: int, *, kill: bool = False) -> None:
+        self.id, self._address, self._count, self._kill = ProducerId(name, incarnation), address, count, kill
+        self.committed = 0
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            producer = connect_samples(self._address, SCHEMA, self.id, GROUPS, TIMEOUT_S)
+            self.committed = produce(producer, GROUPS, self._count, self.id.incarnation * SEED_STRIDE)
+            if self._kill:
+                abandon(producer)
+            else:
+                producer.close()
+        except BaseException as error:
+            self.error = error
+
+
+def abandon(producer: ZmqSampleProducer) -> None:
+    """Do what kill -9 does to a producer: its sockets close, nothing more is said."""
+    producer._stop.set()
+    producer._thread.join()
+    producer._context.destroy(linger=0)
+    producer._closed, producer._departed = "killed", True
+
+
+@pytest.mark.parametrize("storm", STORMS)
+def test_every_trajectory_arrives_once_whatever_happens_to_messages(consumer: ZmqSampleConsumer, storm: str) -> None:
+    proxy = FaultProxy(consumer.address, STORMS[storm], seed=1)
+    tally = Tally(consumer, GROUPS)
+    actors = [Actor(proxy.address, f"actor-{i}", 0, 25) for i in range(2)]
+    tally.known = {actor.id for actor in actors}
+    while any(actor.thread.is_alive() for actor in actors):
+        tally.take(0.05)
+    tally.settle(0.2)
+    assert [actor.error for actor in actors] == [None, None]
+    assert tally.counts == {(actor.id, group): 25 for actor in actors for group in range(GROUPS)}
+    if storm in ("drops", "everything"):
+        assert proxy.counts["dropped"] >= 10
+    proxy.close()
+
+
+def test_producers_that_are_killed_and_replaced_in_a_storm(consumer: ZmqSampleConsumer) -> None:
+    proxy = FaultProxy(consumer.address, STORMS["everything"], seed=2)
+    tally = Tally(consumer, GROUPS)
+    for incarnation in range(4):
+        actor = Actor(proxy.address, "actor-0", incarnation, 10, kill=incarnation < 3)
+        tally.known.add(actor.id)
+        while actor.thread.is_alive():
+            tally.take(0.02)
+        assert actor.error is None
+    tally.settle(0.2)
+    last = ProducerId("actor-0", 3)
+    assert [tally.counts[last, group] for group in range(GROUPS)] == [10, 10]
+    assert all(count <= 10 for count in tally.counts.values())
+    proxy.close()
+
+
+def test_a_lost_trajectory_is_sent_again_although_its_producer_does_nothing_more(consumer: ZmqSampleConsumer) -> None:
+    proxy = FaultProxy(consumer.address, Faults())
+    producer = connect_samples(proxy.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S)
+    proxy.faults = Faults(drop=1.0)
+    block = producer.reserve(TIMEOUT_S)
+    fill(block.trajectory, 5)
+    block.commit(0)
+    wait_for(lambda: proxy.counts["dropped"] >= 1)
+    proxy.faults = Faults()
+    lease = consumer.get(TIMEOUT_S)  # in a synchronous run the actor now waits for what the learner makes of this one
+    assert (lease.trajectory.version == 5).all()
+    consumer.release(lease)
+    producer.close()
+    proxy.close()
+
+
+def test_a_stopped_consumer_holds_producers_back_and_nothing_piles_up(consumer: ZmqSampleConsumer) -> None:
+    proxy = FaultProxy(consumer.address, STORMS["everything"], seed=3)
+    actor = Actor(proxy.address, "actor-0", 0, 20)
+    most = 0
+    until = time.monotonic() + 0.6
+    while time.monotonic() < until:
+        most = max(most, consumer.ledger.in_flight)
+        time.sleep(0.02)
+    assert 1 <= most <= 2 * GROUPS
+    tally = Tally(consumer, GROUPS)
+    tally.known = {actor.id}
+    while actor.thread.is_alive():
+        tally.take(0.05)
+    tally.settle(0.2)
+    assert actor.error is None and tally.taken == 40
+    proxy.close()
+
+
+def test_a_hello_or_its_answer_may_be_lost(consumer: ZmqSampleConsumer) -> None:
+    proxy = FaultProxy(consumer.address, Faults(drop=1.0))
+    actor = Actor(proxy.address, "actor-0", 0, 1)
+    wait_for(lambda: proxy.counts["dropped"] >= 3)
+    proxy.faults = Faults(duplicate=1.0)
+    tally = Tally(consumer, GROUPS)
+    tally.known = {actor.id}
+    while actor.thread.is_alive():
+        tally.take(0.05)
+    tally.settle(0.2)
+    assert actor.error is None and tally.taken == GROUPS
+    proxy.close()
