@@ -40,7 +40,8 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--repetitions", type=int, default=3, help="of everything, alternating (default: %(default)s)")
     line.add_argument("--starts", type=int, default=1, help="times that starts are measured, 0 for never (default: 1)")
-    line.add_argument("--against", default="", metavar="PEERS", help=f"other libraries: {','.join(PEERS)}")
+    peers = f"other libraries: {','.join(PEERS)}; NAME:1 takes part in the first repetition only"
+    line.add_argument("--against", default="", metavar="PEERS", help=peers)
     line.add_argument("--peers-dir", help="where their virtual environments lie (default: ~/.cache/jsrl/peers)")
     line.add_argument("--peer-search", action="store_true", help="try every setting of the peers and keep the best")
     line.add_argument("--json", metavar="FILE", help="write the raw numbers")

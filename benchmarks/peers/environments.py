@@ -10,13 +10,27 @@ def make_one(asked: dict[str, Any]) -> Any:
     import gymnasium
 
     if not asked["env"].startswith("ALE/"):
-        return gymnasium.make(asked["env"])
+        return gymnasium.make(known(asked["env"]))
     import ale_py
     from gymnasium.wrappers import AtariPreprocessing
 
-    gymnasium.register_envs(ale_py)
+    if hasattr(gymnasium, "register_envs"):  # before 1.0 the import registers
+        gymnasium.register_envs(ale_py)
     env = gymnasium.make(asked["env"], frameskip=1, repeat_action_probability=0.0)
     return stack(AtariPreprocessing(env, noop_max=30, frame_skip=asked["frames_per_step"], screen_size=84), 4)
+
+
+def known(name: str) -> str:
+    """Return an environment's id, or that of the version before where this gymnasium has not got it yet."""
+    import gymnasium
+
+    return name if name in gymnasium.registry else name.replace("-v5", "-v4")
+
+
+def notes(asked: dict[str, Any]) -> list[str]:
+    """Return what differs in the environments that `make_one` makes."""
+    name = asked["env"]
+    return [] if name.startswith("ALE/") or known(name) == name else [f"{known(name)} for {name}"]
 
 
 def stack(env: Any, frames: int) -> Any:

@@ -51,7 +51,7 @@ RECIPES = {
     "pufferlib": Recipe(
         (
             (TORCH, "gymnasium==1.4.0", "setuptools<81", "wheel", "Cython", "pybind11", *BASE),
-            ("psutil", "rich", "rich_argparse"),
+            ("gym==0.26.2", "pyro-ppl==1.9.2", "psutil", "rich", "rich-argparse"),
         ),
         "pufferlib.pufferl",
     ),

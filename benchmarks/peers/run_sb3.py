@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from environments import make_ale_vector, make_one
@@ -16,24 +17,20 @@ SETTINGS = [
 ]
 
 
-def vector(asked: dict[str, Any]) -> Any:
-    """Return the vector environment: one process or one per environment; Atari's games step in ale-py's own vector."""
+def make_vector(asked: dict[str, Any]) -> Any:
+    """Return all environments in this process or each in one of its own; games in ale-py's own vector (threads apart)."""
     if asked["network"] == "nature_cnn":
         from sb3_ale import AleVecEnv
 
-        return AleVecEnv(make_ale_vector(asked, asked["setting"].get("env_threads", 1)))
+        return AleVecEnv(make_ale_vector(asked, 2 if asked["setting"].get("vector") == "subprocess" else 1))
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     kind = SubprocVecEnv if asked["setting"].get("vector") == "subprocess" else DummyVecEnv
     return kind([lambda: make_one(asked) for _ in range(asked["num_envs"])])
 
 
-def main() -> None:
-    """Train until the window is full."""
-    asked = orders()
-    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
-    import torch
-    from stable_baselines3 import PPO
+def train(ppo: type, asked: dict[str, Any], meter: Meter, policy_kwargs: dict[str, Any] | None) -> Any:
+    """Train until the window is full and return the model; SB3 and SBX share this interface."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
@@ -47,12 +44,9 @@ def main() -> None:
         def _on_step(self) -> bool:
             return not self.full
 
-    torch.set_num_threads(asked["setting"].get("threads", 1))
-    images = asked["network"] == "nature_cnn"
-    env = vector(asked)
-    model = PPO(
-        "CnnPolicy" if images else "MlpPolicy",
-        env,
+    model = ppo(
+        "CnnPolicy" if asked["network"] == "nature_cnn" else "MlpPolicy",
+        make_vector(asked),
         n_steps=asked["rollout"],
         batch_size=asked["minibatch"],
         n_epochs=asked["epochs"],
@@ -61,34 +55,56 @@ def main() -> None:
         gae_lambda=asked["gae_lambda"],
         clip_range=asked["clip_ratio"],
         max_grad_norm=asked["max_grad_norm"],
-        policy_kwargs=None if images else {"net_arch": {"pi": [64, 64], "vf": [64, 64]}},
+        policy_kwargs=policy_kwargs,
         device="cpu",
     )
-    taken = count_steps(model.policy.optimizer)
+    model.steps_before = counted(model)
     model.learn(total_timesteps=10**12, callback=Watch())
-    updates = model.num_timesteps // (asked["num_envs"] * asked["rollout"])
-    done = done_work(
-        asked,
-        parameters=sum(p.numel() for p in model.policy.parameters()),
-        minibatch=model.batch_size,
-        epochs=model.n_epochs,
-        rollout=model.n_steps,
-        num_envs=model.n_envs,
-        gradient_steps=taken[0] // updates,
-    )
-    meter.report("sb3", done, asked["setting"], versions_of("stable-baselines3", "torch", "gymnasium", "numpy"))
-    env.close()
+    return model
 
 
-def count_steps(optimizer: Any) -> list[int]:
-    """Return a list whose first element counts an optimizer's steps."""
+def counted(model: Any) -> Callable[[], int]:
+    """Return a function that says how many gradient steps a model has made, of torch or of JAX."""
+    if hasattr(model.policy, "actor_state"):
+        return lambda: int(model.policy.actor_state.step)
     taken = [0]
 
     def count(*_: Any) -> None:
         taken[0] += 1
 
-    optimizer.register_step_post_hook(count)
-    return taken
+    model.policy.optimizer.register_step_post_hook(count)
+    return lambda: taken[0]
+
+
+def done(model: Any, asked: dict[str, Any], parameters: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return what the model really did, per update."""
+    updates = model.num_timesteps // (model.n_envs * model.n_steps)
+    return done_work(
+        asked,
+        parameters=parameters,
+        minibatch=model.batch_size,
+        epochs=model.n_epochs,
+        rollout=model.n_steps,
+        num_envs=model.n_envs,
+        gradient_steps=model.steps_before() // updates,
+        notes=list(notes),
+    )
+
+
+def main() -> None:
+    """Train until the window is full, and report."""
+    asked = orders()
+    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    import torch
+    from stable_baselines3 import PPO
+
+    torch.set_num_threads(asked["setting"].get("threads", 1))
+    shape = None if asked["network"] == "nature_cnn" else {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
+    model = train(PPO, asked, meter, shape)
+    parameters = sum(p.numel() for p in model.policy.parameters())
+    packages = versions_of("stable-baselines3", "torch", "gymnasium", "numpy")
+    meter.report("sb3", done(model, asked, parameters), asked["setting"], packages)
+    model.env.close()
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
     folder = peers.peers_folder(given.peers_dir)
     arms = [] if work is None else peer_arms(given, work, folder, raw)
     starting = min(given.starts, given.repetitions) * len(placements)
-    progress = Progress((1 + len(placements) + len(arms)) * given.repetitions + starting)
+    driven = sum(min(arm["repetitions"], given.repetitions) for _, arm in arms)
+    progress = Progress((1 + len(placements)) * given.repetitions + driven + starting)
     with progress:
         for repetition in range(given.repetitions):
             with progress.step("environment, inference, update alone"):
@@ -53,6 +54,8 @@ def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
                         rows = experiments[placement].rows_per_update
                         raw["starts"][placement].append(starts(given.name, placement, options, rows))
             for peer, arm in arms:
+                if repetition >= arm["repetitions"]:
+                    continue
                 with progress.step(f"{peer.name} {arm['setting']}") as told:
                     told(drive_arm(peer, arm, work, given))
     if work is not None:
@@ -74,6 +77,21 @@ def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
         if word not in known:
             raise ConfigError(f"there is no {what} {word!r}; there are: {', '.join(known)}.")
     return list(dict.fromkeys(words))
+
+
+def with_repetitions(text: str, most: int) -> dict[str, int]:
+    """Return peer -> repetitions of a list such as `sb3,rllib:1`; those without a number take part in all of them.
+
+    Raises:
+      ConfigError: an unknown peer, or what is no number.
+    """
+    counts = {}
+    for word in text.split(","):
+        name, _, number = word.strip().partition(":")
+        if number and not (number.isdigit() and int(number) > 0):
+            raise ConfigError(f"--against has {word!r}; behind the colon stands a number of repetitions, from 1.")
+        counts |= dict.fromkeys(chosen(name, PEERS, "peer"), int(number or most))
+    return counts
 
 
 def work_of(given: argparse.Namespace) -> Work | None:
@@ -148,7 +166,7 @@ def peer_arms(
 ) -> list[tuple[peers.Peer, dict[str, Any]]]:
     """Return the peers that are there with each setting to run, after a search where it was asked for."""
     arms = []
-    for name in chosen(given.against, PEERS, "peer"):
+    for name, repetitions in with_repetitions(given.against, given.repetitions).items():
         peer = peers.find(name, folder)
         if isinstance(peer, str):
             raw["peers"][name] = {"missing": peer}
@@ -160,7 +178,10 @@ def peer_arms(
             raw["peers"][name]["search"] = tried
             settings = peers.choose(tried) or settings
             peers.keep_settings(name, given.name, settings, Path(given.json or "not written").name)
-        raw["peers"][name]["arms"] = [{"setting": s, "runs": [], "errors": [], "differences": []} for s in settings]
+        raw["peers"][name]["arms"] = [
+            {"setting": setting, "repetitions": repetitions, "runs": [], "errors": [], "differences": []}
+            for setting in settings
+        ]
         arms += [(peer, arm) for arm in raw["peers"][name]["arms"]]
     return arms
 

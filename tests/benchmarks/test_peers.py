@@ -9,6 +9,8 @@ import pytest
 from benchmarks.peers.works import Work
 from benchmarks.throughput import peers
 from benchmarks.throughput.end_to_end import BenchmarkError
+from benchmarks.throughput.session import with_repetitions
+from jsrl.errors import ConfigError
 
 FAKE = Path(__file__).parent / "world" / "fake_peer.py"
 WORK = Work("CartPole-v1", "mlp", 9155)
@@ -81,3 +83,10 @@ def test_settings_that_were_kept_come_back(tmp_path, monkeypatch):
     peers.keep_settings("sb3", "ppo_cartpole", [{"threads": 2}], "raw.json")
     assert peers.kept_settings("sb3", "ppo_cartpole") == [{"threads": 2}]
     assert peers.kept_settings("sbx", "ppo_cartpole") == [{}]
+
+
+def test_who_takes_part_and_how_often():
+    assert with_repetitions("sb3, rllib:1", 3) == {"sb3": 3, "rllib": 1}
+    for wrong, said in (("sb4", "no peer 'sb4'"), ("sb3:0", "from 1"), ("sb3:x", "from 1")):
+        with pytest.raises(ConfigError, match=said):
+            with_repetitions(wrong, 3)

@@ -1,0 +1,134 @@
+"""PufferLib's PPO on a work: `python run_pufferlib.py JSON`, in its own virtual environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from environments import make_ale_vector, make_one
+from measuring import Meter, done_work, orders, versions_of
+
+SETTINGS = [
+    {"backend": "Serial", "threads": 1},
+    {"backend": "Serial", "threads": 2},
+    {"backend": "Multiprocessing", "workers": 2, "threads": 1},
+]
+
+
+def make_vector(asked: dict[str, Any]) -> Any:
+    """Return its vector environment; games step in ale-py's own vector, which it calls a native environment."""
+    import pufferlib.emulation
+    import pufferlib.vector
+
+    setting = asked["setting"]
+    backend, workers = setting.get("backend", "Serial"), setting.get("workers", 1)
+    if asked["network"] == "nature_cnn":
+        from pufferlib_ale import games
+
+        return games(make_ale_vector(asked, workers))
+
+    def make(buf: Any = None, seed: int = 0) -> Any:
+        return pufferlib.emulation.GymnasiumPufferEnv(env=make_one(asked), buf=buf, seed=seed)
+
+    options = {"num_workers": workers, "batch_size": asked["num_envs"], "overwork": True} if workers > 1 else {}
+    return pufferlib.vector.make(
+        make, num_envs=asked["num_envs"], backend=getattr(pufferlib.vector, backend), **options
+    )
+
+
+def trainer_options(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what its trainer is configured with; what the work does not say stays at the library's defaults."""
+    return {
+        "env": asked["env"],
+        "device": "cpu",
+        "seed": 0,
+        "torch_deterministic": True,
+        "cpu_offload": False,
+        "optimizer": "adam",
+        "anneal_lr": False,
+        "precision": "float32",
+        "total_timesteps": 10**12,
+        "learning_rate": asked["learning_rate"],
+        "gamma": asked["gamma"],
+        "gae_lambda": asked["gae_lambda"],
+        "update_epochs": asked["epochs"],
+        "clip_coef": asked["clip_ratio"],
+        "vf_coef": 0.5,
+        "vf_clip_coef": 0.2,
+        "max_grad_norm": asked["max_grad_norm"],
+        "ent_coef": 0.0,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_eps": 1e-5,
+        "data_dir": "experiments",
+        "checkpoint_interval": 10**9,
+        "batch_size": "auto",
+        "minibatch_size": asked["minibatch"],
+        "max_minibatch_size": asked["minibatch"],
+        "bptt_horizon": asked["rollout"],
+        "compile": False,
+        "compile_mode": "default",
+        "compile_fullgraph": False,
+        "vtrace_rho_clip": 1.0,
+        "vtrace_c_clip": 1.0,
+        "prio_alpha": 0.0,
+        "prio_beta0": 1.0,
+        "use_rnn": False,
+    }
+
+
+def main() -> None:
+    """Train until the window is full, and report."""
+    asked = orders()
+    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    import torch
+
+    torch.set_num_threads(asked["setting"].get("threads", 1))
+    from pufferlib import pufferl
+    from torch_networks import policy
+
+    vector = make_vector(asked)
+    network = policy(asked["network"], vector.single_observation_space, vector.single_action_space)
+
+    class Quiet(pufferl.PuffeRL):
+        """Its trainer, which would draw a picture on the terminal several times a second."""
+
+        def print_dashboard(self, *_: Any, **__: Any) -> None:
+            pass
+
+    trainer = Quiet(trainer_options(asked), vector, network)
+    taken = [0]
+
+    def count(*_: Any) -> None:
+        taken[0] += 1
+
+    trainer.optimizer.register_step_post_hook(count)
+    updates = 0
+    full = False
+    while not full:
+        trainer.evaluate()
+        trainer.train()
+        updates += 1
+        full = meter.update(trainer.global_step)
+    done = done_work(
+        asked,
+        parameters=sum(p.numel() for p in network.parameters()),
+        rollout=trainer.config["bptt_horizon"],
+        num_envs=trainer.total_agents,
+        minibatch=trainer.minibatch_size,
+        epochs=trainer.config["update_epochs"],
+        gradient_steps=taken[0] // updates,
+        notes=["minibatches are whole environments"],
+    )
+    meter.report("pufferlib", done, asked["setting"], versions_of("pufferlib", "torch", "gymnasium", "numpy"))
+    vector.close()
+    os._exit(0)  # its thread that watches the machine's load never ends
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--settings":
+        print(json.dumps(SETTINGS))
+    else:
+        main()

@@ -1,0 +1,129 @@
+"""RLlib's PPO (its new stack, torch) on a work: `python run_rllib.py JSON`, in its own virtual environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from environments import make_one
+from measuring import Meter, done_work, orders, versions_of
+
+SETTINGS = [
+    {"runners": 0, "threads": 1},
+    {"runners": 0, "threads": 2},
+    {"runners": 1, "threads": 1},
+    {"runners": 2, "threads": 1},
+]
+
+
+def make_env(asked: dict[str, Any]) -> Any:
+    """Return one environment; images as its networks want them: [84, 84, 4] float32."""
+    env = make_one(asked)
+    if asked["network"] != "nature_cnn":
+        return env
+    import gymnasium
+    import numpy as np
+
+    space = gymnasium.spaces.Box(0.0, 1.0, (84, 84, 4), np.float32)
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda image: np.asarray(image, np.float32).transpose(1, 2, 0) / 255.0, space
+    )
+
+
+def configuration(asked: dict[str, Any]) -> Any:
+    """Return its configuration; what the work does not say stays at the library's defaults."""
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    runners = asked["setting"].get("runners", 0)
+    if asked["network"] == "nature_cnn":
+        model = DefaultModelConfig(
+            conv_filters=[[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+            conv_activation="relu",
+            head_fcnet_hiddens=[512],
+            head_fcnet_activation="relu",
+            vf_share_layers=True,
+        )
+    else:
+        model = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
+    return (
+        PPOConfig()
+        .environment("work", env_config=asked)
+        .env_runners(
+            num_env_runners=runners,
+            num_envs_per_env_runner=asked["num_envs"] // max(runners, 1),
+            rollout_fragment_length=asked["rollout"],
+        )
+        .learners(num_learners=0, num_gpus_per_learner=0)
+        .rl_module(model_config=model)
+        .training(
+            train_batch_size_per_learner=asked["num_envs"] * asked["rollout"],
+            minibatch_size=asked["minibatch"],
+            num_epochs=asked["epochs"],
+            lr=asked["learning_rate"],
+            gamma=asked["gamma"],
+            lambda_=asked["gae_lambda"],
+            clip_param=asked["clip_ratio"],
+            grad_clip=asked["max_grad_norm"],
+            use_kl_loss=False,
+        )
+        .debugging(log_level="ERROR")
+    )
+
+
+def main() -> None:
+    """Train until the window is full, and report."""
+    asked = orders()
+    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    here = str(Path(__file__).resolve().parent)
+    os.environ["PYTHONPATH"] = here  # its workers import this file again
+    import ray
+    import torch
+    from ray.tune.registry import register_env
+
+    torch.set_num_threads(asked["setting"].get("threads", 1))
+    # Loopback only. Its processes are descendants of this one, and are counted with it.
+    ray.init(include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    register_env("work", make_env)
+    algorithm = configuration(asked).build_algo()
+    learner = algorithm.learner_group._learner
+    taken = [0]
+
+    def count(*_: Any) -> None:
+        taken[0] += 1
+
+    for optimizer in learner._named_optimizers.values():
+        optimizer.register_step_post_hook(count)
+    full, env_steps, updates = False, 0, 0
+    while not full:
+        result = algorithm.train()
+        env_steps = int(result["num_env_steps_sampled_lifetime"])
+        updates += 1
+        full = meter.update(env_steps)
+    done = done_work(
+        asked,
+        parameters=sum(p.numel() for p in learner.module["default_policy"].parameters()),
+        gradient_steps=round(taken[0] / updates),
+        notes=notes(env_steps / updates, asked),
+    )
+    meter.report("rllib", done, asked["setting"], versions_of("ray", "torch", "gymnasium", "numpy"))
+    algorithm.stop()
+    ray.shutdown()
+
+
+def notes(rows_per_update: float, asked: dict[str, Any]) -> list[str]:
+    """Return what differs: how many rows an update really had."""
+    rows = asked["num_envs"] * asked["rollout"]
+    found = [f"{rows_per_update:.0f} rows an update for {rows}"] if abs(rows_per_update / rows - 1) > 0.02 else []
+    return found + (["images as float32"] if asked["network"] == "nature_cnn" else [])
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--settings":
+        print(json.dumps(SETTINGS))
+    else:
+        main()

@@ -1,0 +1,44 @@
+"""SBX's PPO (Stable-Baselines in JAX) on a work: `python run_sbx.py JSON`, in its own virtual environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from measuring import Meter, orders, versions_of
+
+SETTINGS = [
+    {"vector": "dummy", "one_thread": True},
+    {"vector": "dummy", "threads": 2},
+    {"vector": "subprocess", "one_thread": True},
+]
+
+
+def main() -> None:
+    """Train until the window is full, and report."""
+    asked = orders()
+    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if asked["setting"].get("one_thread"):
+        os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    import jax
+    from run_sb3 import done, train
+    from sbx import PPO
+
+    images = asked["network"] == "nature_cnn"
+    shape = {"share_features_extractor": True} if images else {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
+    model = train(PPO, asked, meter, shape)
+    states = (model.policy.actor_state.params, model.policy.vf_state.params)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(states))
+    notes = ("the shared torso is kept, and run, once for the actor and once for the critic",) if images else ()
+    packages = versions_of("sbx-rl", "stable-baselines3", "jax", "gymnasium", "numpy")
+    meter.report("sbx", done(model, asked, parameters, notes), asked["setting"], packages)
+    model.env.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--settings":
+        print(json.dumps(SETTINGS))
+    else:
+        main()
