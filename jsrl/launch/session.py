@@ -21,6 +21,7 @@ from jsrl.services.runs import RunFolder
 from jsrl.transport.ledger_page import LEDGER, read_page
 
 LINE_S = 1.0
+LOOK_S = 0.02
 
 
 class Session:
@@ -54,6 +55,7 @@ class Session:
         self.ledger: dict[str, Any] = {}
         self._begin_s = time.monotonic()
         self._line_s = time.monotonic() + LINE_S
+        self._look_s = 0.0
         self._warned: set[str] = set()
         self.finished_s: float | None = None
         self._closed = False
@@ -134,7 +136,10 @@ class Session:
         self._stages[worker] = stage
 
     def tick(self) -> None:
-        """Write a line of metrics every second, refresh the display, look at the clock."""
+        """Write a line of metrics every second, refresh the display, look at the clock; may be called all the time."""
+        if self.now() < self._look_s:
+            return
+        self._look_s = self.now() + LOOK_S
         limit = self.experiment.max_minutes
         if limit is not None and self.elapsed_s >= limit * 60:
             self.end("max_minutes")
@@ -201,4 +206,5 @@ class Session:
         if self.updates:
             self.hub.tick(self.env_steps, self.updates)
         self.hub.close()
+        self.display.update(self.state())
         self.display.close()

@@ -102,8 +102,9 @@ class Engine:
     def act(self, served: Served, request: Request) -> Reply:
         """Act for one group, with the group's own key: the same bits wherever the group is hosted."""
         ids = np.array([served.group, request.step], np.uint32)
-        result = self._call(served.index, ids, request.observation, request.is_first)
-        return self._replies(result, [(served, request)])[0]
+        action, log_prob, extras, core = self._call(served.index, ids, request.observation, request.is_first)
+        own_core = jax.device_get(core) if self.has_core and request.wants_core else ()
+        return Reply(action, log_prob, extras, self.version, own_core, request.policy)
 
     def act_merged(self, requests: list[tuple[Served, Request]]) -> list[Reply]:
         """Act for several groups in one padded batch."""
@@ -120,7 +121,7 @@ class Engine:
         is_first[at:], index[at:] = True, self._num_slots
         self.batches += 1
         ids = np.array([0xFFFFFFFF, self.batches & 0xFFFFFFFF], np.uint32)
-        return self._replies(self._call(index, ids, observation, is_first), requests)
+        return self._split(self._call(index, ids, observation, is_first), requests)
 
     def _call(self, index: np.ndarray, ids: np.ndarray, observation: Tree, is_first: np.ndarray):
         output, core, self._table = self._act(self._params, self._table, index, self._key, ids, observation, is_first)
@@ -130,7 +131,8 @@ class Engine:
         # Blocks until the call is over: only then may the caller's buffers, which JAX aliases on CPU, be written again.
         return np.asarray(output.action), np.asarray(output.log_prob), map_tree(np.asarray, output.extras), core
 
-    def _replies(self, result, requests: list[tuple[Served, Request]]) -> list[Reply]:
+    def _split(self, result, requests: list[tuple[Served, Request]]) -> list[Reply]:
+        """Return each group's part of a merged batch."""
         action, log_prob, extras, core = result
         if self.has_core and any(request.wants_core for _, request in requests):
             core = jax.device_get(core)
@@ -173,11 +175,12 @@ class InlineInference:
         if not self._pending:
             raise StreamTimeout("no request is pending; send one before receiving.")
         self._refresh()
-        if self._first_ready() is None and timeout_s > 0:
+        ready = self._first_ready()
+        if ready is None and timeout_s > 0:
             self._phases.enter("wait_params")
             self._params.wait(0, min(request.min_updates for _, request in self._pending), timeout_s)
             self._refresh()
-        ready = self._first_ready()
+            ready = self._first_ready()
         if ready is None:
             raise StreamTimeout(f"params with {self._pending[0][1].min_updates} updates did not come in {timeout_s} s.")
         group, request = self._pending.pop(ready)
@@ -193,7 +196,10 @@ class InlineInference:
         if self._engine.version < 0:
             return None
         updates = version_updates(self._engine.version)
-        return next((i for i, (_, request) in enumerate(self._pending) if request.min_updates <= updates), None)
+        for i, (_, request) in enumerate(self._pending):
+            if request.min_updates <= updates:
+                return i
+        return None
 
     def close(self) -> None:
         """Leave the params road."""

@@ -184,13 +184,19 @@ class Batcher:
             staging.ids.append(lease.ids)  # type: ignore[attr-defined]
 
     def _judge(self, lease: Lease) -> tuple[str, int]:
-        """Return (reason to drop, or empty; lag as the batch's first update starts): the maximum over the rows."""
+        """Return (reason to drop, or empty; lag as the batch's first update starts): the maximum over the rows.
+
+        Rows of the life before this one count where they are of updates that the snapshot holds. Where lives before that one
+        were rolled back to is not known any more: none of their rows count.
+        """
         plan, version = self._plan, lease.trajectory.version[:-1]
         updates_then = plan.start_updates + self._number * plan.reuse
-        oldest = int(version_updates(version).min())
+        updates, epochs = version_updates(version), version_epoch(version)
+        oldest = int(updates.min())
         if plan.replayed:
             return "", updates_then - oldest
-        if int(version_epoch(version).min()) < plan.epoch and int(version_updates(version).max()) > plan.start_updates:
+        undone = (epochs < plan.epoch) & (updates > plan.start_updates)
+        if undone.any() or int(epochs.min()) < plan.epoch - 1:
             return "rolled_back", 0
         lag = updates_then - oldest
         return ("stale" if plan.max_lag is not None and lag + plan.reuse - 1 > plan.max_lag else ""), lag
