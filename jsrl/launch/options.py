@@ -88,9 +88,8 @@ COMMON = (
          "agent.network.torso", "agent.network.hidden", "agent.network.core"),
     ),
     ("where", ("placement", "num-actors", "num-groups", "num-inference-servers", "road", "learner.num-devices",
-               "deterministic", "restart")),
-    ("how fast", ("tune", "tune-minutes", "profile")),
-    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "plan")),
+               "deterministic", "restart", "tune")),
+    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "trace", "plan")),
 )  # fmt: skip
 
 

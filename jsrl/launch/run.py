@@ -24,6 +24,7 @@ from jsrl.launch.resume import allowed_changes, claimed, open_resumed, params_so
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.reference import from_json, to_json
+from jsrl.services import tracing
 from jsrl.services.display import make_display
 from jsrl.services.runs import RunFolder
 from jsrl.source_capture import Capture
@@ -103,7 +104,8 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     experiment = from_json(config)
     changed = allowed_changes(from_json(folder.config), experiment) if resumed else []
     folder.write_config(to_json(experiment))
-    (folder.path / "result.json").unlink(missing_ok=True)  # of an earlier life
+    (folder.path / "result.json").unlink(missing_ok=True)  # of an earlier life, like the parts of a trace
+    shutil.rmtree(folder.path / tracing.FOLDER, ignore_errors=True)
     return experiment, changed
 
 

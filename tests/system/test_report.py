@@ -99,6 +99,16 @@ def test_every_worker_of_every_road_accounts_for_its_time(launch, road: str) -> 
 
 
 @slow
+def test_a_failed_run_has_a_report_of_its_error_and_a_trace(launch) -> None:
+    run = launch("--agent.nan-at-update", "12", "--trace")
+    run.expect(1, 60.0)
+    text = (run.folder / "report.txt").read_text()
+    assert "ended: failed: WorkerDied: learner: NonFiniteUpdate" in text
+    assert "NonFiniteUpdate" in (run.folder / "report.html").read_text()
+    assert "update" in {span["name"] for span in spans(run)["learner"]}
+
+
+@slow
 def test_a_killed_run_can_be_reported_on(launch) -> None:
     run = launch(*FOREVER, "--placement", "serial")
     run.until(lambda: reports(run) >= 3, "lines of a learner", PATIENCE_S)
