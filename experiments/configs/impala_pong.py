@@ -2,7 +2,7 @@
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig
 
 
 def config() -> Experiment:
@@ -10,12 +10,20 @@ def config() -> Experiment:
     return Experiment(
         name="impala_pong",
         env=EnvConfig("ALE/Pong-v5"),
-        agent=IMPALAConfig(learning_rate=5e-4, schedule="linear", entropy_coef=0.01, normalize_advantages=True),
+        agent=IMPALAConfig(
+            optimizer="adam",
+            learning_rate=5e-4,
+            schedule="linear",
+            vtrace_lambda=0.95,
+            normalize_advantages=True,
+            entropy_coef=0.01,
+        ),
         num_envs=32,
         num_groups=4,
         rollout_length=20,
         batch_envs=8,
         max_policy_lag=None,
+        learner=LearnerConfig(reuse=2),
         total_env_steps=4_000_000,
         stop_at_return=15.0,
         evaluator=EvaluatorConfig(episodes=20, num_envs=10, period_env_steps=250_000, final_episodes=20),
