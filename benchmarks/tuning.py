@@ -36,7 +36,7 @@ from jsrl.launch.tuning_space import (  # noqa: E402
 
 def grid_of(space: Space, cores: int, rings: tuple[int, ...]) -> list[Setting]:
     """Return the grid: every placement with up to `cores` actors and these rings."""
-    every = [setting for own in space.grid().values() for setting in own]
+    every = [setting for own in space.grid.values() for setting in own]
     return [s for s in every if s.get("num-actors", 1) <= cores and s.get("ring", 1) in rings]
 
 

@@ -121,21 +121,21 @@ def propose(space: Space, trials: Sequence[Trial]) -> Setting | None:
     for setting in openings(space):
         if key_of(setting) not in tried:
             return setting
-    untried = [s for s in space.candidates if key_of(s) not in tried]
+    untried = [i for i, key in enumerate(space.keys) if key not in tried]
     if not untried:
         return None
     model = fit(space, trials)
     if model is None:
-        return untried[0]
-    gain = model.expected_gain(space.coordinates(untried))
+        return space.candidates[untried[0]]
+    gain = model.expected_gain(space.points[untried])
     best = int(np.argmax(gain))
-    return untried[best] if gain[best] >= WORTH or len(trials) < 2 * len(openings(space)) else None
+    return space.candidates[untried[best]] if gain[best] >= WORTH or len(trials) < 2 * len(openings(space)) else None
 
 
 def openings(space: Space) -> list[Setting]:
     """Return what is measured before there is a model: the default, and each placement with few and with many workers."""
     chosen: dict[Any, Setting] = {key_of(space.default): space.default}
-    for own in space.grid().values():
+    for own in space.grid.values():
         points = space.coordinates(own)
         central = own[int(np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1)))]
         chosen.setdefault(key_of(central), central)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -57,6 +58,17 @@ class Space:
     default: Setting
     candidates: tuple[Setting, ...]
 
+    @cached_property
+    def keys(self) -> tuple[Any, ...]:
+        """Return every candidate's key."""
+        return tuple(key_of(setting) for setting in self.candidates)
+
+    @cached_property
+    def points(self) -> np.ndarray:
+        """Return every candidate's coordinates [C, X]."""
+        return self.coordinates(self.candidates)
+
+    @cached_property
     def grid(self) -> dict[Any, list[Setting]]:
         """Return, by placement, the candidates whose details are at their default: what an exhaustive grid would try."""
         details = [k.name for k in self.knobs if k.detail]

@@ -44,10 +44,14 @@ def random_surface(seed: int, cores: int) -> Surface:
             log -= steep_actors * (math.log2(setting["num-actors"]) - peak_actors[place]) ** 2
             log -= steep_ring * (math.log2(setting["ring"]) - peak_ring[place]) ** 2
             count = setting["learner.threads"]
-            log += threads.setdefault(count, float(np.random.default_rng((seed, count or 0)).normal(-0.05, 0.1)))
+            if count not in threads:
+                threads[count] = float(np.random.default_rng((seed, count or 0)).normal(-0.05, 0.1))
+            log += threads[count]
         if "inference.max-rows" in setting:
             count = setting["inference.max-rows"]
-            log += rows.setdefault(count, float(np.random.default_rng((seed, count)).normal(-0.02, 0.04)))
+            if count not in rows:
+                rows[count] = float(np.random.default_rng((seed, count)).normal(-0.02, 0.04))
+            log += rows[count]
         log += sum(effects[setting[name]] for name, effects in detail.items() if name in setting)
         return math.exp(log)
 
