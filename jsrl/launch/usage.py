@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
@@ -18,13 +20,15 @@ class Usage:
         self._cpu_s: dict[int, float] = {}
         self._sampled_s = time.monotonic()
         self._machine_s = machine_cpu_s()
+        self._whole = owns_machine()
         self._own = psutil.Process()
         self._own_s = sum(self._own.cpu_times()[:2])
 
     def sample(self, processes: Iterable[Process]) -> dict[str, float]:
         """Return `system/KIND_rss_mb` and `system/KIND_cpu_share` (in cores) since the last sample.
 
-        `system/others_cpu_share` is what neither a worker nor this process used.
+        `system/others_cpu_share` is what neither a worker nor this process used; absent where this process may use only a
+        part of the machine, because what others do on the rest does not matter here.
         """
         now = time.monotonic()
         passed_s, self._sampled_s = max(now - self._sampled_s, 1e-6), now
@@ -47,9 +51,19 @@ class Usage:
             metrics[f"{kind}_cpu_share"] = metrics.get(f"{kind}_cpu_share", 0.0) + share
         machine_s, own_s = machine_cpu_s(), sum(self._own.cpu_times()[:2])
         ours_s = own_s - self._own_s + sum(spent - self._cpu_s.get(pid, spent) for pid, spent in cpu_s.items())
-        metrics["system/others_cpu_share"] = max(0.0, machine_s - self._machine_s - ours_s) / passed_s
+        if self._whole:
+            metrics["system/others_cpu_share"] = max(0.0, machine_s - self._machine_s - ours_s) / passed_s
         self._cpu_s, self._machine_s, self._own_s = cpu_s, machine_s, own_s
         return metrics
+
+
+def owns_machine() -> bool:
+    """Return whether this process may use every core (neither its affinity nor a container's quota says otherwise)."""
+    try:
+        quota = Path("/sys/fs/cgroup/cpu.max").read_text().split()[0]
+    except (OSError, IndexError):
+        quota = "max"
+    return quota == "max" and len(os.sched_getaffinity(0)) == os.cpu_count()
 
 
 def machine_cpu_s() -> float:
