@@ -22,8 +22,6 @@ from benchmarks.peers.works import PEERS
 from benchmarks.throughput import alone, session, tables
 from jsrl.errors import JsrlError
 
-PLACEMENTS = ("serial", "inline", "served", "apart")
-
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
@@ -33,17 +31,21 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     line.add_argument("name", nargs="?", help="an experiment of run.py")
-    line.add_argument("--placements", default=",".join(PLACEMENTS), help="which of them to run (default: %(default)s)")
+    line.add_argument(
+        "--placements", default=",".join(session.PLACEMENTS), help="which of them to run (default: %(default)s)"
+    )
     line.add_argument("--seconds", type=float, default=8.0, help="of each window (default: %(default)s)")
     line.add_argument(
         "--warm-up-s", type=float, default=2.0, help="left out after the first update (default: %(default)s)"
     )
-    line.add_argument("--repetitions", type=int, default=3, help="of everything, alternating (default: %(default)s)")
+    line.add_argument(
+        "--repetitions", type=int, default=3, help="of everything, alternating; 0 after a search alone (default: 3)"
+    )
     line.add_argument("--starts", type=int, default=1, help="times that starts are measured, 0 for never (default: 1)")
     peers = f"other libraries: {','.join(PEERS)}; NAME:1 takes part in the first repetition only"
     line.add_argument("--against", default="", metavar="PEERS", help=peers)
     line.add_argument("--peers-dir", help="where their virtual environments lie (default: ~/.cache/jsrl/peers)")
-    line.add_argument("--peer-search", action="store_true", help="try every setting of the peers and keep the best")
+    line.add_argument("--peer-search", action="store_true", help="first try every setting of the peers, keep the best")
     line.add_argument("--json", metavar="FILE", help="write the raw numbers")
     line.add_argument("--show", metavar="FILE", help="print the table of raw numbers written earlier, and end")
     return line

@@ -22,11 +22,11 @@ ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def rate(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+def rate(work: Callable[[], float], seconds: float) -> tuple[float, float]:
     """Return rows per second and per CPU-second of a piece of work that returns its rows, after two calls to warm up."""
     work()
     work()
-    rows, begin, cpu_begin = 0, time.perf_counter(), time.process_time()
+    rows, begin, cpu_begin = 0.0, time.perf_counter(), time.process_time()
     while time.perf_counter() - begin < seconds:
         rows += work()
     wall_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
@@ -46,7 +46,7 @@ def on_one_core() -> None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
 
 
-def parts(experiment: Any) -> tuple[dict[str, Callable[[], int]], dict[str, Any]]:
+def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, Any]]:
     """Return environment, inference and update as pieces of work, and what is known of them."""
     import jax
     import numpy as np
@@ -90,9 +90,9 @@ def parts(experiment: Any) -> tuple[dict[str, Callable[[], int]], dict[str, Any]
     placed, batch = update.place(state), split_devices(zeros(spec), 1)
     key = jax.random.key(1)
 
-    def learn() -> int:
+    def learn() -> float:
         jax.block_until_ready(update(placed, batch, key))
-        return experiment.rows_per_update
+        return experiment.rows_per_update / experiment.learner.reuse  # each row is learned from so often
 
     facts = {
         "backend": jax.default_backend(),

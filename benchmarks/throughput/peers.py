@@ -126,15 +126,12 @@ def variants(peer: Peer) -> list[dict[str, Any]]:
     return json.loads(listed.stdout)
 
 
-def search(peer: Peer, work: Work, seconds: float, warm_up_s: float) -> list[dict[str, Any]]:
-    """Run every setting of a peer once; a setting that fails keeps its error."""
-    results = []
-    for setting in variants(peer):
-        try:
-            results.append(drive(peer, work, setting, seconds, warm_up_s))
-        except BenchmarkError as error:
-            results.append({"peer": peer.name, "setting": setting, "error": str(error)})
-    return results
+def attempt(peer: Peer, work: Work, setting: dict[str, Any], seconds: float, warm_up_s: float) -> dict[str, Any]:
+    """Run a peer once in a setting; a failure becomes a result with its error."""
+    try:
+        return drive(peer, work, setting, seconds, warm_up_s)
+    except BenchmarkError as error:
+        return {"peer": peer.name, "setting": setting, "error": str(error)}
 
 
 def choose(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

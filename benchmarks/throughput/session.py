@@ -20,6 +20,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.services.provenance import environment_facts
 
+PLACEMENTS = ("serial", "inline", "served", "apart")
 ALONE_SHARE = 0.2  # of a window's seconds, for each part alone
 ALONE_LIMIT_S = 600.0
 
@@ -28,42 +29,71 @@ def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
     """Return the raw numbers of a benchmark; `further` are options of run.py for every arm of jsrl's.
 
     Raises:
-      ConfigError: an unknown experiment, placement, peer or option. BenchmarkError: a run of jsrl's failed.
+      ConfigError: an unknown experiment, placement, peer or option. BenchmarkError: every run of jsrl's failed.
     """
     work = work_of(given)
     options = (jsrl_options(work) if work else []) + further
-    placements = chosen(given.placements, ("serial", "inline", "served", "apart"), "placement")
+    placements = chosen(given.placements, PLACEMENTS, "placement")
     experiments = {placement: experiment_of(given.name, placement, options) for placement in placements}
     raw = header(given, options, experiments)
-    folder = peers.peers_folder(given.peers_dir)
-    arms = [] if work is None else peer_arms(given, work, folder, raw)
-    starting = min(given.starts, given.repetitions) * len(placements)
+    taking_part = {} if work is None else find_peers(given, raw)
+    if given.peer_search and work is not None:
+        search(given, work, taking_part, raw)
+    arms = [(peer, arm) for peer in taking_part.values() for arm in add_arms(given, peer, raw)]
     driven = sum(min(arm["repetitions"], given.repetitions) for _, arm in arms)
-    progress = Progress((1 + len(placements)) * given.repetitions + driven + starting)
-    with progress:
+    starting = min(given.starts, given.repetitions) * len(placements)
+    with Progress((1 + len(placements)) * given.repetitions + driven + starting) as progress:
         for repetition in range(given.repetitions):
             with progress.step("environment, inference, update alone"):
                 take_alone(raw, given, options)
-            for placement in placements:
-                with progress.step(f"jsrl {placement}") as told:
-                    run = end_to_end(given.name, placement, given.seconds, given.warm_up_s, options)
-                    raw["end_to_end"][placement].append(run)
-                    told(f"{run['env_steps_per_s']:,.0f} env steps/s")
-                if repetition < given.starts:
-                    with progress.step(f"jsrl {placement}, cold and warm start"):
-                        rows = experiments[placement].rows_per_update
-                        raw["starts"][placement].append(starts(given.name, placement, options, rows))
+            for placement, experiment in experiments.items():
+                take_placement(
+                    raw, given, options, placement, experiment, progress, with_start=repetition < given.starts
+                )
             for peer, arm in arms:
-                if repetition >= arm["repetitions"]:
-                    continue
-                with progress.step(f"{peer.name} {arm['setting']}") as told:
-                    told(drive_arm(peer, arm, work, given))
-    if work is not None:
-        parameters = raw["parameters"]
-        raw["work"] = jsrl_work(experiments[placements[0]], parameters)
+                if repetition < arm["repetitions"]:
+                    with progress.step(f"{peer.name} {arm['setting']}") as told:
+                        told(drive_arm(peer, arm, work, given))
+    if given.repetitions and not any(raw["end_to_end"].values()):
+        raise BenchmarkError("no run of jsrl's gave anything:\n" + "\n".join(raw["errors"]))
+    if work is not None and raw["alone"]:
+        raw["work"] = jsrl_work(experiments[placements[0]], raw["parameters"])
         raw["differences"] = differences(work, raw["work"])
     raw["duration_s"] = time.monotonic() - raw.pop("begin_s")
     return raw
+
+
+def take_placement(
+    raw: dict[str, Any],
+    given: argparse.Namespace,
+    options: list[str],
+    placement: str,
+    experiment: Experiment,
+    progress: Progress,
+    *,
+    with_start: bool,
+) -> None:
+    """Run one placement once, and its starts where asked for; a failure is kept beside what worked."""
+    with progress.step(f"jsrl {placement}") as told:
+        try:
+            run = end_to_end(given.name, placement, given.seconds, given.warm_up_s, options)
+        except BenchmarkError as error:
+            raw["errors"].append(f"{placement}: {error}")
+            told("failed")
+        else:
+            raw["end_to_end"][placement].append(run)
+            told(f"{run['env_steps_per_s']:,.0f} env steps/s")
+    if not with_start:
+        return
+    with progress.step(f"jsrl {placement}, cold and warm start") as told:
+        try:
+            found = starts(given.name, placement, options, experiment.rows_per_update)
+        except BenchmarkError as error:
+            raw["errors"].append(f"{placement}, start: {error}")
+            told("failed")
+        else:
+            raw["starts"][placement].append(found)
+            told(f"{found['start_cold_s']:.1f} s, {found['start_warm_s']:.1f} s")
 
 
 def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
@@ -142,6 +172,7 @@ def header(given: argparse.Namespace, options: list[str], experiments: dict[str,
         "end_to_end": {placement: [] for placement in experiments},
         "starts": {placement: [] for placement in experiments},
         "peers": {},
+        "errors": [],
         "begin_s": time.monotonic(),
     }
 
@@ -161,28 +192,45 @@ def take_alone(raw: dict[str, Any], given: argparse.Namespace, options: list[str
     raw |= found
 
 
-def peer_arms(
-    given: argparse.Namespace, work: Work, folder: Path, raw: dict[str, Any]
-) -> list[tuple[peers.Peer, dict[str, Any]]]:
-    """Return the peers that are there with each setting to run, after a search where it was asked for."""
-    arms = []
-    for name, repetitions in with_repetitions(given.against, given.repetitions).items():
+def find_peers(given: argparse.Namespace, raw: dict[str, Any]) -> dict[str, peers.Peer]:
+    """Return the peers that are there; why others are not goes into the raw numbers.
+
+    Raises:
+      ConfigError: an unknown peer.
+    """
+    folder, found = peers.peers_folder(given.peers_dir), {}
+    for name in with_repetitions(given.against, given.repetitions):
         peer = peers.find(name, folder)
-        if isinstance(peer, str):
-            raw["peers"][name] = {"missing": peer}
-            continue
-        settings = peers.kept_settings(name, given.name)
-        raw["peers"][name] = {}
-        if given.peer_search:
-            tried = peers.search(peer, work, given.seconds, given.warm_up_s)
+        raw["peers"][name] = {"missing": peer} if isinstance(peer, str) else {}
+        if not isinstance(peer, str):
+            found[name] = peer
+    return found
+
+
+def search(given: argparse.Namespace, work: Work, taking_part: dict[str, peers.Peer], raw: dict[str, Any]) -> None:
+    """Try every setting of every peer once, and keep the best ones for this run and the next."""
+    settings = {name: peers.variants(peer) for name, peer in taking_part.items()}
+    with Progress(sum(map(len, settings.values()))) as progress:
+        for name, peer in taking_part.items():
+            tried = []
+            for setting in settings[name]:
+                with progress.step(f"{name} {setting}") as told:
+                    tried.append(peers.attempt(peer, work, setting, given.seconds, given.warm_up_s))
+                    told("failed" if "error" in tried[-1] else f"{tried[-1]['env_steps_per_s']:,.0f} env steps/s")
             raw["peers"][name]["search"] = tried
-            settings = peers.choose(tried) or settings
-            peers.keep_settings(name, given.name, settings, Path(given.json or "not written").name)
-        raw["peers"][name]["arms"] = [
-            {"setting": setting, "repetitions": repetitions, "runs": [], "errors": [], "differences": []}
-            for setting in settings
-        ]
-        arms += [(peer, arm) for arm in raw["peers"][name]["arms"]]
+            best = peers.choose(tried)
+            if best:
+                peers.keep_settings(name, given.name, best, Path(given.json).name if given.json else "not kept")
+
+
+def add_arms(given: argparse.Namespace, peer: peers.Peer, raw: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return an arm for each setting of a peer that is to be run, which the raw numbers hold as well."""
+    repetitions = with_repetitions(given.against, given.repetitions)[peer.name]
+    arms = [
+        {"setting": setting, "repetitions": repetitions, "runs": [], "errors": [], "differences": []}
+        for setting in peers.kept_settings(peer.name, given.name)
+    ]
+    raw["peers"][peer.name]["arms"] = arms
     return arms
 
 

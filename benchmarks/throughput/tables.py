@@ -175,8 +175,13 @@ def peers_table(raw: dict[str, Any]) -> Table:
 def peer_cells(arm: dict[str, Any], own: dict[str, float]) -> list[str]:
     """Return one peer's cells in one setting."""
     runs = arm["runs"]
-    setting = ", ".join(f"{key} {value}" for key, value in arm["setting"].items()) or "defaults"
-    text = "; ".join([setting, *arm["differences"], *(f"FAILED: {error.splitlines()[0]}" for error in arm["errors"])])
+    text = "; ".join(
+        [
+            setting_text(arm["setting"]),
+            *arm["differences"],
+            *(f"FAILED: {error.splitlines()[0]}" for error in arm["errors"]),
+        ]
+    )
     if not runs:
         return [*[NOTHING] * 9, text]
     speed, efficiency = of(runs, "env_steps_per_s"), of(runs, "env_steps_per_cpu_s").median
@@ -201,6 +206,36 @@ def show(raw: dict[str, Any], console: Console | None = None) -> None:
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)
     console.print(title(raw), highlight=False, markup=False)
-    console.print(main_table(raw))
-    if raw.get("peers"):
+    if raw["alone"]:
+        console.print(main_table(raw))
+    for error in raw["errors"]:
+        console.print(f"FAILED {error}", highlight=False, markup=False)
+    if raw.get("differences"):
+        console.print(f"jsrl's own work differs: {'; '.join(raw['differences'])}", highlight=False, markup=False)
+    if any("search" in peer for peer in raw["peers"].values()):
+        console.print(search_table(raw))
+    if raw["alone"] and raw["peers"]:
         console.print(peers_table(raw))
+
+
+def search_table(raw: dict[str, Any]) -> Table:
+    """Return every setting of every peer that was tried."""
+    table = Table(box=box.SIMPLE_HEAD, caption="settings tried, once each", caption_justify="left")
+    for heading in ("peer", "setting"):
+        table.add_column(heading)
+    for heading in ("env steps/s", "per CPU-s", "PSS MB"):
+        table.add_column(heading, justify="right")
+    for name, peer in raw["peers"].items():
+        for tried in peer.get("search", ()):
+            cells = [
+                number(float(tried.get(what, math.nan)))
+                for what in ("env_steps_per_s", "env_steps_per_cpu_s", "pss_mb")
+            ]
+            failed = f" FAILED: {tried['error'].splitlines()[0]}" if "error" in tried else ""
+            table.add_row(name, setting_text(tried["setting"]) + failed, *cells)
+    return table
+
+
+def setting_text(setting: dict[str, Any]) -> str:
+    """Return a setting for people."""
+    return ", ".join(f"{key} {value}" for key, value in setting.items()) or "defaults"

@@ -96,7 +96,11 @@ def raw_numbers():
         "alone": [{p: {"rows_per_s": r, "rows_per_cpu_s": r} for p, r in part.items()}],
         "end_to_end": {"serial": [jsrl]},
         "starts": {"serial": [{"start_cold_s": 5.0, "start_warm_s": 3.0}]},
-        "peers": {"sb3": {"arms": [arm]}, "rllib": {"missing": "not installed"}},
+        "peers": {
+            "sb3": {"arms": [arm], "search": [peer | {"setting": {"threads": 3}}]},
+            "rllib": {"missing": "not installed"},
+        },
+        "errors": ["apart: it ended"], "differences": [],
     }  # fmt: skip
 
 
@@ -109,10 +113,12 @@ def test_the_table_of_known_numbers():
     serial = next(line for line in text.splitlines() if line.strip().startswith("serial")).split()
     assert serial[:6] == ["serial", "200,000", "200,000", "-", "200,000", "80%"]
     assert serial[-5:] == ["45", "2", "300", "5.0,", "3.0"]
-    row = next(line for line in text.splitlines() if line.strip().startswith("sb3"))
+    row = [line for line in text.splitlines() if line.strip().startswith("sb3")][-1]
     for cell in ("4.00x", "2.50x", "0.50x", "threads 1", "epochs 4 for 1"):
         assert cell in row
     assert "not installed" in text
+    assert "FAILED apart: it ended" in text
+    assert "threads 3" in text
     assert "4 game frames" in " ".join(text.split())
 
 

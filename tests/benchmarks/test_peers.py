@@ -53,7 +53,7 @@ def test_a_driver_that_fails_is_quoted(fake):
 
 
 def test_settings_are_tried_and_the_best_kept(fake):
-    tried = peers.search(fake, WORK, 0.1, 0.05)
+    tried = [peers.attempt(fake, WORK, setting, 0.1, 0.05) for setting in peers.variants(fake)]
     assert [t["setting"] for t in tried] == [{"threads": 1}, {"fail": True}]
     assert "no such thing" in tried[1]["error"]
     assert peers.choose(tried) == [{"threads": 1}]
