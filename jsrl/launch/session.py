@@ -8,6 +8,7 @@ import json
 import time
 from typing import Any
 
+import numpy as np
 import psutil
 
 from jsrl.errors import SnapshotError
@@ -50,6 +51,7 @@ class Session:
         self.reason: str | None = None
         self.evaluation: dict[str, float] = {}
         self.curve: list[tuple[int, float]] = []
+        self._progress = [(self.updates, self.env_steps)]
         self._stages: dict[str, str] = {}
         self.final: dict[str, float] = {}
         self.ledger: dict[str, Any] = {}
@@ -88,6 +90,8 @@ class Session:
         """Take counters from a report or a worker's last words."""
         self.env_steps = max(self.env_steps, facts.get("env_steps", 0) if "updates" in facts else 0)
         self.updates = max(self.updates, facts.get("updates", 0))
+        if self.experiment.has_replay_workers and self.updates > self._progress[-1][0]:
+            self._progress.append((self.updates, self.env_steps))
         self.ledger = facts.get("ledger", self.ledger)
 
     def event(self, message: Event) -> None:
@@ -110,6 +114,9 @@ class Session:
 
     def _evaluated(self, facts: dict[str, Any]) -> None:
         metrics = facts["metrics"]
+        if self.experiment.has_replay_workers:  # updates do not say how many env steps were inserted before them
+            updates, env_steps = zip(*self._progress, strict=True)
+            facts = facts | {"env_steps": int(np.interp(facts["updates"], updates, env_steps))}
         if self.reason is None:
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
         self.curve.append((facts["env_steps"], facts["return_mean"]))

@@ -23,7 +23,7 @@ from jsrl.errors import ConfigError
 from jsrl.replay.device_tree import FAN_OUT, SumTree, find, init_tree, set_weights
 from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory
 
-DRAWS = 8  # uniform draws of a start before one of mask 0 is taken after all
+DRAWS = 4  # uniform draws of a start before one of mask 0 is taken after all
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def test_windows_are_the_rows_that_were_and_every_possible_one_is_drawn(frames, 
         windows = jax.tree.map(np.asarray, replay.read(replay.ring, ids))
         places = [replay.place(int(start)) for start in ids]
         assert replay.possible() <= set(places)
-        strays = [place for place in places if place not in replay.possible()]  # eight draws in a row had mask 0
-        assert len(strays) <= (0 if prioritised else 2)
+        strays = [place for place in places if place not in replay.possible()]  # four draws in a row had mask 0
+        assert len(strays) <= (0 if prioritised else 12)
         assert not any(replay.world.mask(*place) for place in strays)
         for column in range(0, 400, 9):
             replay.world.check_window(windows, column, *places[column])
@@ -87,7 +87,7 @@ def test_uniform_draws_are_even():
     expected = 60_000 / len(replay.possible())
     assert np.sort(counts)[-len(replay.possible()) - 1 :].max() < 1.2 * expected
     assert np.sort(counts)[-len(replay.possible())] > 0.8 * expected
-    assert counts.sum() - np.sort(counts)[-len(replay.possible()) :].sum() < 30  # eight draws in a row had mask 0
+    assert counts.sum() - np.sort(counts)[-len(replay.possible()) :].sum() < 600  # four draws in a row had mask 0
 
 
 def test_priorities_decide_how_often_and_what_a_window_weighs():
