@@ -119,11 +119,13 @@ def curves(report: RunReport) -> list[str]:
 
 
 def _trained(wall_s: np.ndarray, env_steps: np.ndarray, reported: np.ndarray) -> Series:
-    """Return env steps trained per second, from the counter in one line to that in the next."""
-    lines = np.flatnonzero(np.isfinite(reported))
-    passed_s, steps = np.diff(wall_s[lines]), np.diff(env_steps[lines])
+    """Return env steps trained per second, from the counter in one line to that some lines later: updates come in lumps."""
+    lines = np.flatnonzero(np.isfinite(reported))[:-1]  # the last line is written after the end
+    apart = 3 if len(lines) > 12 else 1
+    passed_s = wall_s[lines[apart:]] - wall_s[lines[:-apart]]
+    steps = env_steps[lines[apart:]] - env_steps[lines[:-apart]]
     fine = (passed_s > 0) & (steps >= 0)
-    return Series("trained", wall_s[lines][1:][fine], steps[fine] / passed_s[fine])
+    return Series("trained", wall_s[lines[apart:]][fine], steps[fine] / passed_s[fine])
 
 
 def _time(report: RunReport) -> str:
