@@ -2,7 +2,7 @@
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
@@ -12,18 +12,16 @@ def config() -> Experiment:
         env=EnvConfig("ALE/Pong-v5"),
         agent=IMPALAConfig(
             optimizer="adam",
-            learning_rate=5e-4,
+            learning_rate=4e-4,
             schedule="linear",
             vtrace_lambda=0.95,
-            normalize_advantages=True,
-            entropy_coef=0.01,
+            entropy_coef=0.001,
         ),
         num_envs=32,
         num_groups=4,
         rollout_length=20,
         batch_envs=8,
         max_policy_lag=None,
-        learner=LearnerConfig(reuse=2),
         total_env_steps=4_000_000,
         stop_at_return=15.0,
         evaluator=EvaluatorConfig(episodes=20, num_envs=10, period_env_steps=250_000, final_episodes=20),
