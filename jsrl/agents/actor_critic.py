@@ -91,8 +91,11 @@ def check_action_mask(spec: EnvSpec) -> None:
         )
 
 
-def make_act(network: ActorCritic, chosen: Distribution, num_agents: int | None) -> Act:
-    """Return the `act` of an actor-critic agent; greedy takes the distribution's mode."""
+def make_act(network: ActorCritic, chosen: Distribution, num_agents: int | None, *, with_value: bool = False) -> Act:
+    """Return the `act` of an actor-critic agent; greedy takes the distribution's mode.
+
+    Where `with_value`, params hold all `Weights`, and the value of each row goes along in the extras.
+    """
 
     def act(
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
@@ -102,10 +105,12 @@ def make_act(network: ActorCritic, chosen: Distribution, num_agents: int | None)
             is_first = jnp.repeat(is_first, num_agents, axis=0)
         normal = normalize(params.moments, observation)
         row = jax.tree.map(lambda x: x[None], normal)  # acting is T = 1
-        outputs, _, core = network.policy(params.weights, row, is_first[None], core)
+        weights = params.weights.policy if with_value else params.weights
+        outputs, features, core = network.policy(weights, row, is_first[None], core)
+        extras = {"value": network.value(params.weights.value, row, features)[0]} if with_value else ()
         outputs = mask_outputs(jax.tree.map(lambda x: x[0], outputs), observation)
         action = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
-        reply = (ActOutput(action, chosen.log_prob(outputs, action)), core)
+        reply = (ActOutput(action, chosen.log_prob(outputs, action), extras), core)
         return reply if num_agents is None else unfold(reply, 0, num_agents)
 
     return act

@@ -17,14 +17,17 @@ from jsrl.types import Array
 
 
 def flat(batch: Any) -> Any:
-    """Return a feed-forward batch [T, B, ...] as [1, T * B, ...]."""
+    """Return a feed-forward batch [T, B, ...] as [1, T * B, ...].
+
+    Leaves may have a row more, [T + 1, B, ...]: nobody takes its columns, and large images need not be copied without it.
+    """
     return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
 
 
 def take(batch: Any, columns: Array) -> Any:
     """Return the minibatch of these columns."""
-    rows = jax.tree.map(lambda x: jnp.take(x, columns, axis=1), batch._replace(core=()))
-    return rows._replace(core=jax.tree.map(lambda x: jnp.take(x, columns, axis=0), batch.core))
+    rows = jax.tree.map(lambda x: jnp.take(x, columns, axis=1, mode="clip"), batch._replace(core=()))
+    return rows._replace(core=jax.tree.map(lambda x: jnp.take(x, columns, axis=0, mode="clip"), batch.core))
 
 
 def plan_minibatches(

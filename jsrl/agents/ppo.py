@@ -26,6 +26,7 @@ from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
 from jsrl.agents.minibatches import flat, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
+from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
 
@@ -44,6 +45,9 @@ class PPOConfig:
       value_coef, entropy_coef: weights in the loss.
       num_epochs, num_minibatches: passes over the rows, and gradient steps per pass. Feed-forward networks shuffle
         rows, recurrent ones keep whole sequences together and shuffle environments.
+      values: of rows before the first gradient step: by the learner (a forward pass over the batch), or by acting (the
+        actors send what the params that acted said; saves that pass, the same where the policy lag is 0). Acting needs
+        `returns` gae, a feed-forward network and no normalize_values.
       normalize_advantages: mean 0, std 1 over the unmasked rows of all devices, once per update.
       normalize_observations: by running moments (floating-point leaves only). normalize_values: PopArt.
       target_kl: stop the update's remaining gradient steps once approx_kl exceeds this (all devices agree), None off.
@@ -70,6 +74,7 @@ class PPOConfig:
     entropy_coef: float = 0.0
     num_epochs: int = 4
     num_minibatches: int = 4
+    values: Literal["learner", "acting"] = "learner"
     normalize_advantages: bool = True
     normalize_observations: bool = False
     normalize_values: bool = False
@@ -92,6 +97,13 @@ class PPOConfig:
         ac.check_range("target_kl", self.target_kl, 0)
         ac.check_choice("returns", self.returns, ("gae", "vtrace"))
         ac.check_choice("value_loss", self.value_loss, ("mse", "huber"))
+        ac.check_choice("values", self.values, ("learner", "acting"))
+        if self.values == "acting" and (self.returns != "gae" or self.normalize_values or self.network.core != "none"):
+            raise ConfigError(
+                "values='acting' needs returns='gae', normalize_values=False and a feed-forward network, got "
+                f"returns={self.returns!r}, normalize_values={self.normalize_values}, core={self.network.core!r}; "
+                "use values='learner'"
+            )
 
 
 class Parts(NamedTuple):
@@ -106,7 +118,7 @@ class Parts(NamedTuple):
 class Batch(NamedTuple):
     """What the loss reads: leaves [T, C, ...], core [C, ...]; C are the columns that minibatches are made of.
 
-    observation is normalised; target and old_value are in the value function's normalised units.
+    observation is normalised, with its last row T; target and old_value are in the value function's normalised units.
     """
 
     observation: Tree
@@ -136,13 +148,13 @@ def ppo(config: PPOConfig, spec: EnvSpec) -> Agent:
         weights = Weights(*parts.network.init(key))
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
         value_moments = norm.init_value_moments() if config.normalize_values else ()
-        params = ActParams(weights.policy, moments)
-        return AgentState(params, weights.value, optimizer.init(weights), value_moments, jnp.zeros((), jnp.int32))
+        opt_state = optimizer.init(weights)
+        return pack(parts, weights, moments, opt_state, value_moments, jnp.zeros((), jnp.int32))
 
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        weights = Weights(state.params.weights, state.learner_params)
+        weights = weights_of(parts, state)
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
         # 1. Values of all rows, advantages and targets, with the moments this update started from.
         batch, prepared_metrics = prepare(parts, weights, state, trajectory, axis_name)
@@ -150,28 +162,56 @@ def ppo(config: PPOConfig, spec: EnvSpec) -> Agent:
         weights, value_moments, batch = rescale_values(parts, weights, state.extra, batch, axis_name)
         # 3. Gradient steps over epochs and minibatches.
         rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
-        columns = batch if recurrent else flat(batch)
+        columns = _without_last_row(batch) if recurrent else flat(batch)
         options = {"key": key, "learning_rate": rate, "axis_name": axis_name}
         weights, opt_state, metrics = optimize(parts, weights, state.opt_state, columns, **options)
         # 4. The rows enter the observation moments, once.
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
         moments = norm.merge_moments(state.params.moments, raw, batch.mask, axis_name)
-        params = ActParams(weights.policy, moments)
         metrics = {**metrics, **prepared_metrics, "learning_rate": rate}
-        return AgentState(params, weights.value, opt_state, value_moments, state.updates + 1), UpdateOutput(metrics)
+        new = pack(parts, weights, moments, opt_state, value_moments, state.updates + 1)
+        return new, UpdateOutput(metrics)
 
-    act = ac.make_act(parts.network, parts.distribution, spec.num_agents)
+    with_value = config.values == "acting"
+    act = ac.make_act(parts.network, parts.distribution, spec.num_agents, with_value=with_value)
     return Agent(init, ac.make_initial_core(parts.network, spec.num_agents), act, update)
+
+
+def pack(
+    parts: Parts, weights: Weights, moments: Tree, opt_state: Tree, value_moments: Tree, updates: Array
+) -> AgentState:
+    """Return the agent's state: what acting needs in `params`, with the value function where actors send values."""
+    if parts.config.values == "acting":
+        return AgentState(ActParams(weights, moments), (), opt_state, value_moments, updates)
+    return AgentState(ActParams(weights.policy, moments), weights.value, opt_state, value_moments, updates)
+
+
+def weights_of(parts: Parts, state: AgentState) -> Weights:
+    """Return all weights of a state that `pack` made."""
+    if parts.config.values == "acting":
+        return state.params.weights
+    return Weights(state.params.weights, state.learner_params)
+
+
+def values_of(parts: Parts, weights: Weights, observation: Tree, trajectory: Trajectory) -> tuple[Any, Array]:
+    """Return (head outputs, values) of all rows [T+1, B]; of row T only, and what acting said, where actors send values."""
+    network, core = parts.network, trajectory.core
+    if parts.config.values == "learner":
+        outputs, features, _ = network.policy(weights.policy, observation, trajectory.is_first, core)
+        return outputs, network.value(weights.value, observation, features)
+    last = jax.tree.map(lambda x: x[-1:], observation)
+    outputs, features, _ = network.policy(weights.policy, last, trajectory.is_first[-1:], core)
+    value = network.value(weights.value, last, features)
+    return outputs, jnp.concatenate([trajectory.extras["value"][:-1], value])
 
 
 def prepare(
     parts: Parts, weights: Weights, state: AgentState, trajectory: Trajectory, axis_name: str | None
 ) -> tuple[Batch, dict[str, Array]]:
     """Return the batch with advantages (normalised) and targets and old values (both still in raw units)."""
-    config, network, chosen, _ = parts
+    config, _, chosen, _ = parts
     observation = norm.normalize(state.params.moments, trajectory.observation)
-    outputs, features, _ = network.policy(weights.policy, observation, trajectory.is_first, trajectory.core)
-    value = network.value(weights.value, observation, features)
+    outputs, value = values_of(parts, weights, observation, trajectory)
     if config.normalize_values:
         value = norm.denormalize_value(state.extra, value)
     mask = row_mask(trajectory)
@@ -192,7 +232,6 @@ def prepare(
         mean = masked_mean(advantage, mask, axis_name)
         variance = masked_mean(jnp.square(advantage - mean), mask, axis_name)
         advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
-    observation = jax.tree.map(lambda x: x[:-1], observation)
     batch = Batch(
         observation,
         played.is_first,
@@ -205,6 +244,10 @@ def prepare(
         trajectory.core,
     )
     return batch, metrics
+
+
+def _without_last_row(batch: Batch) -> Batch:
+    return batch._replace(observation=jax.tree.map(lambda x: x[:-1], batch.observation))
 
 
 def rescale_values(

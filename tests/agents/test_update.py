@@ -255,6 +255,35 @@ def test_specs_that_cannot_work_are_refused(factory):
         run(ppo(PPOConfig(num_minibatches=7, network=SMALL), SPEC), random_trajectory(0))
 
 
+def test_values_sent_by_acting_are_those_the_learner_computes():
+    """With the params that acted (no lag) an update is the same, to rounding, whoever computes the values."""
+    options = {"network": SMALL, "normalize_observations": True, "num_minibatches": 2}
+    ours, acting = (ppo(PPOConfig(**options, values=who), SPEC) for who in ("learner", "acting"))
+    trajectory = random_trajectory(5)
+    state = acting.init(jax.random.key(0))
+    act = jax.jit(acting.act)
+    value = np.full((T + 1, B), 1e9, np.float32)  # row T is no actor's
+    for row in range(T):
+        output, _ = act(
+            state.params, jax.random.key(row), trajectory.observation[row], trajectory.is_first[row], trajectory.core
+        )
+        value[row] = output.extras["value"]
+    new, output = run(acting, trajectory._replace(extras={"value": value}))
+    expected, metrics = run(ours, trajectory)
+    assert new.learner_params == () and isinstance(new.params.weights, Weights)
+    weights = Weights(expected.params.weights, expected.learner_params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), new.params.weights, weights)
+    np.testing.assert_allclose(output.metrics["explained_variance"], metrics.metrics["explained_variance"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options", [{"returns": "vtrace"}, {"normalize_values": True}, {"network": NetworkConfig(core="gru")}]
+)
+def test_values_that_acting_cannot_know_are_refused(options):
+    with pytest.raises(ConfigError, match="values='acting' needs returns='gae', normalize_values=False and a feed-f"):
+        PPOConfig(values="acting", **options)
+
+
 def test_weights_name_what_is_trained():
     agent = ppo(PPOConfig(network=SMALL), SPEC)
     state = agent.init(jax.random.key(0))
