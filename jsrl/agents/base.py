@@ -73,18 +73,35 @@ class Update(Protocol):
         ...
 
 
+class Split(NamedTuple):
+    """An actor-critic agent as two updates, each for a copy of the state on a device of its own.
+
+    policy, critic: `Update`s that train their own part of the state and leave the other's as it is. The policy's side owns
+      `params` (with the moments) and `extra`, the critic's side the rest, targets included.
+    publish_policy, publish_critic: (state) -> what the other side needs of this one.
+    take_policy, take_critic: (state, published) -> the state of the other side, with what was published to it.
+    """
+
+    policy: Update
+    critic: Update
+    publish_policy: Callable[[AgentState], Tree]
+    publish_critic: Callable[[AgentState], Tree]
+    take_policy: Callable[[AgentState, Tree], AgentState]
+    take_critic: Callable[[AgentState, Tree], AgentState]
+
+
 class Agent(NamedTuple):
     """An algorithm as a value.
 
     init: (key) -> AgentState, the same in every process. initial_core: (batch_size) -> core [B, ...], () without one.
-    Optional: split (actor update, critic update, what each publishes to the other); analyse (re-analysis of rows).
+    Optional: split (two updates for two devices); analyse (re-analysis of rows).
     """
 
     init: Callable[[Array], AgentState]
     initial_core: Callable[[int], Tree]
     act: Act
     update: Update
-    split: Any = None
+    split: Split | None = None
     analyse: Any = None
 
 

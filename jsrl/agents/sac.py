@@ -9,7 +9,6 @@ random actions are played until the first update is published (`random_start`).
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ import optax
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.distributions import categorical, squashed_gaussian
 from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.split import make_split
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
 from jsrl.types import Array, Discrete, EnvSpec, Trajectory, Tree
@@ -148,20 +148,23 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
         batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
         # 1. Critics: one gradient step towards the soft value of the next observation.
         state, metrics, error = critic_step(parts, state, batch, count, critic_key, axis_name)
+
         # 2. Policy and temperature, with the new critics.
-        step = functools.partial(policy_step, parts, batch=batch, count=count, key=policy_key, axis_name=axis_name)
-        state, reported = off.every(config.policy_delay, state.updates, step, state, state.extra.reported)
+        def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+            return policy_step(parts, state, batch, count, policy_key, axis_name)
+
+        state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra.reported)
         # 3. Targets follow the critics.
-        online, target = state.learner_params
-        moved = off.move_targets(target, online, tau=config.tau, period=config.target_period, updates=state.updates)
+        state = move_targets(parts, state)
         updates = state.updates + 1
         params = ActParams(state.params.weights._replace(updates=updates), moments)
         extra = state.extra._replace(reported=reported)
-        state = state._replace(params=params, learner_params=Critics(online, moved), extra=extra, updates=updates)
+        state = state._replace(params=params, extra=extra, updates=updates)
         priorities = off.priorities(error, batch.mask, spec.num_agents)
         return state, UpdateOutput({**metrics, **reported}, priorities)
 
-    return Agent(init, off.no_core, off.make_act(choose, spec.num_agents), update)
+    act = off.make_act(choose, spec.num_agents)
+    return Agent(init, off.no_core, act, update, split_sac(parts, spec.num_agents))
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -226,7 +229,7 @@ def critic_step(
 
 
 def policy_step(
-    parts: Parts, state: AgentState, *, batch: Transition, count: Array, key: Array, axis_name: str | None
+    parts: Parts, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array]]:
     """Return the state with policy and temperature one gradient step on, and metrics."""
     config, weights, opt_state = parts.config, state.params.weights, state.opt_state
@@ -252,6 +255,26 @@ def policy_step(
         extra=state.extra._replace(log_temperature=log_temperature),
     )
     return state, {**metrics, "temperature": jnp.exp(log_temperature)}
+
+
+def move_targets(parts: Parts, state: AgentState) -> AgentState:
+    """Return the state with the targets moved towards the critics."""
+    online, target = state.learner_params
+    when: Any = {"tau": parts.config.tau, "period": parts.config.target_period, "updates": state.updates}
+    return state._replace(learner_params=Critics(online, off.move_targets(target, online, **when)))
+
+
+def split_sac(parts: Parts, num_agents: int | None) -> Split:
+    """Return policy (with the temperature) and critics as two updates."""
+
+    def critics(state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None) -> Any:
+        state, metrics, error = critic_step(parts, state, batch, count, jax.random.split(key)[0], axis_name)
+        return move_targets(parts, state), metrics, error
+
+    def policy(state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None) -> Any:
+        return policy_step(parts, state, batch, count, jax.random.split(key)[1], axis_name)
+
+    return make_split(critics, policy, gamma=parts.config.gamma, num_agents=num_agents)
 
 
 # -- the two kinds of actions -----------------------------------------------------------------------------------------

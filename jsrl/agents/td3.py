@@ -9,7 +9,6 @@ Differs: n-step windows where replay gives them; random actions are played until
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,8 +19,9 @@ import optax
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.split import make_split
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
@@ -128,9 +128,13 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
         # 1. Critics: one gradient step towards the smaller target value of the target policy's action, with noise.
         state, metrics, error = critic_step(parts, state, batch, count, key, axis_name)
+
         # 2. and 3. Now and then: the policy, with the new critics, and all targets.
-        step = functools.partial(policy_step, parts, batch=batch, count=count, axis_name=axis_name)
-        state, reported = off.every(config.policy_delay, state.updates, step, state, state.extra)
+        def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+            state, metrics = policy_step(parts, state, batch, count, axis_name)
+            return move_targets(parts, state), metrics
+
+        state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra)
         updates = state.updates + 1
         params = ActParams(state.params.weights._replace(updates=updates), moments)
         priorities = off.priorities(error, batch.mask, spec.num_agents)
@@ -139,7 +143,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
 
     options: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
     act = off.make_act(off.gaussian_around(policy_net, box, **options), spec.num_agents)
-    return Agent(init, off.no_core, act, update)
+    return Agent(init, off.no_core, act, update, split_td3(parts, spec.num_agents))
 
 
 def critic_loss(
@@ -193,25 +197,48 @@ def critic_step(
 
 
 def policy_step(
-    parts: Parts, state: AgentState, *, batch: Transition, count: Array, axis_name: str | None
+    parts: Parts, state: AgentState, batch: Transition, count: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array]]:
-    """Return the state with the policy one gradient step on and the targets moved, and metrics."""
-    config, weights, learned = parts.config, state.params.weights, state.learner_params
+    """Return the state with the policy one gradient step on, and metrics."""
+    config, weights, critics = parts.config, state.params.weights, state.learner_params.critics
 
     def loss(policy: Tree, columns: Transition) -> Any:
-        return policy_loss(parts, policy, learned.critics, columns, count)
+        return policy_loss(parts, policy, critics, columns, count)
 
     gradients, metrics, _ = off.gradient(loss, weights.network, batch, axis_name)
     policy, opt_state = ac.apply_gradients(
         parts.optimizer, gradients, state.opt_state.policy, weights.network, config.learning_rate
     )
-    move = functools.partial(off.move_targets, tau=config.tau, period=1, updates=state.updates)
-    learned = LearnerParams(
-        learned.critics, move(learned.target_critics, learned.critics), move(learned.target_policy, policy)
-    )
     state = state._replace(
         params=state.params._replace(weights=weights._replace(network=policy)),
-        learner_params=learned,
         opt_state=state.opt_state._replace(policy=opt_state),
     )
     return state, metrics
+
+
+def move_targets(parts: Parts, state: AgentState) -> AgentState:
+    """Return the state with both targets moved towards critics and policy."""
+    critics, target_critics, target_policy = state.learner_params
+    online, target = (critics, state.params.weights.network), (target_critics, target_policy)
+    moved = off.move_targets(target, online, tau=parts.config.tau, period=1, updates=state.updates)
+    return state._replace(learner_params=LearnerParams(critics, *moved))
+
+
+def split_td3(parts: Parts, num_agents: int | None) -> Split:
+    """Return policy and critics as two updates; targets move with the critics, every `policy_delay`-th update."""
+    config = parts.config
+
+    def critics(
+        state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+    ) -> tuple[AgentState, dict[str, Array], Array]:
+        state, metrics, error = critic_step(parts, state, batch, count, key, axis_name)
+        moved, _ = off.every(config.policy_delay, state.updates, lambda s: (move_targets(parts, s), ()), state, ())
+        return moved, metrics, error
+
+    def policy(
+        state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+    ) -> tuple[AgentState, dict[str, Array]]:
+        del key
+        return policy_step(parts, state, batch, count, axis_name)
+
+    return make_split(critics, policy, gamma=config.gamma, num_agents=num_agents)

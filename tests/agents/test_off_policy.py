@@ -265,6 +265,48 @@ def test_td3_moves_policy_and_targets_every_second_update():
     assert state.params.weights.updates == 4
 
 
+def near(a, b):
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_policy_and_critics_on_two_sides_do_what_one_update_does(name):
+    """Strictly in turns, with everything exchanged, the two updates are the fused one."""
+    make, config = MAKERS[name]
+    options = {
+        "network": NETWORK,
+        "gamma": GAMMA,
+        "policy_delay": 1,
+        "normalize_observations": True,
+        "learning_rate": 0.1,
+    }
+    if name == "td3":  # its targets follow the policy that the critic's side knew: keep them still
+        options["tau"] = 1e-7
+    agent, t = make(config(**options), REAL), draw(REAL, num_rows=2, num_envs=16, weighted=True)
+    fused, split = jax.jit(agent.update), agent.split
+    critic, policy = jax.jit(split.critic), jax.jit(split.policy)
+    whole = agent.init(jax.random.key(0))
+    critics = players = whole
+    for step in range(3):
+        key = jax.random.key(step)
+        whole, output = fused(whole, t, key)
+        before = critics.params, critics.extra
+        critics, apart = critic(critics, t, key)
+        jax.tree.map(np.testing.assert_array_equal, before, (critics.params, critics.extra))  # not its own
+        np.testing.assert_allclose(apart.priorities, output.priorities, rtol=1e-4, atol=1e-5)
+        players = split.take_critic(players, split.publish_critic(critics))
+        kept = players.learner_params
+        players, metrics = policy(players, t, key)
+        jax.tree.map(np.testing.assert_array_equal, kept, players.learner_params)
+        critics = split.take_policy(critics, split.publish_policy(players))
+        jax.tree.map(near, players.params, whole.params)
+        online = split.publish_critic(critics), whole.learner_params[0]
+        jax.tree.map(near, *online)
+    assert {**apart.metrics, **metrics.metrics}.keys() == output.metrics.keys()
+    jax.tree.map(near, critics.learner_params[1:], whole.learner_params[1:])  # targets
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_weights_priorities_and_masks_reach_the_update(name):

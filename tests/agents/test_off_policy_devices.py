@@ -1,0 +1,86 @@
+"""One device against four fake ones, in a process of its own: the same state to rounding, noise included."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow  # minutes of compilation in all
+
+SCRIPT = """
+import sys
+import jax, numpy as np, optax
+from jsrl.agents import actor_critic as ac
+from jsrl.agents.bc import BCConfig, bc
+from jsrl.agents.ddpg import DDPGConfig, ddpg
+from jsrl.agents.dqn import DQNConfig, dqn
+from jsrl.agents.r2d2 import R2D2Config, r2d2
+from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.sac import SACConfig, sac
+from jsrl.agents.td3 import TD3Config, td3
+from jsrl.networks.model import NetworkConfig
+from jsrl.parallel import data_parallel, join_devices, replicas, split_devices
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+
+clipped = []
+
+def descent(name, *, eps, max_grad_norm):  # Adam would hide a gradient that is four times too large
+    clipped.append(max_grad_norm)
+    return optax.clip_by_global_norm(0.05)
+
+ac.make_optimizer = descent
+assert jax.local_device_count() == 4
+T, B = 4, 16
+network = NetworkConfig(hidden=(16,), activation="tanh")
+recurrent = NetworkConfig(hidden=(16,), core="gru", core_size=8)
+common = dict(learning_rate=0.3, normalize_observations=True)
+value = dict(common, exploration_updates=10, network=network, target_period=2)
+chosen = {
+    "sac": (Continuous((-1.0,) * 2, (1.0,) * 2, "squash"), sac, SACConfig(**common, network=network, policy_delay=2)),
+    "sac-discrete": (Discrete(3), sac, SACConfig(**common, network=network)),
+    "td3": (Continuous((-1.0,) * 2, (1.0,) * 2), td3, TD3Config(**common, network=network)),
+    "ddpg": (Continuous((-1.0,) * 2, (1.0,) * 2), ddpg, DDPGConfig(**common, network=network)),
+    "dqn": (Discrete(3), dqn, DQNConfig(**value, num_atoms=5)),
+    "r2d2": (Discrete(3), r2d2, R2D2Config(**common, network=recurrent, burn_in=1, target_period=2)),
+    "bc": (Discrete(3), bc, BCConfig(**common, network=recurrent)),
+}
+action, make, config = chosen[sys.argv[1]]
+spec = EnvSpec(ArraySpec((3,), "float32"), action)
+agent, rng = make(config, spec), np.random.default_rng(0)
+update, spread = jax.jit(agent.update), data_parallel(agent.update, donate=False)
+one = agent.init(jax.random.key(0))
+four = spread.place(one)
+for step in range(3):
+    core = jax.tree.map(np.asarray, agent.initial_core(B))
+    t = random_trajectory(spec, rng, num_rows=T, num_envs=B, extras=(), core=core, weighted=True)
+    acts = t.acts.copy()
+    acts[:, :4] = rng.random((T + 1, 4)) < 0.3  # the first device has far fewer rows than the others
+    t = t._replace(acts=acts, observation=3 * t.observation + 1, reward=5 * t.reward + 3)
+    key = jax.random.key(step)
+    one, output = update(one, t, key)
+    four, every = spread(four, split_devices(t, 4), key)
+    for device in replicas(four):  # every device, not only the first, holds the one-device state
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=5e-4, atol=5e-6), device, one)
+    for metrics in replicas(every.metrics):
+        for name, value in output.metrics.items():
+            np.testing.assert_allclose(metrics[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
+    if output.priorities is not None:
+        np.testing.assert_allclose(join_devices(every.priorities), output.priorities, rtol=2e-3, atol=2e-5)
+assert clipped
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "sac-discrete", "td3", "ddpg", "dqn", "r2d2", "bc"])
+def test_one_device_equals_four(algorithm):
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "PJRT_NPROC": "8",  # fewer threads than twice the devices can deadlock in the all-reduce
+    }
+    command = [sys.executable, "-c", SCRIPT, algorithm]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.splitlines()[-1] == "equal"
