@@ -17,7 +17,7 @@ import numpy as np
 
 from jsrl.launch.tuning_space import Setting, Space, key_of
 
-EXPLORE_SHARE = 0.65  # of the time; the rest measures the leaders again
+EXPLORE_SHARE = 0.75  # of the time; the rest measures the leaders again
 WORTH = 0.005  # expected gain (of the log speed) below which trying something new ends early
 MAX_LEADERS = 3
 LEADER_MARGIN = 0.10  # how far behind the best (log speed, as the model has it) a leader may be
