@@ -55,12 +55,12 @@ def main() -> int:
     """Measure, print the table, write the raw numbers."""
     words, options = alone.split_options(sys.argv[1:])
     given = parser().parse_args(words)
-    if given.show:
-        tables.show(json.loads(Path(given.show).read_text()))
-        return 0
-    if given.name is None:
+    if given.name is None and not given.show:
         parser().error("give the name of an experiment; `python experiments/run.py` lists them")
     try:
+        if given.show:
+            tables.show(json.loads(Path(given.show).read_text()))
+            return 0
         raw = session.measure(given, options)
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

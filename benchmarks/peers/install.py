@@ -19,7 +19,7 @@ from pathlib import Path
 
 TORCH = "torch==2.13.0"
 PUFFERLIB = "pufferlib==3.0.0"
-GAMES = ("mujoco==4.0.0", "imageio==2.38.1", "ale-py==0.12.1")
+GAMES = ("mujoco==4.0.0", "imageio==2.38.1", "packaging", "ale-py==0.12.1")
 BASE = ("numpy==2.4.6", "opencv-python-headless==5.0.0.93", *GAMES)
 
 

@@ -16,6 +16,7 @@ from benchmarks.peers.works import PEERS, WORKS, Work, differences, jsrl_options
 from benchmarks.throughput import alone, peers
 from benchmarks.throughput.end_to_end import BenchmarkError, end_to_end, last_lines, starts
 from benchmarks.throughput.progress import Progress
+from benchmarks.throughput.tables import FORMAT
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.services.provenance import environment_facts
@@ -156,7 +157,9 @@ def experiment_of(name: str, placement: str, options: Sequence[str]) -> Experime
 def header(given: argparse.Namespace, options: list[str], experiments: dict[str, Experiment]) -> dict[str, Any]:
     """Return what is known before anything runs."""
     one = next(iter(experiments.values()))
+    facts = {name: fact for name, fact in environment_facts().items() if name != "working_directory"}
     return {
+        "format": FORMAT,
         "name": given.name,
         "options": options,
         "seconds": given.seconds,
@@ -164,7 +167,7 @@ def header(given: argparse.Namespace, options: list[str], experiments: dict[str,
         "repetitions": given.repetitions,
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg(),
-        "facts": environment_facts(),
+        "facts": facts,
         "road": one.road,
         "group_size": {placement: e.group_size for placement, e in experiments.items()},
         "frames_per_step": one.env.atari.frame_skip if one.env.id.startswith("ALE/") else 1,

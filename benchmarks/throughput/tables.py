@@ -13,7 +13,9 @@ from rich.table import Table
 from benchmarks.throughput.arithmetic import LIMIT_DEVICE_TEXT, LIMIT_TEXT, Spread, best, physical_limit, ratio, spread
 from benchmarks.throughput.end_to_end import KINDS
 from benchmarks.throughput.traffic import bytes_per_row, copies
+from jsrl.errors import ConfigError
 
+FORMAT = 2  # of the raw numbers
 PARTS = ("environment", "inference", "update")
 WIDTH = 168
 NOTHING = "-"
@@ -201,7 +203,13 @@ def peer_cells(arm: dict[str, Any], own: dict[str, float]) -> list[str]:
 
 
 def show(raw: dict[str, Any], console: Console | None = None) -> None:
-    """Print everything."""
+    """Print everything.
+
+    Raises:
+      ConfigError: these are not the raw numbers of a benchmark, or of an older one.
+    """
+    if raw.get("format") != FORMAT:
+        raise ConfigError(f"not the raw numbers of this bench.py: format {raw.get('format')}, expected {FORMAT}.")
     console = console or Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)

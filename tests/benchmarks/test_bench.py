@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks.throughput import tables
 from benchmarks.throughput.end_to_end import KINDS, Tail, summary
+from jsrl.errors import ConfigError
 from jsrl.services.metric_names import BY_NAME
 from jsrl.services.phases import ACTIVITIES
 
@@ -22,7 +23,7 @@ FAKE = Path(__file__).parent / "world" / "fake_peer.py"
 TINY = ("--num-envs", "4", "--rollout-length", "8", "--agent.num-epochs", "1", "--agent.num-minibatches", "2")
 
 
-def run(*words, timeout_s=280, **variables):
+def run(*words, timeout_s=880, **variables):
     return subprocess.run(
         [sys.executable, str(BENCH), *words],
         capture_output=True,
@@ -85,6 +86,7 @@ def raw_numbers():
     peer = {"env_steps_per_s": 50_000, "env_steps_per_cpu_s": 40_000, "pss_mb": 600.0, "first_update_s": 6.0}
     arm = {"setting": {"threads": 1}, "runs": [peer], "errors": ["broke\nlong"], "differences": ["epochs 4 for 1"]}
     return {
+        "format": tables.FORMAT,
         "name": "ppo_cartpole", "options": [], "seconds": 8.0, "warm_up_s": 2.0, "repetitions": 1, "cores": 2,
         "load": [0.1, 0.1, 0.1], "road": "shared-memory", "group_size": {"serial": 16}, "frames_per_step": 4,
         "backend": "cpu", "parameters": 1,
@@ -122,6 +124,11 @@ def test_the_table_of_known_numbers():
     assert "4 game frames" in " ".join(text.split())
 
 
+def test_numbers_of_another_format_are_refused():
+    with pytest.raises(ConfigError, match="format 1, expected"):
+        tables.show(raw_numbers() | {"format": 1})
+
+
 def test_wrong_words_are_refused_with_what_there_is():
     ran = run("ppo_cartpol", timeout_s=60)
     assert ran.returncode == 2
@@ -129,6 +136,7 @@ def test_wrong_words_are_refused_with_what_there_is():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # of a machine that has other things to do; a minute otherwise
 def test_a_tiny_experiment_end_to_end(tmp_path):
     words = ("ppo", "--placements", "serial,served", "--seconds", "2", "--warm-up-s", "0.2", "--repetitions", "1")
     ran = run(*words, "--json", str(tmp_path / "raw.json"), "--", *TINY)
@@ -153,6 +161,7 @@ def test_a_tiny_experiment_end_to_end(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_peer_beside_ours(tmp_path):
     """A copy of the benchmark whose driver of sb3 is the fake one."""
     for folder in ("benchmarks", "experiments"):
@@ -171,7 +180,7 @@ def test_a_peer_beside_ours(tmp_path):
         [sys.executable, str(tmp_path / "experiments" / "bench.py"), *words, "--json", str(tmp_path / "raw.json")],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=880,
         check=False,
         cwd=ROOT,
     )
