@@ -202,7 +202,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--experiment", help="an experiment of run.py (default: ppo_cartpole, or ppo_pong where rows are large)"
     )
-    made.add_argument("--t-env-ms", type=float, default=10.0, help="ring: time of one environment step")
+    made.add_argument("--t-env-ms", type=float, default=20.0, help="ring: time of one environment step")
     made.add_argument(
         "--spin", action="store_true", help="ring: the environment spins instead of sleeping (needs a free core)"
     )

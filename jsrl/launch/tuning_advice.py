@@ -15,6 +15,7 @@ from jsrl.launch.tuning_space import Setting, key_of
 from jsrl.services.files import read_json, write_json
 
 FORMAT = 1
+BUSY = 3.0  # load average per core above which something else must have run: a trial keeps its own cores busy
 TIE = 0.02  # within this share of the best speed the setting with fewer processes is taken
 
 
@@ -182,6 +183,11 @@ def _text(found: Measurements, advice: Advice, is_default: bool) -> str:
     for words, median, low, high, number in advice.ranking[:4]:
         spread = f"{low:,.0f} - {high:,.0f}, {number} times" if number > 1 else "once"
         lines.append(f"    {median:>10,.0f}  {words} ({spread})")
+    load, cores = statistics.median(t.load for t in found.trials), found.machine.get("cores", 1)
+    if load > BUSY * cores:
+        lines.append(
+            f"  other things ran meanwhile (load average {load:.0f} on {cores} cores): tune again when they are over"
+        )
     failed = [t for t in found.trials if t.error]
     if failed:
         lines.append(f"  {len(failed)} failed, the first: {failed[0].error.splitlines()[0][:100]}")

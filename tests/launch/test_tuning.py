@@ -315,6 +315,12 @@ def test_within_two_percent_the_default_is_kept_else_fewer_processes():
     assert advise(measured(slow)).setting == less
 
 
+def test_a_busy_machine_is_said():
+    busy = [Trial(space_of(2).default, "explore", 50.0, load=load) for load in (22.0, 25.0, 3.0)]
+    assert "other things ran meanwhile (load average 22 on 2 cores)" in advise(measured(busy)).text
+    assert "meanwhile" not in advise(measured([dataclasses.replace(t, load=3.0) for t in busy])).text
+
+
 def test_one_lucky_measurement_does_not_beat_finals():
     lucky, steady = plain("served", 4, 4), plain("inline", 2, 1)
     trials = [Trial(space_of(2).default, "explore", 50.0), Trial(lucky, "explore", 500.0)]
