@@ -30,9 +30,10 @@ def rows_go_to(e: Experiment) -> str:
 
 def row_bytes(e: Experiment, schemas: Schemas) -> float:
     """Return the bytes that replay keeps of one env step: each frame of a stack once."""
-    block = schemas.trajectory
+    kept = schemas.trajectory._replace(sampling=())
+    block = kept if e.has_replay_workers else kept._replace(version=())
     frames = schemas.env.frames or 1
-    whole = map_trajectory(lambda leaf: leaf.size_bytes, lambda leaf: leaf.size_bytes, block._replace(sampling=()))
+    whole = map_trajectory(lambda leaf: leaf.size_bytes, lambda leaf: leaf.size_bytes, block)
     observation = sum(leaves(whole.observation))
     rows = sum(leaves(whole._replace(core=()))) - observation + observation / frames
     core = sum(leaves(whole.core))

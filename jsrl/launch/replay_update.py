@@ -51,6 +51,7 @@ def replay_update(run: str, runs_dir: str = "runs") -> Replay:
 
     from jsrl.parallel import data_parallel
     from jsrl.replay.on_device import update_keys
+    from jsrl.replay.several import several_updates
     from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
 
     folder = RunFolder.open(run, runs_dir)
@@ -64,8 +65,11 @@ def replay_update(run: str, runs_dir: str = "runs") -> Replay:
     experiment = from_json(folder.config)
     schemas = make_schemas(experiment)
     agent = build_agent(resolved_agent(experiment), schemas.env)
+    if experiment.has_replay_workers:
+        agent = several_updates(agent, experiment.updates_per_call)
     shapes = jax.eval_shape(agent.init, stream_key(experiment.seed, INIT_STREAM))
-    schema = windows_schema if meta.get("windows") else batch_schema
+    through_replay = experiment.has_replay_workers or meta.get("windows")
+    schema = windows_schema if through_replay else batch_schema
     template = {"state": shapes, "batch": schema(experiment, schemas, int(meta["devices"]))}
     tree = store.load("latest", template).tree
     devices = jax.local_devices()[: int(meta["devices"])]
@@ -95,11 +99,12 @@ def batch_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Traj
 
 def windows_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
     """Return the schema of a batch of windows in device form, [D, W+1, B/D, ...]."""
-    replay = experiment.replay
+    replay, one = experiment.replay, schemas.trajectory
     assert replay is not None
-    columns, one = replay.batch_size // devices, schemas.trajectory
+    number = replay.batch_size * (experiment.updates_per_call if experiment.has_replay_workers else 1)
+    columns = number // devices
     sampling = ArraySpec((columns,), "float32") if replay.prioritised else ()
-    version = ArraySpec(one.version.shape, "int32")  # as the device knows it
+    version = one.version if experiment.has_replay_workers else ArraySpec(one.version.shape, "int32")  # on the device
     return map_trajectory(
         lambda leaf: np.zeros((devices, replay.window + 1, columns, *leaf.shape[2:]), leaf.dtype),
         lambda leaf: np.zeros((devices, columns, *leaf.shape[1:]), leaf.dtype),

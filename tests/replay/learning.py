@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum
 
 
 def toy_agent(*, priorities: bool = True, poison: float = jnp.inf) -> Agent:
@@ -30,3 +31,18 @@ def toy_agent(*, priorities: bool = True, poison: float = jnp.inf) -> Agent:
         return new, UpdateOutput(metrics, jnp.abs(error) if priorities else None)
 
     return Agent(init, lambda batch_size: (), None, update)  # type: ignore[arg-type]
+
+
+def acting_toy(spec, poison: float = float("inf")) -> Agent:
+    """Return the toy agent for an environment with two actions: it acts at random, and learns from two numbers."""
+    agent = toy_agent(poison=poison)
+
+    def act(params, key, observation, is_first, core, *, greedy=False):
+        number = is_first.shape[0]
+        return ActOutput(jax.random.randint(key, (number,), 0, 2), jnp.zeros(number)), core
+
+    def update(state, windows, key, *, axis_name=None):
+        windows = windows._replace(observation=windows.observation[..., :2])
+        return agent.update(state, windows, key, axis_name=axis_name)
+
+    return agent._replace(act=act, update=update)

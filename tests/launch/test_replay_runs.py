@@ -1,0 +1,128 @@
+"""Whole runs with replay: on the device and through replay workers, alike twice, continued, and stopped by a bad update."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError, NonFiniteUpdate
+from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.launch.plan import describe, make_plan
+from jsrl.launch.replay_update import replay_update
+from jsrl.launch.run import run
+
+REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
+
+
+def experiment(kind: str, *, poison: float = 1e9, **changes) -> Experiment:
+    replay = dataclasses.replace(REPLAY, kind=kind, **changes.pop("replay", {}))
+    values = {
+        "agent": AgentReference("tests.replay.learning:acting_toy", {"poison": poison}),
+        "env": EnvConfig("CartPole-v1"),
+        "num_envs": 8,
+        "rollout_length": 4,
+        "total_env_steps": 1_600,
+        "placement": "serial",
+        "replay": replay,
+        "evaluator": EvaluatorConfig(enabled=False),
+    }
+    return Experiment(**(values | changes))
+
+
+def test_the_plan_shows_replay_on_the_device(tmp_path):
+    e = experiment("device", num_envs=16, placement="served")
+    assert e.updates_per_call == 8  # 2 x 16 x 4 / 16
+    assert (e.updates_per_batch, e.total_updates) == (8, 25 * 8)
+    text = describe(make_plan(e, str(tmp_path), tmp_path), [])
+    assert "replay (device): 2,000 env steps of 34 B" in text
+    assert "8 update(s) per call; 2 windows per env step, from 200 env steps on" in text
+    assert [job.kind for job in make_plan(e, str(tmp_path), tmp_path).jobs] == ["learner", "inference", "actor"]
+
+
+def test_the_plan_puts_replay_workers_between_actors_and_learner(tmp_path):
+    e = experiment("host", placement="inline", num_actors=2, replay={"num_replays": 2})
+    plan = make_plan(e, str(tmp_path), tmp_path)
+    assert [job.name for job in plan.jobs] == ["learner", "replay-0", "replay-1", "actor-0", "actor-1"]
+    assert all(job.experiment.agent is None for job in plan.jobs if job.kind == "replay")
+    text = describe(plan, [])
+    for words in ("actor -> replay", "replay -> learner", "learner -> replay    priorities", "replay (host)"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replay": {"capacity": 100}}, "min_size is 200, above replay.capacity 100"),
+        ({"replay": {"samples_per_insert": 0.0}}, "samples_per_insert is 0.0; it must be above 0"),
+        ({"replay": {"updates_per_call": 3}}, "samples_per_insert=2 asks for 4 updates per batch of 32"),
+        ({"replay": {"beta": 1.5}}, "replay.beta is 1.5; it must lie between 0 and 1"),
+        ({"replay": {"window": 0}}, "replay.window is 0; it must be at least 1"),
+        ({"replay": {"num_replays": 2}}, "num_replays=2 is for replay.kind=host"),
+        ({"replay": {"kind": "host", "num_replays": 2}}, "only 1 actor"),
+        ({"batch_envs": 4, "max_policy_lag": None}, "keeps a column for each environment"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_would(changes, message):
+    kind = changes.get("replay", {}).pop("kind", "device") if "replay" in changes else "device"
+    with pytest.raises(ConfigError, match=message):
+        experiment(kind, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_serial_runs_are_alike_to_the_bit(kind, tmp_path):
+    results = [run(experiment(kind), runs_dir=tmp_path, name=name, display="quiet") for name in ("one", "two")]
+    assert results[0].env_steps == results[1].env_steps >= 1_600
+    assert results[0].updates == results[1].updates > 50
+    jax.tree.map(np.testing.assert_array_equal, results[0].params, results[1].params)
+    assert float(results[0].params["weights"]["bias"] if isinstance(results[0].params, dict) else 1) != 0
+    drawn = results[0].metrics.get("replay/drawn")
+    if kind == "host":
+        assert abs(drawn[-1] - 2.0 * (results[0].metrics["replay/inserted"][-1] - 200)) <= 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("save", [False, True])
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_a_run_goes_on_from_its_snapshot(kind, save, tmp_path):
+    e = experiment(kind, replay={"save": save})
+    first = run(e, runs_dir=tmp_path, name="a", display="quiet")
+    again = run(dataclasses.replace(e, total_env_steps=3_200), runs_dir=tmp_path, resume="a", display="quiet")
+    assert again.updates > first.updates
+    assert again.env_steps >= 3_200
+    held = again.metrics["replay/size"]
+    assert np.nanmax(held) >= (1_900 if save else 1_500)
+
+
+@pytest.mark.slow
+def test_processes_with_two_replay_workers_and_threads(tmp_path):
+    e = experiment(
+        "host", placement="inline", num_actors=2, total_env_steps=6_000, max_policy_lag=None,
+        replay={"num_replays": 2, "threads": 2, "updates_per_call": 2},
+    )  # fmt: skip
+    result = run(e, runs_dir=tmp_path, name="a", display="quiet")
+    assert result.ended == "total_env_steps"
+    last = {name: values[-1] for name, values in result.metrics.items()}
+    assert last["replay/trajectories_produced"] >= 6_000 / 16
+    assert abs(last["replay/samples_per_insert"] - 2.0) < 0.5
+    assert last["replay/priorities_late"] < 0.2 * last["replay/drawn"]
+    assert result.updates % 2 == 0
+    counters = [json.loads((result.folder / "replay" / str(i) / "counters.json").read_text()) for i in range(2)]
+    assert sum(c["limiter"]["inserted"] for c in counters) >= 6_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_a_bad_update_ends_the_run_and_can_be_made_again(kind, tmp_path):
+    """CartPole's reward is 1, so a poison of 0.5 spoils the first update."""
+    with pytest.raises(NonFiniteUpdate, match="made loss = nan"):
+        run(experiment(kind, poison=0.5), runs_dir=tmp_path, name="a", display="quiet")
+    again = replay_update("a", str(tmp_path))
+    assert np.isnan(again.metrics["loss"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.state))
+    assert again.batch.is_first.shape == (1, 2, 16)
