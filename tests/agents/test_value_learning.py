@@ -67,9 +67,9 @@ def test_dqn_finds_the_action_that_pays(probe, options):
 
 def test_r2d2_remembers_what_dqn_cannot():
     env = make_env("memory", num_envs=16, delay=3)
-    options = {"learning_rate": 3e-3, "gamma": 0.9, "target_period": 20, "network": RECURRENT, "epsilon": 0.2}
-    agent = r2d2(R2D2Config(**options, burn_in=2, n_step=3), env.spec)
-    played = play(agent, env, num_updates=600, window=12, warm_up=20)
+    options = {"learning_rate": 3e-3, "gamma": 0.9, "target_period": 50, "network": RECURRENT, "epsilon": 0.2}
+    agent = r2d2(R2D2Config(**options, burn_in=2, n_step=5), env.spec)
+    played = play(agent, env, num_updates=800, window=12, warm_up=20)
     assert played.score > 0.75, played.metrics
     blind = play(dqn(DQNConfig(**{**FAST, "gamma": 0.9}, exploration_updates=50), env.spec), env, num_updates=300)
     assert abs(blind.score) < 0.5
