@@ -75,6 +75,13 @@ class Meter:
         print("\n" + json.dumps(line), flush=True)
 
 
+def leave() -> None:
+    """End this process at once, and everything that it started: a library's own way out may hang or leave daemons."""
+    sys.stdout.flush()
+    process_tree.end_all(process_tree.descendants())
+    os._exit(0)
+
+
 def orders() -> dict[str, Any]:
     """Return what the driver was asked for: a work's fields, seconds, warm_up_s and the setting, as JSON in argv[1]."""
     return json.loads(sys.argv[1])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
 from environments import make_ale_vector, make_one
-from measuring import Meter, done_work, orders, versions_of
+from measuring import Meter, done_work, leave, orders, versions_of
 
 SETTINGS = [
     {"backend": "Serial", "threads": 1},
@@ -124,7 +123,7 @@ def main() -> None:
     )
     meter.report("pufferlib", done, asked["setting"], versions_of("pufferlib", "torch", "gymnasium", "numpy"))
     vector.close()
-    os._exit(0)  # its thread that watches the machine's load never ends
+    leave()  # its thread that watches the machine's load never ends
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from environments import make_one
-from measuring import Meter, done_work, orders, versions_of
+from measuring import Meter, done_work, leave, orders, versions_of
 
 SETTINGS = [
     {"runners": 0, "threads": 1},
@@ -111,8 +111,7 @@ def main() -> None:
         notes=notes(env_steps / updates, asked),
     )
     meter.report("rllib", done, asked["setting"], versions_of("ray", "torch", "gymnasium", "numpy"))
-    algorithm.stop()
-    ray.shutdown()
+    leave()
 
 
 def notes(rows_per_update: float, asked: dict[str, Any]) -> list[str]:

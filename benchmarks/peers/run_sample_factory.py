@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from environments import make_one, notes
-from measuring import Meter, done_work, orders, versions_of
+from measuring import Meter, done_work, leave, orders, versions_of
 
 SETTINGS = [
     {"mode": "serial", "workers": 1, "splits": 1, "threads": 1},
@@ -69,7 +69,7 @@ def arguments(asked: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Train until the window is full, report, and leave the processes to whoever started this one."""
+    """Train until the window is full, and report."""
     asked = orders()
     meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
     from sample_factory.algo.runners.runner import AlgoObserver
@@ -89,7 +89,7 @@ def main() -> None:
         def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
             if meter.update(training_iteration_since_resume * rows):
                 report(meter, asked, cfg, runner)
-                os._exit(0)
+                leave()
 
     runner.register_observer(Watch())
     runner.init()
