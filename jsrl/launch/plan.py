@@ -14,7 +14,7 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.launch.compilation import cache_variables
 from jsrl.launch.interrupts import deadline
-from jsrl.launch.replay_plan import replay_lines, replay_links, replay_memory_mb, rows_go_to
+from jsrl.launch.replay_plan import replay_lines, replay_links, replay_memory_mb, replay_stream_bytes, rows_go_to
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.jobs import Job, Links, Origin, Schemas
@@ -134,7 +134,12 @@ class Plan:
         if self.experiment.placement == "serial" or self.experiment.road != "shared-memory":
             return 3 * self.schemas.params_bytes
         rows = self.experiment.num_envs * sum(leaf.size_bytes for leaf in leaves(self.schemas.act))
-        return self.stream_bytes + 3 * self.schemas.params_bytes + 2 * rows
+        return (
+            self.stream_bytes
+            + replay_stream_bytes(self.experiment, self.schemas)
+            + 3 * self.schemas.params_bytes
+            + 2 * rows
+        )
 
     @property
     def stream_bytes(self) -> int:

@@ -48,6 +48,19 @@ def replay_memory_mb(e: Experiment, schemas: Schemas, kind: str) -> int:
     return int(row_bytes(e, schemas) * e.replay.capacity / e.replay.num_replays) // 2**20
 
 
+def batch_bytes(e: Experiment, schemas: Schemas) -> int:
+    """Return the bytes of one batch of windows."""
+    assert e.replay is not None
+    return int((e.replay.window + 1) * e.replay.batch_size * row_bytes(e, schemas) * (schemas.env.frames or 1))
+
+
+def replay_stream_bytes(e: Experiment, schemas: Schemas) -> int:
+    """Return the bytes of all batches of windows that may be on their way to the learner."""
+    if e.replay is None or not e.has_replay_workers:
+        return 0
+    return batch_bytes(e, schemas) * (2 * e.updates_per_call + e.replay.threads) * e.replay.num_replays
+
+
 def replay_lines(e: Experiment, *, schemas: Schemas, road: str) -> list[str]:
     """Return what the plan says of replay, besides the actors' stream."""
     r = e.replay
@@ -68,6 +81,6 @@ def replay_lines(e: Experiment, *, schemas: Schemas, road: str) -> list[str]:
     )
     if not e.has_replay_workers:
         return [kept]
-    size = (r.window + 1) * r.batch_size * per_row * (schemas.env.frames or 1)
+    size = batch_bytes(e, schemas)
     back = ["learner -> replay    priorities " + road] if r.prioritised else []
     return [f"replay -> learner    windows    {road}: batches of about {size / 2**10:,.0f} KiB", *back, kept]
