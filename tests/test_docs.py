@@ -128,7 +128,7 @@ def test_other_scripts_know_the_options_that_are_mentioned(script: str) -> None:
 def test_options_exist(name: str, runner) -> None:
     """Code spans that begin with `--` are options of some experiment, or of run.py itself."""
     known: dict[str, object] = {}
-    for experiment in ("ppo", "impala", "sac", "dqn", "r2d2"):
+    for experiment in ("ppo", "impala", "sac", "td3", "dqn", "r2d2"):
         known |= command_line.options_of(runner.experiments()[experiment]())
     known |= command_line.options_of(command_line.RunOptions())
     elsewhere = {"help", "help-all", "shm-size"}
