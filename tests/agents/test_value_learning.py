@@ -65,12 +65,16 @@ def test_dqn_finds_the_action_that_pays(probe, options):
     assert env.reward(np.asarray(reply.action)).mean() == 1.0
 
 
-def test_r2d2_remembers_what_dqn_cannot():
+def test_r2d2_remembers():
     env = make_env("memory", num_envs=16, delay=3)
     options = {"learning_rate": 3e-3, "gamma": 0.9, "target_period": 50, "network": RECURRENT, "epsilon": 0.2}
     agent = r2d2(R2D2Config(**options, burn_in=2, n_step=5), env.spec)
     played = play(agent, env, num_updates=800, window=12, warm_up=20)
     assert played.score > 0.75, played.metrics
+
+
+def test_dqn_cannot_remember():
+    env = make_env("memory", num_envs=16, delay=3)
     blind = play(dqn(DQNConfig(**{**FAST, "gamma": 0.9}, exploration_updates=50), env.spec), env, num_updates=300)
     assert abs(blind.score) < 0.5
 
