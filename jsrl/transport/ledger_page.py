@@ -71,14 +71,14 @@ def begin_life(path: Path, least_epoch: int, saved: dict[str, Any] | None) -> tu
 
     Args:
       path: of the page. least_epoch: the epoch is at least this, and higher than that of every life before.
-      saved: ledger of the snapshot that the learner begins with (see Learner.save); None: it begins anew.
+      saved: ledger of the snapshot that the learner begins with: counts, `trained` and `epoch`; None: it begins anew.
 
     Raises:
       OSError: the page cannot be written.
     """
     last = read_page(path)
     epoch = least_epoch if last is None else max(least_epoch, last.epoch + 1)
-    ledger = continued(last.ledger if last else None, saved)
+    ledger = continued(last, saved)
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -96,16 +96,20 @@ def begin_life(path: Path, least_epoch: int, saved: dict[str, Any] | None) -> tu
     return epoch, KeptLedger(ledger, page)
 
 
-def continued(last: Ledger | None, saved: dict[str, Any] | None) -> Ledger:
+def continued(last: Life | None, saved: dict[str, Any] | None) -> Ledger:
     """Return the ledger that a life begins with.
 
     What earlier lives consumed after the snapshot is `rolled_back`: no params hold it any more. What was in flight as a
-    life ended without closing is `lost`. A page that is older than the snapshot (the machine lost its power) yields.
+    life ended without closing is `lost`. The page's counts go before the snapshot's, unless it is older than the snapshot
+    (the machine lost its power, or the page was deleted). Counts of a snapshot's own life may be compared one by one, those
+    of different lives may not: each resume has turned some of what was consumed into what was dropped.
 
     Args:
-      last: of the page, None where there is none. saved: of the snapshot, None for a fresh state.
+      last: of the page, None where there is none. saved: of the snapshot with its epoch, None for a fresh state.
     """
-    known = [ledger for ledger in (last, _ledger_of(saved)) if ledger is not None]
+    known = [last.ledger] if last is not None and (saved is None or last.epoch >= saved["epoch"]) else []
+    if saved is not None and (last is None or last.epoch <= saved["epoch"]):
+        known.append(_ledger_of(saved))
     produced = max((ledger.produced for ledger in known), default=0)
     consumed = max((ledger.consumed for ledger in known), default=0)
     dropped: dict[str, int] = {}
@@ -114,13 +118,10 @@ def continued(last: Ledger | None, saved: dict[str, Any] | None) -> Ledger:
             dropped[reason] = max(count, dropped.get(reason, 0))
     trained = min(int(saved["trained"]), consumed) if saved else 0
     begun = Ledger(produced, trained, dropped)
-    if consumed > trained:
-        begun.drop("rolled_back", consumed - trained)
-    lost = produced - trained - sum((begun.dropped or {}).values())
-    if lost > 0:
-        begun.drop("lost", lost)
-    elif lost < 0:
-        begun.produced -= lost
+    lost = produced - consumed - sum(dropped.values())
+    for reason, count in (("rolled_back", consumed - trained), ("lost", lost)):
+        if count > 0:
+            begun.drop(reason, count)
     return begun
 
 
@@ -171,7 +172,5 @@ def _count_word(place: int) -> int:
     return (_REASONS_AT + place * _REASON_BYTES + _NAME_BYTES) // 8
 
 
-def _ledger_of(saved: dict[str, Any] | None) -> Ledger | None:
-    if saved is None:
-        return None
+def _ledger_of(saved: dict[str, Any]) -> Ledger:
     return Ledger(int(saved["produced"]), int(saved["consumed"]), {k: int(n) for k, n in saved["dropped"].items()})

@@ -132,7 +132,8 @@ def begin_counting(job: Job, reporter: Reporter) -> tuple[int, int, Ledger]:
     saved = None
     if job.origin.restore and not job.origin.params_only:
         folder, _, selector = job.origin.restore.rpartition("@")
-        saved = SnapshotStore(folder).meta(selector).get("ledger")
+        meta = SnapshotStore(folder).meta(selector)
+        saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained = int(saved["trained"]) if saved else 0
     try:
         epoch, ledger = begin_life(Path(job.folder) / LEDGER, job.origin.epoch, saved)

@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.errors import SnapshotError
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger_page import begin_life, continued, read_page
+from jsrl.transport.ledger_page import Life, begin_life, continued, read_page
 
 _COUNTING = """
 import sys
@@ -33,8 +33,9 @@ while True:
 """
 
 
-def saved(produced: int, consumed: int, trained: int, **dropped: int) -> dict:
-    return {"produced": produced, "consumed": consumed, "dropped": dropped, "in_flight": 0, "trained": trained}
+def saved(produced: int, consumed: int, trained: int, epoch: int = 0, **dropped: int) -> dict:
+    counts = {"produced": produced, "consumed": consumed, "dropped": dropped, "in_flight": 0}
+    return counts | {"trained": trained, "epoch": epoch}
 
 
 def test_what_is_counted_is_read_back_at_once(tmp_path: Path) -> None:
@@ -73,28 +74,32 @@ def test_a_life_that_only_seemed_dead_counts_in_nobodys_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("last", "snapshot", "expected"),
+    ("epoch", "last", "snapshot", "expected"),
     [
-        (None, None, Ledger(0, 0, {})),
+        (0, None, None, Ledger(0, 0, {})),
         # the whole of a life without a snapshot is rolled back; what was in flight is lost
-        (Ledger(9, 6, {"stale": 1}, 2), None, Ledger(9, 0, {"stale": 1, "rolled_back": 6, "lost": 2})),
+        (0, Ledger(9, 6, {"stale": 1}, 2), None, Ledger(9, 0, {"stale": 1, "rolled_back": 6, "lost": 2})),
         # 10 of 16 consumed are in the snapshot
-        (Ledger(20, 16, {}, 4), saved(12, 11, 10), Ledger(20, 10, {"rolled_back": 6, "lost": 4})),
+        (0, Ledger(20, 16, {}, 4), saved(12, 11, 10), Ledger(20, 10, {"rolled_back": 6, "lost": 4})),
         # a later life resumes from the same snapshot again: rolled back adds up
         (
+            1,
             Ledger(30, 17, {"rolled_back": 6, "lost": 4}, 3),
             saved(12, 11, 10),
             Ledger(30, 10, {"rolled_back": 13, "lost": 7}),
         ),
+        # and once more, by a life that consumed nothing: what was rolled back is not so twice
+        (1, Ledger(20, 10, {"rolled_back": 6, "lost": 4}), saved(12, 11, 10), Ledger(20, 10, {"rolled_back": 6, "lost": 4})),
         # a page from before jsrl kept one, or gone: the snapshot's counts are all there is
-        (None, saved(12, 11, 10, stale=1), Ledger(12, 10, {"stale": 1, "rolled_back": 1})),
+        (0, None, saved(12, 11, 10, stale=1), Ledger(12, 10, {"stale": 1, "rolled_back": 1})),
+        # a page put back from a copy of the run folder: the snapshot of a later life knows more
+        (1, Ledger(9, 9, {"rolled_back": 0}), saved(12, 7, 7, 2, rolled_back=5), Ledger(12, 7, {"rolled_back": 5})),
         # the machine lost its power, and the page its last minutes: no count is below the snapshot's
-        (Ledger(4, 4, {}), saved(12, 10, 10, stale=2), Ledger(12, 10, {"stale": 2})),
-        (Ledger(5, 1, {"stale": 4}), saved(6, 6, 6), Ledger(10, 6, {"stale": 4})),
+        (3, Ledger(4, 4, {}), saved(12, 10, 10, 3, stale=2), Ledger(12, 10, {"stale": 2})),
     ],
-)
-def test_what_a_next_life_begins_with(last: Ledger | None, snapshot: dict | None, expected: Ledger) -> None:
-    begun = continued(last, snapshot)
+)  # fmt: skip
+def test_what_a_next_life_begins_with(epoch: int, last: Ledger | None, snapshot: dict | None, expected: Ledger) -> None:
+    begun = continued(None if last is None else Life(epoch, last), snapshot)
     assert begun == expected
     assert begun.balanced
 
@@ -104,7 +109,7 @@ def test_many_lives_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
     snapshot = None
     produced = 0
     for life in range(12):
-        _, ledger = begin_life(path, 0, snapshot)
+        epoch, ledger = begin_life(path, 0, snapshot)
         trained = snapshot["trained"] if snapshot else 0
         for step in range(5 + 7 * life % 11):
             ledger.arrive()
@@ -113,7 +118,7 @@ def test_many_lives_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
                 ledger.settle("consumed")
                 trained += 1
             if step % 5 == 4 and life % 3:
-                snapshot = ledger.counts | {"trained": trained}
+                snapshot = ledger.counts | {"trained": trained, "epoch": epoch}
     life_now = read_page(path)
     assert life_now is not None and life_now.ledger.produced == produced and life_now.ledger.balanced
     assert life_now.epoch == 11

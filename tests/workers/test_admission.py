@@ -1,0 +1,182 @@
+"""What may enter a batch, driven through recoveries: never a row that is too old or was undone, and never starvation."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from jsrl.transport.base import ProducerId
+from jsrl.transport.ledger_page import LEDGER, begin_life, read_page
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, zeros
+from jsrl.workers.batching import Batch, Batcher, BatchPlan
+
+T, SIZE, GROUPS = 3, 1, 2
+SPEC = make_trajectory_spec(EnvSpec(ArraySpec((1,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=SIZE)
+_numbers = itertools.count()
+
+
+class Admission(RuleBasedStateMachine):
+    """A learner, its stream and actors that may have missed any number of updates, or a recovery.
+
+    `history`: every version that was ever published. `lineage`: those that the learner's params go back to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where fsync costs nothing
+        self.folder = Path(tempfile.mkdtemp(prefix="jsrl-admission-", dir=memory))
+        self.consumer = None
+
+    @initialize(
+        order=st.sampled_from(["fifo", "by_group", "freshest"]), slack=st.integers(0, 2), reuse=st.integers(1, 2)
+    )
+    def begin(self, order: str, slack: int, reuse: int) -> None:
+        self.order, self.reuse, self.max_lag = order, reuse, slack + reuse - 1
+        self.snapshot = {"updates": 0, "ledger": None}
+        self.history: list[int] = []
+        self.lineage: set[int] = set()
+        self.open: dict[int, list[int]] = {group: [] for group in range(GROUPS)}
+        self.produced = self.incarnation = self.trained = 0
+        self.live()
+
+    def live(self) -> None:
+        """Start a life of the learner from the snapshot; actors join it with what they are in the middle of."""
+        self.epoch, ledger = begin_life(self.folder / LEDGER, 0, self.snapshot["ledger"])
+        self.updates = self.snapshot["updates"]
+        self.trained = self.snapshot["ledger"]["trained"] if self.snapshot["ledger"] else 0
+        name = f"local:admission-{next(_numbers)}"
+        self.consumer = bind_samples(name, SPEC, blocks_per_producer=64, ledger=ledger)
+        self.incarnation += 1
+        self.producer = connect_samples(name, SPEC, ProducerId("actor-0", self.incarnation), GROUPS, 1.0)
+        plan = BatchPlan(
+            self.order, GROUPS, SIZE, GROUPS * SIZE, T, max_lag=self.max_lag, reuse=self.reuse,
+            start_updates=self.updates, epoch=self.epoch,
+        )  # fmt: skip
+        self.batcher = Batcher(self.consumer, SPEC, plan)
+        self.publish()
+
+    def publish(self) -> None:
+        self.newest = make_version(self.epoch, self.updates)
+        self.history.append(self.newest)
+        self.lineage.add(self.newest)
+
+    @rule(group=st.integers(0, GROUPS - 1), age=st.integers(0, 12))
+    def act(self, group: int, age: int) -> None:
+        """Play one row with params that were published `age` publications ago, maybe in another life."""
+        self.open[group].append(self.history[max(-1 - age, -len(self.history))])
+        if len(self.open[group]) == T:
+            self.commit(group, self.open[group])
+            self.open[group] = []
+
+    @rule(group=st.integers(0, GROUPS - 1))
+    def act_freshly(self, group: int) -> None:
+        """Play a whole trajectory with the newest params."""
+        self.commit(group, [self.newest] * T)
+
+    def commit(self, group: int, versions: list[int]) -> None:
+        trajectory = zeros(SPEC)
+        trajectory.version[:-1] = np.array(versions)[:, None]
+        trajectory.reward[:-1] = trajectory.version[:-1] % 1_000_003  # travels with the version, and must stay with it
+        self.producer.put(trajectory, group, 1.0)
+        self.produced += 1
+
+    @rule()
+    def learn(self) -> None:
+        batch = self.batcher.pump(0.0)
+        if batch is not None:
+            self.train(batch)
+
+    def train(self, batch: Batch) -> None:
+        """Check every row of a batch as its updates start, then make them."""
+        versions = batch.trajectory.version[0, :T]
+        np.testing.assert_array_equal(batch.trajectory.reward[0, :T], (versions % 1_000_003).astype(np.float32))
+        assert set(versions.flat) <= self.lineage, "a row of updates that were undone"
+        for _ in range(self.reuse):
+            lag = self.updates - int((versions & ((1 << 40) - 1)).min())
+            assert 0 <= lag <= self.max_lag
+            self.updates += 1
+        assert max(batch.lags) == lag - self.reuse + 1
+        self.trained += GROUPS
+        self.batcher.recycle(batch)
+        self.publish()
+
+    @rule()
+    def save(self) -> None:
+        self.snapshot = {
+            "updates": self.updates,
+            "ledger": self.consumer.ledger.counts | {"trained": self.trained, "epoch": self.epoch},
+        }
+
+    @precondition(lambda self: len(self.history) > 1)
+    @rule()
+    def kill_the_learner(self) -> None:
+        """What was committed, joined and published since the snapshot is gone; the page is not."""
+        self.lineage = {v for v in self.lineage if v & ((1 << 40) - 1) <= self.snapshot["updates"]}
+        last = self.epoch
+        self.live()
+        assert self.epoch == last + 1
+
+    @invariant()
+    def nothing_is_unaccounted_for(self) -> None:
+        if self.consumer is None:
+            return
+        ledger, page = self.consumer.ledger, read_page(self.folder / LEDGER)
+        assert ledger.balanced and ledger.produced == self.produced
+        assert page is not None and page.ledger.counts == ledger.counts
+        assert ledger.consumed >= self.trained
+
+    def teardown(self) -> None:
+        """Actors that follow the params feed the learner, whatever came before."""
+        if self.consumer is not None:
+            target = self.updates + 2 * self.reuse
+            for _ in range(400):
+                if self.updates >= target:
+                    break
+                for group in range(GROUPS):
+                    self.act_freshly(group)
+                for _ in range(4):
+                    self.learn()
+            assert self.updates >= target, "the learner starves"
+            self.nothing_is_unaccounted_for()
+        shutil.rmtree(self.folder)
+
+
+def drive(examples: int, *, derandomize: bool) -> None:
+    quiet = (HealthCheck.too_slow, HealthCheck.filter_too_much)
+    run_state_machine_as_test(
+        Admission,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=derandomize,
+            database=None,
+            suppress_health_check=quiet,
+        ),
+    )
+
+
+def test_admission_through_recoveries() -> None:
+    drive(20, derandomize=True)
+
+
+@pytest.mark.slow
+def test_admission_through_many_recoveries() -> None:
+    drive(300, derandomize=False)
