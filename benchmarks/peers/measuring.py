@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ def versions_of(*packages: str) -> dict[str, str]:
     from importlib.metadata import version
 
     return {package: version(package) for package in packages}
+
+
+def count_steps(*optimizers: Any) -> Callable[[], int]:
+    """Return a function that says how many gradient steps torch optimizers have made in all, from now on."""
+    taken = 0
+
+    def count(*_: Any) -> None:
+        nonlocal taken
+        taken += 1
+
+    for optimizer in optimizers:
+        optimizer.register_step_post_hook(count)
+    return lambda: taken
 
 
 def done_work(asked: dict[str, Any], **seen: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from environments import make_ale_vector, make_one
-from measuring import Meter, done_work, leave, orders, versions_of
+from measuring import Meter, count_steps, done_work, leave, orders, versions_of
 
 SETTINGS = [
     {"backend": "Serial", "threads": 1},
@@ -98,12 +98,7 @@ def main() -> None:
             pass
 
     trainer = Quiet(trainer_options(asked), vector, network)
-    taken = [0]
-
-    def count(*_: Any) -> None:
-        taken[0] += 1
-
-    trainer.optimizer.register_step_post_hook(count)
+    steps = count_steps(trainer.optimizer)
     updates = 0
     full = False
     while not full:
@@ -118,7 +113,7 @@ def main() -> None:
         num_envs=trainer.total_agents,
         minibatch=trainer.minibatch_size,
         epochs=trainer.config["update_epochs"],
-        gradient_steps=taken[0] // updates,
+        gradient_steps=steps() // updates,
         notes=["minibatches are whole environments"],
     )
     meter.report("pufferlib", done, asked["setting"], versions_of("pufferlib", "torch", "gymnasium", "numpy"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from environments import make_one
-from measuring import Meter, done_work, leave, orders, versions_of
+from measuring import Meter, count_steps, done_work, leave, orders, versions_of
 
 SETTINGS = [
     {"runners": 0, "threads": 1},
@@ -91,13 +91,7 @@ def main() -> None:
     register_env("work", make_env)
     algorithm = configuration(asked).build_algo()
     learner = algorithm.learner_group._learner
-    taken = [0]
-
-    def count(*_: Any) -> None:
-        taken[0] += 1
-
-    for optimizer in learner._named_optimizers.values():
-        optimizer.register_step_post_hook(count)
+    steps = count_steps(*learner._named_optimizers.values())
     full, env_steps, updates = False, 0, 0
     while not full:
         result = algorithm.train()
@@ -107,7 +101,7 @@ def main() -> None:
     done = done_work(
         asked,
         parameters=sum(p.numel() for p in learner.module["default_policy"].parameters()),
-        gradient_steps=round(taken[0] / updates),
+        gradient_steps=round(steps() / updates),
         notes=notes(env_steps / updates, asked),
     )
     meter.report("rllib", done, asked["setting"], versions_of("ray", "torch", "gymnasium", "numpy"))

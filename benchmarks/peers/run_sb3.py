@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from environments import make_ale_vector, make_one
-from measuring import Meter, done_work, orders, versions_of
+from measuring import Meter, count_steps, done_work, orders, versions_of
 
 SETTINGS = [
     {"vector": "dummy", "threads": 1},
@@ -67,13 +67,7 @@ def counted(model: Any) -> Callable[[], int]:
     """Return a function that says how many gradient steps a model has made, of torch or of JAX."""
     if hasattr(model.policy, "actor_state"):
         return lambda: int(model.policy.actor_state.step)
-    taken = [0]
-
-    def count(*_: Any) -> None:
-        taken[0] += 1
-
-    model.policy.optimizer.register_step_post_hook(count)
-    return lambda: taken[0]
+    return count_steps(model.policy.optimizer)
 
 
 def done(model: Any, asked: dict[str, Any], parameters: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
