@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.padding import Padding, Pads, pads_of
 from jsrl.types import Array
 
@@ -45,7 +46,7 @@ class Conv(nn.Module):
     padding: Padding = "VALID"
     scale: float = 1.0
     batch_first: bool = False
-    kernel_init: Any = nn.initializers.orthogonal(math.sqrt(2.0))
+    kernel_init: Any = orthogonal(math.sqrt(2.0))
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jsrl.networks.orthogonal import orthogonal
 from jsrl.types import Array, Tree
 
 
@@ -80,16 +81,14 @@ CORES: dict[str, type[GRU] | type[LSTM]] = {"gru": GRU, "lstm": LSTM}
 
 
 def _input_gates(features: int) -> nn.Dense:
-    return nn.Dense(features, kernel_init=nn.initializers.orthogonal(1.0), name="input")
+    return nn.Dense(features, kernel_init=orthogonal(1.0), name="input")
 
 
 def _recurrent_init(num_gates: int) -> Callable[..., Array]:
     """Return an initialiser of [H, num_gates * H] whose gates are orthogonal matrices each."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
-        gates = [
-            nn.initializers.orthogonal(1.0)(k, (shape[0], shape[0]), dtype) for k in jax.random.split(key, num_gates)
-        ]
+        gates = [orthogonal(1.0)(k, (shape[0], shape[0]), dtype) for k in jax.random.split(key, num_gates)]
         return jnp.concatenate(gates, axis=1)
 
     return init

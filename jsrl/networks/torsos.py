@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.networks.conv import Conv
+from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.pooling import max_pool
 from jsrl.types import Array, Tree, named_leaves
 
@@ -25,11 +26,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
 }
 MIN_NATURE_SIDE = 36  # below, the third convolution of the Nature CNN has nothing left to read
-
-
-def orthogonal(gain: float) -> Any:
-    """Return the orthogonal initialiser with this gain: sqrt 2 in hidden layers, 0.01 and 1 in heads."""
-    return nn.initializers.orthogonal(gain)
 
 
 def dense(features: int, gain: float = math.sqrt(2.0), name: str | None = None) -> nn.Dense:
