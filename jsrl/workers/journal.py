@@ -1,0 +1,232 @@
+"""The journal of a group: the actions that its environments were given, so that a later life can bring them to the same place.
+
+Environments cannot be saved in general, but a seeded one that is played the same actions comes to the same state. Each group
+of a deterministic run appends one record per trajectory before it is handed over, so that whatever the learner's snapshot was
+trained on is in the journals. A resume plays what lies before the snapshot; what lies behind it is cut off.
+
+    RUN/journal/group-G     magic, length and CRC-32 of the header, header as JSON, then records of equal size:
+                            actions [T, B, ...], CRC-32 of what the environments showed after the last row, CRC-32 of
+                            the record
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsrl.envs.base import EnvStep
+from jsrl.errors import SnapshotError
+from jsrl.transport.schema import to_dtype
+from jsrl.types import Array, ArraySpec, leaves
+
+FOLDER = "journal"  # of a run
+_MAGIC = b"JSRLACT1"
+_MAX_HEADER_BYTES = 1 << 16
+_LENGTH, _CHECKS = struct.Struct("<II"), struct.Struct("<II")
+
+
+@dataclass(frozen=True)
+class JournalHeader:
+    """What a journal is of.
+
+    Attributes:
+      environment: what messages call it. group, group_size, num_rows: number of the group, B, T.
+      action: spec of one environment's action.
+      first: number of the trajectory of the first record. epoch: of the learner when the environments were seeded.
+    """
+
+    environment: str
+    group: int
+    group_size: int
+    num_rows: int
+    action: ArraySpec
+    first: int
+    epoch: int
+
+    @property
+    def actions(self) -> ArraySpec:
+        """Return the spec of a record's actions, [T, B, ...]."""
+        return self.action.batched(self.num_rows, self.group_size)
+
+    @property
+    def record_bytes(self) -> int:
+        """Return the size of one record."""
+        return self.actions.size_bytes + _CHECKS.size
+
+    def encode(self) -> bytes:
+        """Return the bytes that a journal begins with."""
+        text = json.dumps(asdict(self)).encode()
+        return _MAGIC + _LENGTH.pack(len(text), zlib.crc32(text)) + text
+
+
+class Record(NamedTuple):
+    """One trajectory: actions [T, B, ...], and what was seen after the last row (`digest`)."""
+
+    actions: Array
+    seen: int
+
+
+def journal_path(folder: str | os.PathLike[str], group: int) -> Path:
+    """Return where the journal of a group of the run in `folder` lies."""
+    return Path(folder) / FOLDER / f"group-{group}"
+
+
+def digest(step: EnvStep) -> int:
+    """Return a CRC-32 of what environments show: observations, and which of them open an episode."""
+    found = zlib.crc32(np.ascontiguousarray(step.is_first).tobytes())
+    for leaf in leaves(step.observation):
+        found = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), found)
+    return found
+
+
+class Journal:
+    """A journal that is read.
+
+    Raises:
+      SnapshotError: it is missing, or not a journal of ours.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.header, self.begin = self._read_header(file.read(len(_MAGIC) + _LENGTH.size + _MAX_HEADER_BYTES))
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise SnapshotError(f"the journal {path} cannot be read ({error.strerror or error})") from error
+        self.num_records = (size - self.begin) // self.header.record_bytes
+
+    def _read_header(self, content: bytes) -> tuple[JournalHeader, int]:
+        at = len(_MAGIC) + _LENGTH.size
+        try:
+            if content[: len(_MAGIC)] != _MAGIC:
+                raise ValueError(f"it begins with {content[: len(_MAGIC)]!r}")
+            length, checksum = _LENGTH.unpack(content[len(_MAGIC) : at])
+            if not 0 < length <= len(content) - at:
+                raise ValueError(f"a header of {length} bytes")
+            if zlib.crc32(content[at : at + length]) != checksum:
+                raise ValueError("the checksum of its header differs")
+            values: dict[str, Any] = json.loads(content[at : at + length])
+            values["action"] = _spec(values["action"])
+            header = JournalHeader(**values)
+            numbers = (header.group, header.group_size - 1, header.num_rows - 1, header.first, header.epoch)
+            if not all(isinstance(n, int) and n >= 0 for n in numbers):
+                raise ValueError(f"impossible numbers {numbers}")
+        except (ValueError, TypeError, KeyError, struct.error) as error:
+            raise SnapshotError(f"{self.path} is not a journal of jsrl ({error})") from None
+        return header, at + length
+
+    def records(self, count: int) -> Iterator[Record]:
+        """Yield the first `count` records.
+
+        Raises:
+          SnapshotError: there are fewer, or one of them was altered.
+        """
+        if count > self.num_records:
+            raise SnapshotError(f"the journal {self.path} holds {self.num_records} trajectories, {count} are needed")
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            for number in range(count):
+                yield self._record(number, file.read(self.header.record_bytes))
+
+    def _record(self, number: int, content: bytes) -> Record:
+        body = content[: -_CHECKS.size]
+        seen, checksum = _CHECKS.unpack(content[-_CHECKS.size :])
+        if zlib.crc32(body, seen) != checksum:
+            raise SnapshotError(
+                f"the journal {self.path} is broken: trajectory {self.header.first + number} was altered"
+            )
+        actions = self.header.actions
+        return Record(np.frombuffer(body, to_dtype(actions.dtype)).reshape(actions.shape), seen)
+
+
+def _spec(values: Any) -> ArraySpec:
+    shape = tuple(int(n) for n in values["shape"])
+    if any(not 0 <= n < 1 << 32 for n in shape):
+        raise ValueError(f"the impossible shape {shape}")
+    to_dtype(values["dtype"])
+    return ArraySpec(shape, str(values["dtype"]))
+
+
+class JournalWriter:
+    """Appends a record per trajectory; a disk that does not want it ends the journal with a warning, never the run.
+
+    Args:
+      path: of the journal. header: what it is of. keep: records of an existing journal to go on after; None: begin anew.
+      max_bytes: size beyond which the journal is given up. on_warning: called with one line when it is.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: JournalHeader,
+        *,
+        keep: int | None = None,
+        max_bytes: float = float("inf"),
+        on_warning: Callable[[str], None],
+    ) -> None:
+        self._path, self._max_bytes, self._on_warning = path, max_bytes, on_warning
+        self._fd, self._size = -1, 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._fd = os.open(path, flags if keep is not None else flags | os.O_TRUNC, 0o600)
+            if keep is None:
+                self._write(header.encode())
+            else:
+                self._size = len(header.encode()) + keep * header.record_bytes
+                os.truncate(self._fd, self._size)
+                os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError as error:
+            self.give_up(str(error))
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it has not been given up."""
+        return self._fd >= 0
+
+    def append(self, actions: Array, seen: int) -> None:
+        """Write one trajectory: actions [T, B, ...], and `digest` of what was seen after its last row."""
+        if self._fd < 0:
+            return
+        body = actions.tobytes()
+        content = body + _CHECKS.pack(seen, zlib.crc32(body, seen))
+        if self._size + len(content) > self._max_bytes:
+            self.give_up(f"it would be larger than {self._max_bytes / 1e6:.0f} MB; see --snapshots.journal-mb")
+            return
+        try:
+            self._write(content)
+        except OSError as error:
+            self.give_up(str(error))
+
+    def _write(self, content: bytes) -> None:
+        written = os.write(self._fd, content)
+        if written != len(content):
+            raise OSError(f"only {written} of {len(content)} bytes were written; the disk is full")
+        self._size += written
+
+    def give_up(self, reason: str) -> None:
+        """Remove the journal, which can no longer lead to where its environments are, and say why."""
+        self.close()
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            reason += f"; nor can it be removed: {error}"
+        self._on_warning(
+            f"the journal {self._path} was given up ({reason}). Training goes on; a resume will begin new episodes instead "
+            "of continuing these exactly."
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

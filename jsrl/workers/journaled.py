@@ -1,0 +1,153 @@
+"""Environments that keep a journal, and that begin where an earlier life of a deterministic run left them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.errors import EnvironmentFault, SnapshotError
+from jsrl.experiment import Experiment
+from jsrl.transport.schema import to_dtype
+from jsrl.types import Array
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job
+from jsrl.workers.journal import Journal, JournalHeader, JournalWriter, digest, journal_path
+
+
+def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | None:
+    """Return why a run of this experiment cannot be continued bit for bit; None: it can.
+
+    Args:
+      experiment: of the run. has_core: whether its agent has a recurrent state.
+    """
+    e = experiment
+    if not e.is_deterministic:
+        return "the run is not deterministic"
+    if not e.snapshots.exact:
+        return "snapshots.exact is off"
+    if e.has_replay_workers:
+        return "its replay workers draw ahead of the learner (--replay.kind device does not)"
+    if e.order != "by_group":
+        return "its batches are not one trajectory of every group (learner.order by_group)"
+    if e.replay is not None and not e.replay.save:
+        return "its snapshots leave out the rows of the replay (--replay.save keeps them)"
+    if has_core:
+        return "its agent's recurrent states are not part of snapshots"
+    return None
+
+
+class JournaledEnv:
+    """A group's vector environment that keeps a journal.
+
+    Args:
+      env: the environment, freshly seeded. path, header: of the journal. play: trajectories to play again before the first
+        row (0: none; a new journal is begun). max_bytes: of the journal.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        path: Any,
+        header: JournalHeader,
+        *,
+        play: int | None,
+        max_bytes: float,
+        reporter: Reporter,
+    ) -> None:
+        self.spec, self.num_envs = env.spec, env.num_envs
+        self._env, self._path, self._header, self._play = env, path, header, play
+        self._reporter, self._max_bytes = reporter, max_bytes
+        self._actions = np.zeros(header.actions.shape, to_dtype(header.actions.dtype))
+        self._row = 0
+        self._writer: JournalWriter | None = None
+
+    def reset(self) -> EnvStep:
+        """Start every slot anew; the first time, come to where an earlier life was.
+
+        Raises:
+          EnvironmentFault: playing the journal leads somewhere else.
+          SnapshotError: the journal is broken.
+        """
+        latest = self._env.reset()
+        if self._writer is not None:
+            self._writer.give_up("its environments were restarted")
+            return latest
+        if self._play:
+            latest = self._play_again(latest, self._play)
+        self._writer = JournalWriter(
+            self._path, self._header, keep=self._play, max_bytes=self._max_bytes, on_warning=self._warn
+        )
+        return latest
+
+    def _play_again(self, latest: EnvStep, count: int) -> EnvStep:
+        self._reporter.stage(f"playing {count} trajectories of group {self._header.group} again")
+        for number, record in enumerate(Journal(self._path).records(count)):
+            self._reporter.entering(f"playing trajectory {number} of group {self._header.group} again,", None)
+            for action in record.actions:
+                latest = self._env.step(action.copy())
+            if digest(latest) != record.seen:
+                raise EnvironmentFault(
+                    f"environment {self._header.environment!r}, group {self._header.group}, cannot be continued exactly: "
+                    f"played the actions of trajectory {self._header.first + number} again, it shows something else than "
+                    "before. It is not deterministic given its seed (a clock, global random numbers, threads?), or another "
+                    "version of it is installed. Continue with new episodes: --snapshots.exact false."
+                )
+        self._reporter.left()
+        return latest
+
+    def step(self, action: Array) -> EnvStep:
+        """Step every slot, and write a record with each trajectory's last row."""
+        self._actions[self._row] = action
+        latest = self._env.step(action)
+        self._row += 1
+        if self._row == self._header.num_rows:
+            self._row = 0
+            if self._writer is not None and self._writer.is_open:
+                self._writer.append(self._actions, digest(latest))
+        return latest
+
+    def _warn(self, text: str) -> None:
+        self._reporter.event("warning", text)
+
+    def close(self) -> None:
+        """Close the environment and the journal."""
+        if self._writer is not None:
+            self._writer.close()
+        self._env.close()
+
+
+def journaled(job: Job, group: int, env: VectorEnv, reporter: Reporter) -> VectorEnv:
+    """Return a group's environment with its journal, where the run of a job can be continued exactly, or as it is."""
+    e, first = job.experiment, job.origin.updates // job.experiment.updates_per_batch
+    path = journal_path(job.folder, group)
+    if exact_obstacle(e, has_core=job.schemas.act.core != ()) is not None or job.incarnation > 0:
+        path.unlink(missing_ok=True)  # it would not lead to where these environments are
+        return env
+    action = (
+        env.spec.action.array if env.spec.num_agents is None else env.spec.action.array.batched(env.spec.num_agents)
+    )
+    header = JournalHeader(str(e.env.id), group, env.num_envs, e.rollout_length, action, first, job.origin.epoch)
+    play = None
+    if job.origin.journal_epoch is not None:
+        written = Journal(path).header
+        play, header = first - written.first, header_as(header, written)
+    limit = e.snapshots.journal_mb * 1e6 / e.groups
+    return JournaledEnv(env, path, header, play=play, max_bytes=limit, reporter=reporter)
+
+
+def header_as(header: JournalHeader, written: JournalHeader) -> JournalHeader:
+    """Return the header that an earlier life wrote, where it is of the same group of the same environment.
+
+    Raises:
+      SnapshotError: it is not; says what differs.
+    """
+    for name in ("environment", "group", "group_size", "num_rows", "action"):
+        ours, theirs = getattr(header, name), getattr(written, name)
+        if ours != theirs:
+            raise SnapshotError(
+                f"the journal of group {header.group} is of another experiment: {name} was {theirs}, now it is {ours}. "
+                "Continue with new episodes: --snapshots.exact false."
+            )
+    return written

@@ -1,0 +1,126 @@
+"""One life of a run, in a process of its own: `python resume_process.py EXPERIMENT RUNS NAME [--stop K] [--resume]`.
+
+It is stopped by a SIGTERM to itself as soon as K updates are made; where the learner is another process, as soon as a
+snapshot of at least K is seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from jsrl.agents.dqn import DQNConfig
+from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.sac import SACConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig, SnapshotConfig
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.workers.learner import Learner
+
+UPDATES = 50
+SMALL = NetworkConfig(hidden=(16, 16))
+PPO = Experiment(
+    name="exact",
+    agent=PPOConfig(learning_rate=3e-3, schedule="linear", num_epochs=2, normalize_observations=True, network=SMALL),
+    num_envs=8,
+    num_groups=2,
+    rollout_length=16,
+    total_env_steps=UPDATES * 8 * 16,
+    placement="serial",
+    evaluator=EvaluatorConfig(enabled=False),
+    snapshots=SnapshotConfig(period_s=0.05),
+)
+SLOW = dataclasses.replace(
+    PPO, env=EnvConfig("resume_process:SlowCartPole", max_episode_steps=200), deterministic=True, num_actors=2
+)
+REPLAY = ReplayConfig(capacity=512, batch_size=16, min_size=64, save=True)  # smaller than the run: its ring goes round
+EXPERIMENTS = {
+    "ppo": PPO,
+    "inline": dataclasses.replace(SLOW, placement="inline"),
+    "served": dataclasses.replace(SLOW, placement="served"),
+    "sac": dataclasses.replace(
+        PPO,
+        agent=SACConfig(learning_rate=1e-3, network=SMALL),
+        env=EnvConfig("Pendulum-v1"),
+        num_groups=None,
+        max_policy_lag=None,
+        replay=REPLAY,
+    ),
+    "dqn": dataclasses.replace(
+        PPO,
+        agent=DQNConfig(learning_rate=1e-3, network=SMALL),
+        max_policy_lag=None,
+        replay=dataclasses.replace(REPLAY, window=3, prioritised=True),
+    ),
+}
+
+
+class SlowCartPole(CartPoleEnv):
+    """Slow enough for a run of 50 updates to be stopped between two of them."""
+
+    def step(self, action):
+        time.sleep(0.001)
+        return super().step(action)
+
+
+def stop_when_saved(folder: Path, updates: int) -> None:
+    """Have this process sent SIGTERM as soon as a snapshot of so many updates or more is seen."""
+
+    def watch() -> None:
+        path, saved = folder / "snapshots" / "state" / "tags" / "latest.json", -1
+        while saved < updates:
+            time.sleep(0.005)
+            if path.exists():
+                saved = json.loads(path.read_text())["meta"]["updates"]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def stop_at(updates: int) -> None:
+    """Have this process sent SIGTERM as soon as so many updates are made."""
+    step = Learner.step
+
+    def stopping(self: Learner) -> int:
+        made = step(self)
+        if made and self.updates // self._settings.plan.reuse == updates:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return made
+
+    Learner.step = stopping  # type: ignore[method-assign]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument("runs")
+    parser.add_argument("name")
+    parser.add_argument("--stop", type=int)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--placement")
+    given = parser.parse_args()
+    experiment = EXPERIMENTS[given.experiment]
+    if given.placement:
+        experiment = dataclasses.replace(experiment, placement=given.placement)
+    if given.stop is not None and experiment.placement == "serial":
+        stop_at(given.stop)
+    elif given.stop is not None:
+        stop_when_saved(Path(given.runs) / "exact" / given.name, given.stop)
+    which = {"resume": f"exact/{given.name}"} if given.resume else {"name": given.name}
+    result = run(experiment, runs_dir=given.runs, display="plain", **which)
+    print("ENDED", result.ended, result.updates, flush=True)  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""Stopped after any update and continued in a new process, a deterministic run ends as one that was never stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.envs.base import EnvStep
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make
+from jsrl.errors import ConfigError, EnvironmentFault, SnapshotError
+from jsrl.launch.resume import continue_exactly
+from jsrl.services.runs import RunFolder
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.types import ArraySpec, named_leaves
+from jsrl.workers.jobs import Origin
+from jsrl.workers.journal import Journal, JournalHeader, JournalWriter, digest
+from jsrl.workers.journaled import JournaledEnv, exact_obstacle
+from tests.launch import resume_process
+from tests.launch.resume_process import EXPERIMENTS, UPDATES
+
+slow = pytest.mark.slow
+HEADER = JournalHeader("CartPole-v1", 1, 3, 4, ArraySpec((), "int32"), first=5, epoch=2)
+
+
+def live(folder: Path, experiment: str, name: str, *arguments: str, expect: str | None = None) -> str:
+    """Live one life in a process of its own; return what it printed."""
+    command = [sys.executable, resume_process.__file__, experiment, str(folder), name, *arguments]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    text = ended.stdout + ended.stderr
+    assert ended.returncode == 0, text
+    if expect is not None:
+        assert expect in text, text
+    return text
+
+
+def final_of(folder: Path, name: str) -> tuple[dict[str, np.ndarray], dict, list[bytes]]:
+    """Return (leaves of the final state, its meta, every group's journal)."""
+    run = folder / "exact" / name
+    loaded = SnapshotStore(run / "snapshots" / "state").load("final")
+    journals = [path.read_bytes() for path in sorted((run / "journal").iterdir())]
+    assert journals and all(len(journal) > 200 for journal in journals)
+    return dict(named_leaves(loaded.tree["state"])), loaded.meta, journals
+
+
+def assert_equal_ends(folder: Path, whole: str, parts: str) -> None:
+    """Parameters, optimizer, normalisers, replay, counters, and all that the environments were given and showed."""
+    (one, one_meta, one_played), (two, two_meta, two_played) = final_of(folder, whole), final_of(folder, parts)
+    assert one.keys() == two.keys()
+    assert [name for name in one if one[name].tobytes() != two[name].tobytes()] == []
+    assert one_played == two_played
+    assert one_meta["updates"] == two_meta["updates"] == UPDATES
+    assert one_meta["env_steps"] == two_meta["env_steps"]
+    assert one_meta["ledger"]["trained"] == two_meta["ledger"]["trained"]
+    assert two_meta["epoch"] > one_meta["epoch"] == 0
+
+
+@pytest.fixture(name="whole", scope="module")
+def whole_fixture(tmp_path_factory):
+    """Return experiment -> folder in which it was run without a stop, as WHOLE-experiment."""
+    folder, made = tmp_path_factory.mktemp("runs"), set()
+
+    def run_whole(experiment: str) -> Path:
+        if experiment not in made:
+            made.add(experiment)
+            live(folder, experiment, f"whole-{experiment}", expect=f"ENDED total_env_steps {UPDATES}")
+        return folder
+
+    return run_whole
+
+
+@slow
+@pytest.mark.parametrize(("experiment", "stops"), [("ppo", (1, 49)), ("sac", (23,)), ("dqn", (3, 30))])
+def test_stopped_after_k_updates_a_serial_run_ends_the_same(whole, experiment: str, stops: tuple[int, ...]) -> None:
+    folder, name = whole(experiment), f"parts-{experiment}"
+    for number, stop in enumerate(stops):
+        again = ("--resume",) if number else ()
+        text = live(folder, experiment, name, "--stop", str(stop), *again, expect=f"ENDED interrupted {stop}")
+        assert ("continuing exactly" in text) == bool(number), text
+    live(folder, experiment, name, "--resume", expect=f"ENDED total_env_steps {UPDATES}")
+    assert_equal_ends(folder, f"whole-{experiment}", name)
+
+
+@slow
+def test_stopped_processes_end_the_same_in_another_placement(whole) -> None:
+    """Two inline actors are stopped wherever they are; served ones go on, and then one process alone."""
+    folder = whole("inline")
+    made = []
+    for placement, stop in (("inline", 10), ("served", 30)):
+        again = ("--resume",) if made else ()
+        text = live(folder, "inline", "parts", "--stop", str(stop), "--placement", placement, *again)
+        assert "ENDED interrupted" in text and ("continuing exactly" in text) == bool(again), text
+        made.append(int(text.rpartition("ENDED interrupted ")[2]))
+    assert 10 <= made[0] < made[1] < UPDATES
+    live(folder, "inline", "parts", "--placement", "serial", "--resume", expect="ENDED total_env_steps")
+    assert_equal_ends(folder, "whole-inline", "parts")
+
+
+# -- the journal itself -----------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """A reporter that remembers warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def stage(self, stage: str) -> None: ...
+
+    def event(self, name: str, text: str = "", **facts) -> None:
+        self.warnings.append(text)
+
+    def entering(self, activity: str, deadline_s: float | None = None) -> None: ...
+
+    def left(self) -> None: ...
+
+
+def play(env: JournaledEnv, rows: int, seed: int) -> EnvStep:
+    rng, latest = np.random.default_rng(seed), None
+    for _ in range(rows):
+        latest = env.step(rng.integers(0, 2, 3).astype(np.int32))
+    assert latest is not None
+    return latest
+
+
+def journaled_env(
+    path: Path, play_again: int | None, reporter=None, *, seed: int = 7, max_bytes: float = 1e6, env=None
+):
+    env = env or make(EnvConfig("CartPole-v1"), 3, seed, group=1)
+    return JournaledEnv(env, path, HEADER, play=play_again, max_bytes=max_bytes, reporter=reporter or Silent())
+
+
+def test_environments_come_to_where_they_were_and_go_on_alike(tmp_path: Path) -> None:
+    path = tmp_path / "journal" / "group-1"
+    first = journaled_env(path, None)
+    first.reset()
+    at_boundary = play(first, 200, seed=0)
+    seen = (digest(at_boundary), [leaf.copy() for leaf in (at_boundary.observation, at_boundary.is_first)])
+    after = digest(play(first, 6, seed=1))  # into the trajectory after, which is not kept
+    first.close()
+    assert Journal(path).num_records == 51 and path.stat().st_mode & 0o777 == 0o600
+    second = journaled_env(path, 50)
+    latest = second.reset()
+    assert digest(latest) == seen[0]
+    np.testing.assert_array_equal(latest.observation, seen[1][0])
+    assert Journal(path).num_records == 50
+    assert digest(play(second, 6, seed=1)) == after
+    second.close()
+    assert Journal(path).num_records == 51
+
+
+class Clockwork(resume_process.CartPoleEnv):
+    """An environment that no seed fixes."""
+
+    def reset(self, *, seed=None, options=None):
+        _, found = super().reset(seed=seed, options=options)
+        self.state = np.asarray(self.state) + time.perf_counter_ns() % 1000 * 1e-7
+        return np.asarray(self.state, np.float32), found
+
+
+def test_an_environment_that_no_seed_fixes_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "journal" / "group-1"
+    for play_again in (None, 5):
+        env = journaled_env(path, play_again, env=make(EnvConfig(Clockwork), 3, 7))
+        if play_again is None:
+            env.reset()
+            play(env, 20, seed=0)
+        else:
+            with pytest.raises(EnvironmentFault, match=r"(?s)CartPole-v1.*trajectory 5.*snapshots.exact false"):
+                env.reset()
+        env.close()
+
+
+def test_a_full_disk_or_too_long_a_journal_ends_the_journal_and_nothing_else(tmp_path: Path, monkeypatch) -> None:
+    reporter, path = Silent(), tmp_path / "journal" / "group-1"
+    env = journaled_env(path, None, reporter, max_bytes=400.0)
+    env.reset()
+    play(env, 40, seed=0)
+    assert len(reporter.warnings) == 1 and "journal-mb" in reporter.warnings[0] and not path.exists()
+    env.close()
+    env = journaled_env(path, None, reporter)
+    env.reset()
+    play(env, 8, seed=0)
+    write = os.write
+    monkeypatch.setattr("jsrl.workers.journal.os.write", lambda fd, content: write(fd, content[:10]))
+    play(env, 8, seed=0)
+    env.close()
+    assert len(reporter.warnings) == 2 and "disk is full" in reporter.warnings[1] and not path.exists()
+
+
+def test_restarted_environments_end_the_journal(tmp_path: Path) -> None:
+    reporter, path = Silent(), tmp_path / "journal" / "group-1"
+    env = journaled_env(path, None, reporter)
+    env.reset()
+    play(env, 8, seed=0)
+    env.reset()
+    assert not path.exists() and "restarted" in reporter.warnings[0]
+    env.close()
+
+
+@pytest.mark.parametrize("at", [0, 3, 9, 14, 60, 100, -1, -5, -30])
+def test_an_altered_journal_is_refused_by_name(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "group-1"
+    writer = JournalWriter(path, HEADER, on_warning=pytest.fail)
+    for number in range(3):
+        writer.append(np.full((4, 3), number, np.int32), seen=number)
+    writer.close()
+    content = bytearray(path.read_bytes())
+    assert [record.seen for record in Journal(path).records(3)] == [0, 1, 2]
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match="group-1"):
+        for _ in Journal(path).records(3):
+            pass
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"JSRLACT1", b"JSRLACT1\xff\xff\xff\xff\0\0\0\0{}", b"garbage" * 9, b"JSRLACT1\2\0\0\0C\xbf\xa6\xa3{}"],
+)
+def test_what_is_no_journal_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "group-0"
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match="group-0"):
+        Journal(path)
+
+
+# -- whether a run can be continued exactly ---------------------------------------------------------------------------
+
+
+def test_what_cannot_be_continued_exactly_says_why() -> None:
+    ppo, sac = EXPERIMENTS["ppo"], EXPERIMENTS["sac"]
+    assert exact_obstacle(ppo) is None and exact_obstacle(sac) is None
+    assert "recurrent" in str(exact_obstacle(ppo, has_core=True))
+    assert "deterministic" in str(exact_obstacle(dataclasses.replace(ppo, placement="inline")))
+    assert "by_group" in str(exact_obstacle(dataclasses.replace(ppo, batch_envs=4, max_policy_lag=1)))
+    for changes, words in (({"save": False}, "--replay.save"), ({"kind": "host"}, "--replay.kind device")):
+        replay = dataclasses.replace(sac.replay, **changes)
+        assert words in str(exact_obstacle(dataclasses.replace(sac, replay=replay)))
+
+
+def test_deterministic_runs_refuse_an_inexact_resume_and_others_say_so(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "exact", "one")
+    serial = dataclasses.replace(EXPERIMENTS["ppo"], num_groups=1)
+    origin, line = continue_exactly(serial, folder, Origin(1, 3, "x@latest"))
+    assert origin.journal_epoch is None and "new episodes" in line and "group-0" in line
+    with pytest.raises(ConfigError, match=r"snapshots\.exact false"):
+        continue_exactly(dataclasses.replace(serial, deterministic=True), folder, origin)
+    header = dataclasses.replace(HEADER, group=0, first=1, epoch=4)
+    writer = JournalWriter(folder.path / "journal" / "group-0", header, on_warning=pytest.fail)
+    for _ in range(2):
+        writer.append(np.zeros((4, 3), np.int32), seen=0)
+    writer.close()
+    assert continue_exactly(serial, folder, origin)[0].journal_epoch == 4
+    origin, line = continue_exactly(serial, folder, Origin(5, 4, "x@latest"))
+    assert origin.journal_epoch is None and "2 trajectories, 3 are needed" in line
+    off = dataclasses.replace(serial, snapshots=dataclasses.replace(serial.snapshots, exact=False))
+    assert continue_exactly(off, folder, origin) == (origin, "")
+    assert json.dumps(dataclasses.asdict(origin))  # it travels
