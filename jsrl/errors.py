@@ -11,6 +11,8 @@ JsrlError
 │   ├── StreamClosed       the other end, or this one, is closed
 │   └── CodecError         bytes that are not a message of ours
 ├── SnapshotError          a snapshot that is missing, broken, or another experiment's
+├── RecordingError         recorded trajectories that are missing or broken
+├── VideoError             a video that could not be written
 ├── NonFiniteUpdate        a loss or gradient that is not finite, found before it was published
 └── WorkerDied             a worker process ended, hung, or never became ready
 """
@@ -58,6 +60,14 @@ class CodecError(StreamError):
 
 class SnapshotError(JsrlError):
     """A snapshot is missing, broken, or belongs to another experiment."""
+
+
+class RecordingError(JsrlError):
+    """Recorded trajectories are missing, broken, or of another format."""
+
+
+class VideoError(JsrlError):
+    """A video could not be written: pictures that do not fit, or an encoder that ended."""
 
 
 class NonFiniteUpdate(JsrlError):

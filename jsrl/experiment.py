@@ -80,7 +80,13 @@ class Experiment:
     deterministic: bool = False
     """Same bits for any placement and number of actors: fixed groups, never merged, taken in order (serial always is)."""
     restart: int = 0
-    """How often each actor may be restarted after it died, before the run ends."""
+    """How often each worker that died or hung is replaced (within supervision.window-s)."""
+    record: str | None = None
+    """Write every trajectory of the actors to this folder, for `recording` to read; None: nothing is written."""
+    record_limit_mb: int = 10_000
+    """Stop recording at so many MiB, over all actors; the run goes on."""
+    recording: str | None = None
+    """Learn from the trajectories in this folder; no actors then, and num_envs is the windows of a batch."""
     trace: bool = False
     """Write trace.json for ui.perfetto.dev: what every thread of every worker did when."""
     trace_spans: int = 200_000

@@ -42,6 +42,7 @@ def check(experiment: Experiment) -> None:
         "learner.reuse": e.learner.reuse,
         "actor.blocks_per_group": e.actor.blocks_per_group,
         "trace_spans": e.trace_spans,
+        "record_limit_mb": e.record_limit_mb,
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
     }
@@ -80,7 +81,22 @@ def check(experiment: Experiment) -> None:
     _check_devices_and_lag(e)
     if e.replay is not None:
         _check_replay(e, e.replay)
-    _ = e.evaluation_env  # made here so that an unknown option is refused before anything starts
+    if e.recording is not None and (e.replay is not None or e.record is not None):
+        other = "replay" if e.replay is not None else f"record={e.record!r}"
+        raise ConfigError(
+            f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
+            "Leave one of them out (`run.py bc --recording DIR` has no replay)."
+        )
+    _check_recorder(e)
+    _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
+
+
+def _check_recorder(e: Experiment) -> None:
+    fps, seconds = e.recorder.fps, e.recorder.max_seconds
+    if not seconds > 0 or (fps is not None and not fps > 0):
+        raise ConfigError(f"recorder.max_seconds is {seconds} and recorder.fps {fps}; they must be above 0.")
+    if not 0 <= e.recorder.niceness <= 19:
+        raise ConfigError(f"recorder.niceness is {e.recorder.niceness}; it must be from 0 to 19.")
 
 
 def _check_devices_and_lag(e: Experiment) -> None:

@@ -26,14 +26,15 @@ class Policy:
 
     Attributes:
       experiment: what trained it. spec: the environment it knows. version: of the params. meta: the snapshot's facts.
+      agent: the value that acts. params: what it acts with.
     """
 
     def __init__(
         self, experiment: Experiment, spec: EnvSpec, params: ActParams, version: int, meta: dict[str, Any]
     ) -> None:
         self.experiment, self.spec, self.version, self.meta = experiment, spec, version, meta
-        self._agent: Agent = build_agent(resolved_agent(experiment), spec)
-        self._params = params
+        self.agent: Agent = build_agent(resolved_agent(experiment), spec)
+        self.params = params
         self._engines: dict[tuple[int, bool], tuple[Engine, Any]] = {}
         self._step = 0
 
@@ -50,9 +51,9 @@ class Policy:
         fresh = (size, greedy) not in self._engines
         if fresh:
             engine = Engine(
-                self._agent, self.spec, num_slots=size, sizes=[size], seed=self.experiment.seed, greedy=greedy
+                self.agent, self.spec, num_slots=size, sizes=[size], seed=self.experiment.seed, greedy=greedy
             )
-            engine.set_params(self.version, [np.array(leaf) for leaf in jax.tree.leaves(self._params)])
+            engine.set_params(self.version, [np.array(leaf) for leaf in jax.tree.leaves(self.params)])
             self._engines[size, greedy] = (engine, engine.serve(0, size))
         engine, served = self._engines[size, greedy]
         first = np.full(size, fresh) if is_first is None else np.asarray(is_first, bool)

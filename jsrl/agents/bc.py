@@ -39,6 +39,7 @@ class BCConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.bc:bc"
+    needs_recording: ClassVar[bool] = True
 
     learning_rate: float = 1e-3
     schedule: ac.Schedule = "constant"

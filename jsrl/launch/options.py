@@ -89,7 +89,8 @@ COMMON = (
     ),
     ("where", ("placement", "num-actors", "num-groups", "num-inference-servers", "road", "learner.num-devices",
                "deterministic", "restart", "tune")),
-    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "plan")),
+    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "record", "recording", "display",
+                 "plan")),
 )  # fmt: skip
 
 

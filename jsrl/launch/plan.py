@@ -13,11 +13,14 @@ from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.launch.compilation import cache_variables
+from jsrl.launch.filming import check_filming, players
 from jsrl.launch.interrupts import deadline
-from jsrl.launch.replay_plan import replay_lines, replay_links, replay_memory_mb, replay_stream_bytes, rows_go_to
+from jsrl.launch.links import make_links
+from jsrl.launch.recording_plan import recording_lines
+from jsrl.launch.replay_plan import replay_lines, replay_memory_mb, replay_stream_bytes, rows_go_to
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
-from jsrl.workers.jobs import Job, Links, Origin, Schemas
+from jsrl.workers.jobs import Job, Origin, Schemas
 
 # As measured on CPU; environments come on top. Of actors that a host forked, what each keeps to itself.
 JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 220, 45, 10
@@ -131,7 +134,8 @@ class Plan:
     @property
     def shared_memory_bytes(self) -> int:
         """Return the bytes that this run takes of the shared-memory file system."""
-        if self.experiment.placement == "serial" or self.experiment.road != "shared-memory":
+        e = self.experiment
+        if e.placement == "serial" or e.road != "shared-memory" or e.recording is not None:
             return 3 * self.schemas.params_bytes
         rows = self.experiment.num_envs * sum(leaf.size_bytes for leaf in leaves(self.schemas.act))
         return (
@@ -170,27 +174,13 @@ def make_plan(experiment: Experiment, folder: str, memory_folder: Path, origin: 
         jobs.append(job("parameter-server", "parameter-server"))
     jobs += [job("inference", f"inference-{i}", i) for i in range(len(links.inference))]
     jobs += [job("replay", f"replay-{i}", i) for i in range(len(links.replays))]
-    jobs += [job("actor", f"actor-{i}", i) for i in range(experiment.actors)]
+    jobs += [job("actor", f"actor-{i}", i) for i in range(experiment.actors if experiment.recording is None else 0)]
     if experiment.evaluator.enabled:
         jobs.append(job("evaluator", "evaluator"))
+    if experiment.recorder.enabled:
+        check_filming(experiment)
+        jobs.append(job("recorder", "recorder"))
     return Plan(experiment, schemas, tuple(jobs), memory_folder)
-
-
-def make_links(experiment: Experiment, memory_folder: Path) -> Links:
-    """Return where the streams of an experiment are bound."""
-    names = str(memory_folder / "names")
-    served = experiment.placement in ("served", "apart")
-    servers = range(experiment.num_inference_servers if served else 0)
-    replays = replay_links(experiment, memory_folder)
-    if experiment.placement == "serial":
-        unique = memory_folder.name
-        return Links(names, f"local:{unique}-samples", f"local:{unique}-params", None, (), replays)
-    params = f"shm:{memory_folder}/params"
-    if experiment.road == "zeromq":
-        free_port = "tcp://127.0.0.1:0"
-        return Links(names, free_port, params, free_port, tuple(free_port for _ in servers), replays)
-    inference = tuple(f"shm:{memory_folder}/inference-{i}" for i in servers)
-    return Links(names, f"shm:{memory_folder}/samples", params, None, inference, replays)
 
 
 # -- the environment of a process: devices and threads, in one place, before anything is imported ---------------------
@@ -334,14 +324,17 @@ def _streams(plan: Plan) -> list[str]:
     block = sum(leaf.size_bytes for leaf in leaves(plan.schemas.trajectory))
     row = sum(leaf.size_bytes for leaf in leaves(plan.schemas.act.observation))
     road = _road(e)
+    if e.recording is not None:
+        return [*recording_lines(e, plan.schemas), "learner -> evaluator   params     latest wins"]
     streams = [
         f"actor -> {rows_go_to(e):<10} samples    {road}: blocks of {block / 2**10:.0f} KiB, "
         f"{e.actor.blocks_per_group} per group, {e.groups} groups"
     ]
     streams += replay_lines(plan.experiment, schemas=plan.schemas, road=road)
+    streams += recording_lines(e, plan.schemas)
     if e.placement in ("served", "apart"):
         streams.append(f"actor <-> inference  inference  {road}: {row} B per observation, groups of {e.group_size}")
     reader = "inference" if e.placement in ("served", "apart") else "actor"
     relay = "learner -> parameter-server -> " if plan.jobs[0].links.params_relay else "learner -> "
-    streams.append(f"{relay}{reader}, evaluator   params     latest wins")
+    streams.append(f"{relay}{', '.join([reader, *players(e)])}   params     latest wins")
     return streams

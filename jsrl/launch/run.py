@@ -18,6 +18,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
 from jsrl.launch.plan import Plan, make_plan
+from jsrl.launch.recording_plan import begin_record, check_recording
 from jsrl.launch.report import leave_report
 from jsrl.launch.result import Result
 from jsrl.launch.resume import allowed_changes, claimed, open_resumed, params_source
@@ -80,6 +81,8 @@ def run(
             screen.close()
             raise
         sources = (str(folder.path / "source"),)
+            check_recording(plan.experiment, plan.schemas)
+            begin_record(plan.experiment, plan.schemas, source=folder.name)
         session = Session(plan.experiment, folder, screen, sinks, start_updates=origin.updates)
         try:
             serial = plan.experiment.placement == "serial"

@@ -63,6 +63,8 @@ CATALOGUE: tuple[Metric, ...] = (
         "actor/return_mean", "raw return of the episodes since the last line", "reward", "rises", "", "actor/episodes"
     ),
     Metric("actor/length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
+    Metric("actor/recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"),
+    Metric("actor/recording_dropped", "trajectories not recorded: disk too slow, full, or at its limit", "count", "0", "total"),
     *_shares("actor"),
     Metric("inference/rows_per_s", "observations answered", "1/s", "actor/env_steps_per_s"),
     Metric("inference/batch_rows_mean", "rows per batch, before padding", "rows", "half of the largest size or more"),

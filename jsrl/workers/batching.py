@@ -27,6 +27,7 @@ class BatchPlan:
       order: by_group | fifo | freshest. groups, group_size, columns: see Experiment. num_rows: T. devices: D.
       max_lag: updates that a row may be behind when its batch is first used, None for any. reuse: updates per batch.
       start_updates, epoch: where this life of the learner begins. replayed: trajectories are windows that replay drew.
+      recorded: trajectories come from a recording; their versions are another run's.
     """
 
     order: str
@@ -41,6 +42,7 @@ class BatchPlan:
     epoch: int = 0
     buffers: int = 3
     replayed: bool = False
+    recorded: bool = False
 
 
 @dataclass
@@ -190,6 +192,8 @@ class Batcher:
         were rolled back to is not known any more: none of their rows count.
         """
         plan, version = self._plan, lease.trajectory.version[:-1]
+        if plan.recorded:
+            return "", 0
         updates_then = plan.start_updates + self._number * plan.reuse
         updates, epochs = version_updates(version), version_epoch(version)
         oldest = int(updates.min())

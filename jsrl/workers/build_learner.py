@@ -45,6 +45,8 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     spec = batch_of_windows(job) if through_host else job.schemas.trajectory
     settings = LearnerSettings(
         seed=e.seed,
+    if e.recording is not None:
+        spec = recorded_batch(spec, plan.columns)
         plan=plan,
         total_updates=e.total_updates,
         rows_per_update=e.rows_per_update,
@@ -62,12 +64,17 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     def connect() -> tuple[SampleConsumer, ParamsPublisher]:
         schema, blocks = (replay_batch_spec(spec) if through_host else spec), blocks_per_producer(e)
         consumer = bind_samples(job.links.samples, schema, blocks_per_producer=blocks, ledger=ledger)
+        if e.recording is not None:
+            return recorded_consumer(e.recording, spec, seed=e.seed, start=trained, ledger=ledger), publisher()
         job.announce("samples", consumer.address)
         if through_host:
             consumer = replay_consumer(consumer, job)
-        publisher = bind_params(job.links.params)
-        job.announce("params", publisher.address)
-        return consumer, publisher
+        return consumer, publisher()
+
+    def publisher() -> ParamsPublisher:
+        bound = bind_params(job.links.params)
+        job.announce("params", bound.address)
+        return bound
 
     donate = combined is not None or not e.learner.check_finite
     update = data_parallel(agent.update, devices, donate=donate)
@@ -117,6 +124,8 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
     if e.replay is None or not e.has_replay_workers:
         return plan
     size = e.replay.batch_size
+    if e.recording is not None:
+        return dataclasses.replace(plan, recorded=True, order="fifo", groups=1, group_size=e.batch_columns)
     columns = size * e.updates_per_call
     return dataclasses.replace(
         plan, replayed=True, groups=1, group_size=size, columns=columns, num_rows=e.replay.window

@@ -1,0 +1,19 @@
+"""Behaviour cloning of a recording: --recording DIR; choose the environment that was recorded: --env.id Hopper-v5"""
+
+from jsrl.agents.bc import BCConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
+
+
+def config() -> Experiment:
+    """Return behaviour cloning on CartPole, in batches of 256 recorded rows."""
+    return Experiment(
+        name="bc",
+        env=EnvConfig("CartPole-v1"),
+        agent=BCConfig(),
+        num_envs=256,
+        rollout_length=1,
+        max_policy_lag=None,
+        total_env_steps=1_000_000,
+        evaluator=EvaluatorConfig(episodes=20, num_envs=20, final_episodes=100),
+    )

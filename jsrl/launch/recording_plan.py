@@ -1,0 +1,87 @@
+"""Recordings in a plan: what a run writes and what it reads, checked before anything starts, and both as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import ConfigError, SpecMismatch
+from jsrl.experiment import Experiment
+from jsrl.reference import to_json
+from jsrl.services.provenance import package_versions
+from jsrl.services.recordings import Recording, begin_recording, make_manifest, open_recording
+from jsrl.types import EnvSpec
+from jsrl.workers.jobs import Schemas
+from jsrl.workers.recorded import wanted_leaves
+
+
+def begin_record(e: Experiment, schemas: Schemas, *, source: str) -> None:
+    """Make the folder ready that a run records to, where it does.
+
+    Raises:
+      RecordingError: it cannot be written, or holds something else. SpecMismatch: it holds trajectories of another kind.
+    """
+    if e.record is None:
+        return
+    env, versions = to_json(schemas.env, None, "env"), package_versions()
+    begin_recording(Path(e.record), make_manifest(env, schemas.trajectory, source=source, versions=versions))
+
+
+def check_recording(e: Experiment, schemas: Schemas) -> Recording | None:
+    """Return the recording that a run learns from, after holding it against what the agent is to be given.
+
+    Raises:
+      ConfigError: the agent learns from recordings alone and none is given. RecordingError: there is none in the folder, or
+        it is broken. SpecMismatch: it was made in another environment.
+    """
+    if e.recording is None:
+        if getattr(e.agent, "needs_recording", False):
+            raise ConfigError(
+                f"{type(e.agent).__name__} learns from recorded trajectories; give --recording DIR. To make some: --record "
+                "DIR with any run, or `python experiments/record.py RUN@best --to DIR`."
+            )
+        return None
+    recording = open_recording(Path(e.recording))
+    _compare_env(recording, schemas.env)
+    wanted_leaves(recording, schemas.trajectory)
+    return recording
+
+
+def _compare_env(recording: Recording, env: EnvSpec) -> None:
+    """Refuse actions that mean something else: another space, other bounds, another transform."""
+    recorded: Any = recording.manifest.env.get("fields", {})
+    ours = to_json(env, None, "env")["fields"]
+    for field in ("observation", "action"):
+        if recorded.get(field) != ours[field]:
+            raise SpecMismatch(
+                f"{field}: the recording {recording.folder} ({recorded.get('name')}) has {_plain(recorded.get(field))}, "
+                f"{env.name} has {_plain(ours[field])}. Give the environment that was recorded (--env.id, --env.kwargs, "
+                "--env.action-transform and its wrappers)."
+            )
+
+
+def _plain(value: Any) -> Any:
+    """Return a spec's JSON without its tags, for people."""
+    if isinstance(value, dict):
+        if "$tuple" in value:
+            return tuple(_plain(part) for part in value["$tuple"])
+        kind = str(value.get("$type", "")).rpartition(":")[2]
+        fields = value.get("fields", value)
+        text = ", ".join(f"{name}={_plain(part)}" for name, part in fields.items() if not name.startswith("$"))
+        return f"{kind}({text})"
+    return value
+
+
+def recording_lines(e: Experiment, schemas: Schemas) -> list[str]:
+    """Return what the plan says of recordings."""
+    if e.record is not None:
+        return [f"actor -> {e.record}   recording  a copy of each trajectory, at most {e.record_limit_mb:,} MiB"]
+    recording = check_recording(e, schemas)
+    if recording is None:
+        return []
+    manifest = recording.manifest
+    epochs = e.total_env_steps / recording.env_steps
+    return [
+        f"{recording.folder} -> learner   windows    {recording.env_steps:,} recorded env steps in {len(recording.chunks)} "
+        f"file(s), of {manifest.source or 'an unnamed run'}; trained on {epochs:.1f} times"
+    ]

@@ -1,0 +1,206 @@
+"""A recording read back as a sample stream: windows of recorded rows in a new order each epoch, the same after a resume.
+
+Windows [W+1, M, ...] are drawn without replacement: an epoch gives every window once. As many files as fit into `pool_bytes`
+are in memory at a time, and the windows of those are shuffled together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import RecordingError, SpecMismatch
+from jsrl.services.recordings import Chunk, Recording, open_recording, read_chunk
+from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, named_leaves, zeros
+
+POOL_BYTES = 256 * 2**20
+PRODUCER = ProducerId("recording", 0)
+
+
+class RecordedConsumer:
+    """A SampleConsumer whose trajectories come from a recording, endlessly.
+
+    Args:
+      recording: to read. spec: schema [W+1, M, ...] of what `get` lends. seed: of the order.
+      start: number of leases that were consumed before, in earlier lives. ledger: to count in.
+
+    Raises:
+      SpecMismatch: the recording's leaves are not those of `spec`. RecordingError: it holds no window, or a file is broken.
+    """
+
+    address = "recording"
+
+    def __init__(
+        self,
+        recording: Recording,
+        spec: Trajectory,
+        *,
+        seed: int,
+        start: int = 0,
+        ledger: Ledger | None = None,
+        pool_bytes: int = POOL_BYTES,
+    ) -> None:
+        self._recording, self._spec, self._seed, self._pool_bytes = recording, spec, seed, pool_bytes
+        self._rows, self._columns = spec.is_first.shape[0] - 1, spec.is_first.shape[1]
+        self._names = wanted_leaves(recording, spec)
+        length = recording.manifest.rows
+        self._starts = np.unique(np.append(np.arange(0, length - self._rows + 1, self._rows), length - self._rows))
+        self.windows = sum(chunk.count for chunk in recording.chunks) * self._windows_each
+        self._ledger, self._number = ledger or Ledger(), start
+        self._loaded: tuple[Chunk, ...] = ()
+        self._pool: list[np.ndarray] = []
+        self._order = np.zeros(0, np.int64)
+        self._at = 0
+        self._pools: list[tuple[Chunk, ...]] = []
+        self._skip(start * self._columns)
+
+    @property
+    def _windows_each(self) -> int:
+        return self._recording.manifest.envs * len(self._starts)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every lease."""
+        return self._ledger
+
+    def get(self, timeout_s: float) -> Lease:
+        """Return the next M windows; their arrays are nobody else's."""
+        del timeout_s  # a disk answers
+        trajectory = zeros(self._spec)
+        targets = dict(named_leaves(trajectory))
+        filled = 0
+        while filled < self._columns:
+            if self._at == len(self._order):
+                self._next_pool()
+            ids = self._order[self._at : self._at + self._columns - filled]
+            self._gather(ids, [targets[name] for name in self._names], filled)
+            self._at, filled = self._at + len(ids), filled + len(ids)
+        self._number += 1
+        self._ledger.arrive()
+        return Lease(trajectory, Entry(PRODUCER, 0, self._number - 1))
+
+    def _gather(self, ids: np.ndarray, targets: list[np.ndarray], at: int) -> None:
+        """Copy windows to columns `at`.. of the targets: a window is (trajectory, environment, start) as one number."""
+        one, start = np.divmod(ids, len(self._starts))
+        one, column = np.divmod(one, self._recording.manifest.envs)
+        rows = self._starts[start] + np.arange(self._rows + 1)[:, None]
+        part = slice(at, at + len(ids))
+        for source, target in zip(self._pool, targets, strict=True):
+            target[:, part] = source[one, rows, column]
+
+    # -- the order ----------------------------------------------------------------------------------------------------
+
+    def _skip(self, windows: int) -> None:
+        """Go to where `windows` windows were given, without reading what lies before."""
+        self._epoch, left = divmod(windows, self.windows)
+        self._pools, self._pool_number = self._pools_of(self._epoch), 0
+        while True:
+            size = self._size(self._pools[self._pool_number])
+            if left < size:
+                break
+            left, self._pool_number = left - size, self._pool_number + 1
+        self._enter(left)
+
+    def _next_pool(self) -> None:
+        self._pool_number += 1
+        if self._pool_number == len(self._pools):
+            self._epoch, self._pool_number = self._epoch + 1, 0
+            self._pools = self._pools_of(self._epoch)
+        self._enter(0)
+
+    def _enter(self, at: int) -> None:
+        chunks = self._pools[self._pool_number]
+        if chunks != self._loaded:
+            self._pool, self._loaded = [], ()  # gone before the next ones come
+            parts = [read_chunk(self._recording, chunk, self._names) for chunk in chunks]
+            self._pool = [np.concatenate(leaf) if len(leaf) > 1 else leaf[0] for leaf in zip(*parts, strict=True)]
+            self._loaded = chunks
+        rng = np.random.default_rng((self._seed, self._epoch, self._pool_number))
+        self._order, self._at = rng.permutation(self._size(chunks)), at
+
+    def _size(self, chunks: tuple[Chunk, ...]) -> int:
+        return sum(chunk.count for chunk in chunks) * self._windows_each
+
+    def _pools_of(self, epoch: int) -> list[tuple[Chunk, ...]]:
+        """Return the files of an epoch in the order in which they are read, those together that fit into memory."""
+        chunks, each_bytes = self._recording.chunks, self._recording.trajectory_bytes
+        if sum(chunk.count for chunk in chunks) * each_bytes <= self._pool_bytes:
+            return [tuple(chunk for chunk in chunks if chunk.count)]
+        pools: list[list[Chunk]] = [[]]
+        room = float(self._pool_bytes)
+        for number in np.random.default_rng((self._seed, epoch)).permutation(len(chunks)):
+            needed = chunks[number].count * each_bytes
+            if pools[-1] and needed > room:
+                pools.append([])
+                room = float(self._pool_bytes)
+            pools[-1].append(chunks[number])
+            room -= needed
+        return [tuple(pool) for pool in pools]
+
+    # -- the rest of a consumer ---------------------------------------------------------------------------------------
+
+    def release(self, lease: Lease, outcome: str = "consumed") -> None:
+        """Count what became of a lease."""
+        self._ledger.settle(outcome)
+
+    def pending(self) -> int:
+        """Return 1: there is always a next one."""
+        return 1
+
+    def feedback(self, ids: Array, priorities: Array) -> None:
+        """Do nothing: a recording has no priorities."""
+
+    def fence(self, producer: ProducerId) -> None:
+        """Do nothing: nobody writes to this stream."""
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        if self._ledger.in_flight:
+            self._ledger.settle("closed", self._ledger.in_flight)
+        self._pool, self._loaded = [], ()
+
+
+def recorded_batch(spec: Trajectory, columns: int) -> Trajectory:
+    """Return the schema of a whole batch of recorded windows: they are lent as one trajectory."""
+    return map_trajectory(
+        lambda leaf: ArraySpec((leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype),
+        lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype),
+        spec,
+    )
+
+
+def recorded_consumer(folder: str, spec: Trajectory, **options: Any) -> RecordedConsumer:
+    """Return the consumer of the recording in a folder; see RecordedConsumer for the options.
+
+    Raises:
+      RecordingError: there is none, or it is broken. SpecMismatch: it is of another kind.
+    """
+    return RecordedConsumer(open_recording(Path(folder)), spec, **options)
+
+
+def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
+    """Return which leaves to read for trajectories like `spec`: all but the core, which is that of the recorded policy.
+
+    Raises:
+      SpecMismatch: a leaf is not recorded, or of another shape or dtype. RecordingError: its trajectories are too short.
+    """
+    recorded = {leaf.name: leaf for leaf in recording.manifest.leaves}
+    wanted, rows = spec.is_first.shape[0] - 1, recording.manifest.rows
+    if rows < wanted:
+        raise RecordingError(
+            f"{recording.folder} has trajectories of {rows} rows, but rollout_length is {wanted}; use at most {rows}."
+        )
+    names = []
+    for name, leaf in named_leaves(spec._replace(core=(), sampling=())):
+        there, shape = recorded.get(name), leaf.shape[2:]
+        text = "no such leaf" if there is None else f"{there.dtype}{list(there.shape[2:])}"
+        if there is None or (there.shape[2:], there.dtype) != (shape, leaf.dtype):
+            raise SpecMismatch(
+                f"leaf {name}: the experiment wants {leaf.dtype}{list(shape)} per row, the recording {recording.folder} has "
+                f"{text}. Give the environment (--env.*) that was recorded; extras need the agent that was recorded."
+            )
+        names.append(name)
+    return names

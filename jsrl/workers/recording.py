@@ -1,0 +1,178 @@
+"""Recording: a copy of each trajectory that an actor commits goes to disk, from a thread, in bounded memory.
+
+The copies lie in a fixed number of buffers. Where the disk does not keep up and all are full, a trajectory is not recorded:
+that is counted and said, and neither actor nor learner waits (`wait`, for tools that record and do not train, waits).
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from jsrl.services.metrics import Recorder
+from jsrl.services.recordings import write_chunk
+from jsrl.transport.base import Entry
+from jsrl.types import Trajectory, leaves, named_leaves, zeros
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job
+
+CHUNK_BYTES, CHUNK_S = 16 * 2**20, 60.0
+MIN_BUFFERS, MAX_BUFFERS = 4, 4096
+
+
+class RecordingWriter:
+    """Writes trajectories to a folder's files, one file at a time.
+
+    Args:
+      folder: of the recording, where its manifest lies. name: of the worker. spec: schema of a trajectory.
+      recorder: counts `recorded` and `recording_dropped`. warn: told once of each reason for dropping.
+      limit_bytes: write no more than this. wait: for a buffer, instead of dropping.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        spec: Trajectory,
+        *,
+        recorder: Recorder,
+        warn: Callable[[str], None],
+        limit_bytes: int,
+        wait: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+        chunk_s: float = CHUNK_S,
+    ) -> None:
+        self._folder, self._stem = folder, f"{name}-{secrets.token_hex(4)}"
+        self._names = [name for name, _ in named_leaves(spec)]
+        self._recorder, self._warn, self._wait = recorder, warn, wait
+        self._limit_bytes, self._chunk_s = limit_bytes, chunk_s
+        trajectory_bytes = max(1, sum(leaf.size_bytes for leaf in leaves(spec)))
+        self.chunk_length = min(max(1, chunk_bytes // trajectory_bytes), MAX_BUFFERS // 2)
+        self._spec, self._made = spec, 0
+        self._buffers = max(MIN_BUFFERS, 2 * self.chunk_length)
+        self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[tuple[int, int, Trajectory] | None] = queue.SimpleQueue()
+        self._stopped, self._told = "", set[str]()
+        self._written_bytes = self._written_files = 0
+        self._lost = self._lost_counted = 0  # copies that the disk did not take; only the thread writes the first
+        self.recorded = self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
+        self._thread.start()
+
+    def copy(self, trajectory: Trajectory) -> Trajectory | None:
+        """Return a copy in one of the buffers, to be given to `put`; None where the trajectory is not recorded."""
+        buffer = None if self._stopped else self._take()
+        self._count_dropped(self._lost - self._lost_counted)
+        if buffer is None:
+            self._count_dropped(1)
+            self._say(self._stopped or "the disk does not keep up with the actors: some trajectories are not recorded")
+            return None
+        for target, source in zip(leaves(buffer), leaves(trajectory), strict=True):
+            np.copyto(target, source)
+        return buffer
+
+    def put(self, entry: Entry, copied: Trajectory | None) -> None:
+        """Hand a copy over to be written."""
+        if copied is not None:
+            self.recorded += 1
+            self._recorder.count("recorded")
+            self._filled.put((entry.group, entry.sequence, copied))
+
+    def _count_dropped(self, number: int) -> None:
+        if number:
+            self._lost_counted = self._lost
+            self.dropped += number
+            self._recorder.count("recording_dropped", number)
+
+    def _take(self) -> Trajectory | None:
+        if self._made < self._buffers and self._free.empty():
+            self._made += 1
+            return zeros(self._spec)
+        while True:
+            try:
+                return self._free.get(timeout=0.1) if self._wait else self._free.get_nowait()
+            except queue.Empty:
+                if not self._wait or self._stopped:
+                    return None
+
+    def _say(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._warn(f"recording to {self._folder}: {text} (actor/recording_dropped counts them)")
+
+    def _run(self) -> None:
+        pending: list[tuple[int, int, Trajectory]] = []
+        due_s = 0.0
+        going_on = True
+        while going_on:
+            try:
+                taken = self._filled.get(timeout=max(0.01, due_s - time.monotonic()) if pending else None)
+            except queue.Empty:
+                taken = None
+                self._write(pending)
+                continue
+            going_on = taken is not None
+            if taken is not None:
+                due_s = due_s if pending else time.monotonic() + self._chunk_s
+                pending.append(taken)
+            if len(pending) >= self.chunk_length or not going_on:
+                self._write(pending)
+
+    def _write(self, pending: list[tuple[int, int, Trajectory]]) -> None:
+        """Write what is pending as one file and give its buffers back."""
+        if pending and not self._stopped:
+            path = self._folder / f"{self._stem}-{self._written_files:06d}.npz"
+            try:
+                self._written_bytes += write_chunk(path, self._names, pending)
+                self._written_files += 1
+            except OSError as error:
+                self._stopped = f"stopped, {path.name} could not be written: {error}"
+                self._lost += len(pending)
+            if self._written_bytes >= self._limit_bytes:
+                limit = f"{self._limit_bytes / 2**20:,.0f} MiB"
+                self._stopped = f"stopped at this worker's share of --record-limit-mb, {limit}"
+        elif pending:
+            self._lost += len(pending)
+        for _, _, buffer in pending:
+            self._free.put(buffer)
+        pending.clear()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what is left, and end the thread."""
+        self._filled.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._say(f"the last trajectories were not written within {timeout_s:g} s")
+        self._count_dropped(self._lost - self._lost_counted)
+
+    @property
+    def summary(self) -> str:
+        """Return what was written, in a line."""
+        kept = self.recorded - self._lost
+        return (
+            f"recorded {kept} trajectories to {self._folder}: {self._written_files} file(s), "
+            f"{self._written_bytes / 2**20:.1f} MiB; {self.dropped} not recorded"
+        )
+
+
+def recording_writer(job: Job, recorder: Recorder, reporter: Reporter) -> RecordingWriter | None:
+    """Return the writer of an actor's trajectories, where the experiment wants them recorded; only serial runs wait for it."""
+    e = job.experiment
+    if e.record is None:
+        return None
+    return RecordingWriter(
+        Path(e.record),
+        job.name,
+        job.schemas.trajectory,
+        recorder=recorder,
+        warn=partial(reporter.event, "warning"),
+        limit_bytes=e.record_limit_mb * 2**20 // e.actors,
+        wait=e.placement == "serial",
+    )

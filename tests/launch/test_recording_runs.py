@@ -1,0 +1,177 @@
+"""Whole runs with recordings: a run writes what it was trained on, a trained policy is recorded, and cloning learns it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jsrl.agents.bc import BCConfig
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError, RecordingError, SpecMismatch
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.launch.plan import describe, make_plan
+from jsrl.launch.record import record_policy
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.services.recordings import open_recording, read_chunk
+
+SMALL = NetworkConfig(hidden=(16,))
+
+
+def recorded_run(folder: Path, **changes) -> Experiment:
+    values = {
+        "agent": PPOConfig(network=SMALL, num_minibatches=1, num_epochs=1),
+        "env": EnvConfig("CartPole-v1"),
+        "num_envs": 4,
+        "rollout_length": 16,
+        "total_env_steps": 640,
+        "placement": "serial",
+        "record": str(folder),
+        "evaluator": EvaluatorConfig(enabled=False),
+    }
+    return Experiment(**(values | changes))
+
+
+def cloning(folder: Path, **changes) -> Experiment:
+    values = {
+        "agent": BCConfig(network=SMALL, learning_rate=1e-2, normalize_observations=True),
+        "env": EnvConfig("CartPole-v1"),
+        "num_envs": 32,
+        "rollout_length": 1,
+        "max_policy_lag": None,
+        "total_env_steps": 40 * 32,
+        "placement": "serial",
+        "recording": str(folder),
+        "evaluator": EvaluatorConfig(enabled=False),
+    }
+    return Experiment(**(values | changes))
+
+
+def quietly(experiment: Experiment, tmp_path: Path, **options):
+    return run(experiment, runs_dir=tmp_path / "runs", display="quiet", **options)
+
+
+def same(one, two) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    result = quietly(recorded_run(folder / "rows"), folder)
+    assert result.ledger["consumed"] == 10
+    return folder / "rows"
+
+
+@pytest.mark.slow
+def test_a_run_records_every_trajectory_that_it_was_trained_on(recording):
+    found = open_recording(recording)
+    assert found.env_steps == 640
+    assert found.manifest.source.startswith("experiment/")
+    for chunk in found.chunks:
+        place, first, action = read_chunk(found, chunk, ["observation", "is_first", "action"])
+        assert place.shape == (chunk.count, 17, 4, 4)
+        np.testing.assert_array_equal(place[:-1, -1], place[1:, 0])  # row T is the next one's row 0
+        assert first[0, 0].all() and set(np.unique(action)) == {0, 1}
+
+
+@pytest.mark.slow
+def test_cloning_continued_is_cloning_never_stopped(recording, tmp_path):
+    whole = quietly(cloning(recording), tmp_path, name="whole")
+    assert (whole.updates, whole.env_steps, whole.ledger["consumed"]) == (40, 1280, 40)
+    half = quietly(cloning(recording, total_env_steps=20 * 32), tmp_path, name="half")
+    assert half.updates == 20
+    later = quietly(cloning(recording), tmp_path, resume="experiment/half")
+    assert later.updates == 40
+    same(whole.params, later.params)
+    losses = whole.metrics["learner/loss"]
+    assert np.isfinite(losses[~np.isnan(losses)]).all()
+
+
+@pytest.mark.slow
+def test_cloning_in_processes_is_what_it_is_in_one(recording, tmp_path):
+    one = quietly(cloning(recording), tmp_path, name="one")
+    two = quietly(cloning(recording, placement="served"), tmp_path, name="two")
+    assert two.updates == 40
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one.params, two.params)
+
+
+@pytest.mark.slow
+def test_actors_in_processes_record(tmp_path):
+    e = recorded_run(tmp_path / "rows", placement="inline", num_actors=2, num_groups=2, max_policy_lag=1)
+    result = quietly(e, tmp_path)
+    found = open_recording(tmp_path / "rows")
+    assert {chunk.path.name.split("-")[1] for chunk in found.chunks} == {"0", "1"}
+    # actors commit a little more than the learner takes; each committed trajectory is in a file
+    assert sum(chunk.count for chunk in found.chunks) >= result.ledger["consumed"] >= 20
+    log = (result.folder / "logs" / "controller.log").read_text()
+    assert "recorded" in log and "0 not recorded" in log
+
+
+@pytest.mark.slow
+def test_a_recorded_policy_is_cloned(recording, tmp_path):
+    """Recorded greedily, an expert's rows hold one action per observation: cloning comes to agree with nearly all."""
+    e = recorded_run(tmp_path / "unused", total_env_steps=30_000, num_envs=16, rollout_length=64)
+    e = dataclasses.replace(e, record=None, agent=PPOConfig(network=SMALL, learning_rate=2e-3, num_epochs=10))
+    quietly(e, tmp_path, name="expert")
+    told = record_policy(
+        "experiment/expert", tmp_path / "rows", tag="latest", episodes=20, num_envs=4, rollout_length=32,
+        runs_dir=str(tmp_path / "runs"),
+    )  # fmt: skip
+    assert told.episodes >= 20 and told.return_mean > 150
+    assert open_recording(tmp_path / "rows").env_steps == told.env_steps
+    clone = cloning(
+        tmp_path / "rows",
+        total_env_steps=600 * 64,
+        num_envs=64,
+        evaluator=EvaluatorConfig(final_episodes=20, episodes=4),
+    )
+    result = quietly(clone, tmp_path, name="clone")
+    assert result.final["return_mean"] > 0.6 * told.return_mean
+    losses = result.metrics["learner/loss"]
+    assert losses[~np.isnan(losses)][-1] < 0.35  # ln 2 = 0.69 is knowing nothing
+
+
+@pytest.mark.slow
+def test_the_plan_shows_recordings_and_has_no_actors(recording, tmp_path):
+    plan = make_plan(cloning(recording, placement="served", evaluator=EvaluatorConfig()), str(tmp_path), tmp_path)
+    assert [job.kind for job in plan.jobs] == ["learner", "evaluator"]
+    assert "640 recorded env steps" in describe(plan, [])
+    plan = make_plan(recorded_run(tmp_path / "rows"), str(tmp_path), tmp_path)
+    assert "recording  a copy of each trajectory" in describe(plan, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"recording": None}, ConfigError, "give --recording DIR"),
+        ({"env": EnvConfig("Acrobot-v1")}, SpecMismatch, "observation: the recording .* has ArraySpec"),
+        ({"rollout_length": 17}, RecordingError, "trajectories of 16 rows, but rollout_length is 17"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(recording, tmp_path, changes, error, message):
+    e = cloning(recording, **changes)
+    with pytest.raises(error, match=message):
+        describe(make_plan(e, str(tmp_path), tmp_path), [])
+    with pytest.raises(error, match=message):
+        quietly(e, tmp_path)
+
+
+@pytest.mark.slow
+def test_actions_of_another_transform_are_refused(tmp_path):
+    squashed = EnvConfig("Pendulum-v1", action_transform="squash")
+    quietly(recorded_run(tmp_path / "rows", env=squashed, total_env_steps=64), tmp_path)
+    with pytest.raises(SpecMismatch, match=r"action: the recording .*squash.*clip"):
+        quietly(cloning(tmp_path / "rows", env=EnvConfig("Pendulum-v1")), tmp_path)
+
+
+@pytest.mark.parametrize("other", [{"replay": ReplayConfig()}, {"record": "elsewhere"}])
+def test_a_recording_excludes_what_needs_actors(other):
+    with pytest.raises(ConfigError, match="without actors"):
+        cloning(Path("x"), **other)

@@ -1,0 +1,239 @@
+"""Recordings: what is written is what was committed, nobody waits for the disk, and it comes back as windows."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from jsrl.errors import RecordingError, SpecMismatch
+from jsrl.services import recordings
+from jsrl.services.metrics import Recorder
+from jsrl.services.recordings import begin_recording, make_manifest, open_recording
+from jsrl.transport.base import Entry, ProducerId
+from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree, named_leaves
+from jsrl.workers import recording
+from jsrl.workers.recorded import RecordedConsumer, recorded_batch
+from jsrl.workers.recording import RecordingWriter
+
+T, B = 6, 3
+ENV = {"fields": {"name": "test"}}
+OBSERVATION = {"image": ArraySpec((2, 2), "uint8"), "place": ArraySpec((), "float32")}
+
+
+def make_spec(rows: int = T, envs: int = B, observation=None, extras=(), core=()) -> Trajectory:
+    env = EnvSpec(OBSERVATION if observation is None else observation, Discrete(4))
+    return make_trajectory_spec(env, extras, core, num_rows=rows, num_envs=envs)
+
+
+SPEC = make_spec(extras={"value": ArraySpec((), "float32")}, core=ArraySpec((5,), "float32"))
+
+
+def numbered(number: int, spec: Trajectory = SPEC) -> Trajectory:
+    """A trajectory whose `place` says which trajectory, row and column it was; other leaves are noise."""
+    rng = np.random.default_rng(number)
+    made = map_tree(lambda leaf: rng.integers(0, 2, leaf.shape).astype(leaf.dtype), spec)
+    rows, columns = np.indices(spec.is_first.shape)
+    place = (number * 10_000 + rows * 100 + columns).astype(np.float32)
+    return made._replace(observation=made.observation | {"place": place}, action=(place % 97).astype(np.int32))
+
+
+def writer_to(folder, **options) -> RecordingWriter:
+    warned = options.pop("warned", [])
+    begin_recording(folder, make_manifest(ENV, SPEC, source="a test", versions={"jsrl": "0"}))
+    values = {"recorder": Recorder("actor"), "warn": warned.append, "limit_bytes": 2**30, "wait": True}
+    return RecordingWriter(folder, "actor-0", SPEC, **(values | options))
+
+
+def record(folder, number: int, *, first: int = 0, **options) -> RecordingWriter:
+    writer = writer_to(folder, **options)
+    for i in range(first, first + number):
+        source = numbered(i)
+        copied = writer.copy(source)
+        for leaf in leaves(source):
+            leaf[...] = 0  # after the commit, the memory is the consumer's
+        writer.put(Entry(ProducerId("actor-0", 0), i % 2, i), copied)
+    writer.close()
+    return writer
+
+
+def test_files_hold_what_was_committed(tmp_path):
+    assert record(tmp_path, 7, chunk_bytes=1).recorded == 7  # a file each
+    found = open_recording(tmp_path)
+    assert [chunk.count for chunk in found.chunks] == [1] * 7
+    assert found.env_steps == 7 * T * B
+    assert not list(tmp_path.glob(".*"))  # no drafts
+    assert found.manifest.versions == {"jsrl": "0"}
+    with np.load(found.chunks[3].path, allow_pickle=False) as file:  # numpy alone reads it
+        expected = numbered(3)
+        for name, leaf in named_leaves(expected):
+            np.testing.assert_array_equal(file[name][0], leaf)
+        assert (file["entry/group"][0], file["entry/sequence"][0]) == (1, 3)
+
+
+def test_a_disk_that_does_not_keep_up_costs_trajectories_and_no_time(tmp_path, monkeypatch):
+    slow, warned = threading.Event(), []
+
+    def write_chunk(path, names, taken):
+        slow.wait(20)
+        return recordings.write_chunk(path, names, taken)
+
+    monkeypatch.setattr(recording, "write_chunk", write_chunk)
+    writer = writer_to(tmp_path, wait=False, chunk_bytes=1, warned=warned)
+    for i in range(20):
+        writer.put(Entry(ProducerId("actor-0", 0), 0, i), writer.copy(numbered(i)))
+    assert writer.dropped == 20 - recording.MIN_BUFFERS
+    assert len(warned) == 1 and "does not keep up" in warned[0]
+    slow.set()
+    writer.close()
+    assert sum(chunk.count for chunk in open_recording(tmp_path).chunks) == writer.recorded == recording.MIN_BUFFERS
+    assert f"{writer.dropped} not recorded" in writer.summary
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path, monkeypatch):
+    warned = []
+
+    def write_chunk(path, names, taken):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording, "write_chunk", write_chunk)
+    writer = record(tmp_path, 9, chunk_bytes=1, warned=warned)
+    assert writer.dropped == 9
+    assert "No space left" in "".join(warned)
+    with pytest.raises(RecordingError, match="holds no trajectories yet"):
+        open_recording(tmp_path)
+
+
+def test_a_recording_keeps_to_its_limit(tmp_path):
+    warned = []
+    writer = record(tmp_path, 40, chunk_bytes=1, limit_bytes=20_000, warned=warned)
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.npz"))
+    assert 20_000 <= size < 20_000 + 2 * size / len(list(tmp_path.glob("*.npz")))
+    assert 0 < writer.dropped < 40
+    assert "record-limit-mb" in "".join(warned)
+
+
+def test_runs_of_one_kind_share_a_folder_and_others_do_not(tmp_path):
+    record(tmp_path, 2)
+    record(tmp_path, 3, first=2)
+    assert sum(chunk.count for chunk in open_recording(tmp_path).chunks) == 5
+    other = make_manifest(ENV, make_spec(rows=T + 1), source="", versions={})
+    with pytest.raises(SpecMismatch, match="leaf observation/image"):
+        begin_recording(tmp_path, other)
+    with pytest.raises(SpecMismatch, match="another folder"):
+        begin_recording(tmp_path, make_manifest({"fields": {"name": "b"}}, SPEC, source="", versions={}))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(RecordingError, match="a folder of its own"):
+        writer_to(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, -1])
+def test_a_truncated_file_is_named(tmp_path, keep):
+    record(tmp_path, 3, chunk_bytes=1)
+    broken = sorted(tmp_path.glob("*.npz"))[1]
+    content = broken.read_bytes()
+    broken.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(RecordingError, match=f"{broken.name} is broken or truncated"):
+        open_recording(tmp_path)
+
+
+def test_an_altered_byte_is_found(tmp_path):
+    record(tmp_path, 1)
+    path = next(tmp_path.glob("*.npz"))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"NUMPY") + 150] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match="broken"):
+        found = open_recording(tmp_path)
+        for name in ("observation/image",):
+            recordings.read_chunk(found, found.chunks[0], [name])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "cannot be read"), ("[]", "format None"), ('{"format": 2}', "format 2, expected 1"),
+     ('{"format": 1, "env": {}}', "not a manifest"),
+     ('{"format": 1, "env": {}, "schema": [], "rows": 3, "envs": 2}', "not a manifest")],
+)  # fmt: skip
+def test_a_foreign_manifest_is_refused(tmp_path, text, message):
+    (tmp_path / "recording.json").write_text(text)
+    with pytest.raises(RecordingError, match=message):
+        open_recording(tmp_path)
+
+
+def test_no_recording_says_how_to_make_one(tmp_path):
+    with pytest.raises(RecordingError, match="--record"):
+        open_recording(tmp_path / "nothing")
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def consumer_of(folder, *, rows: int = 2, columns: int = 4, start: int = 0, **options) -> RecordedConsumer:
+    spec = recorded_batch(make_spec(rows=rows, envs=1), columns)
+    return RecordedConsumer(open_recording(folder), spec, seed=1, start=start, **options)
+
+
+def first_places(consumer: RecordedConsumer, number: int) -> list[float]:
+    """Take leases; check that each window's rows are consecutive rows of one column; return where windows begin."""
+    places = []
+    for _ in range(number):
+        lease = consumer.get(1.0)
+        place = lease.trajectory.observation["place"]
+        steps = np.arange(place.shape[0])[:, None] * 100
+        np.testing.assert_array_equal(place, place[0] + steps)
+        np.testing.assert_array_equal(lease.trajectory.action, place % 97)
+        places += place[0].tolist()
+        consumer.release(lease)
+    return places
+
+
+@pytest.mark.parametrize("pool_bytes", [1, 2**20])
+def test_an_epoch_gives_every_window_once(tmp_path, pool_bytes):
+    record(tmp_path, 8, chunk_bytes=1)
+    consumer = consumer_of(tmp_path, pool_bytes=pool_bytes)
+    windows = 8 * B * (T // 2)
+    expected = sorted(n * 10_000 + row * 100 + b for n in range(8) for row in (0, 2, 4) for b in range(B))
+    one, two = first_places(consumer, windows // 4), first_places(consumer, windows // 4)
+    assert sorted(one) == sorted(two) == expected
+    assert one not in (two, expected)
+    assert consumer.ledger.consumed == windows // 2 and consumer.ledger.balanced
+
+
+def test_windows_that_do_not_divide_the_rows_reach_the_last_one(tmp_path):
+    record(tmp_path, 1)
+    consumer = consumer_of(tmp_path, rows=4, columns=2 * B)
+    assert {int(place) // 100 % 100 for place in first_places(consumer, 1)} == {0, 2}
+
+
+@pytest.mark.parametrize("pool_bytes", [1, 2**20])
+@pytest.mark.parametrize("start", [1, 17, 18, 40])
+def test_a_later_life_goes_on_where_the_last_one_was(tmp_path, pool_bytes, start):
+    record(tmp_path, 8, chunk_bytes=1)
+    whole = first_places(consumer_of(tmp_path, pool_bytes=pool_bytes, columns=5), start + 20)
+    later = first_places(consumer_of(tmp_path, pool_bytes=pool_bytes, columns=5, start=start), 20)
+    assert later == whole[start * 5 :]
+
+
+def test_leaves_that_differ_are_named(tmp_path):
+    record(tmp_path, 1)
+    found = open_recording(tmp_path)
+    wrong = make_spec(observation=OBSERVATION | {"place": ArraySpec((3,), "float32")})
+    with pytest.raises(SpecMismatch, match=r"leaf observation/place: the experiment wants float32\[3\]"):
+        RecordedConsumer(found, wrong, seed=0)
+    with pytest.raises(SpecMismatch, match=r"leaf extras/advantage.*no such leaf"):
+        RecordedConsumer(found, make_spec(extras={"advantage": ArraySpec((), "float32")}), seed=0)
+    with pytest.raises(RecordingError, match="trajectories of 6 rows, but rollout_length is 7"):
+        RecordedConsumer(found, make_spec(rows=7), seed=0)
+    assert RecordedConsumer(found, make_spec(extras={"value": ArraySpec((), "float32")}), seed=0).pending() == 1
+
+
+def test_a_manifest_is_plain_json(tmp_path):
+    record(tmp_path, 1)
+    found = json.loads((tmp_path / "recording.json").read_text())
+    assert found["source"] == "a test" and ["reward", [T + 1, B], "float32"] in found["schema"]
