@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.updates.operations import operations_per_row
 from jsrl.agents.base import Agent
 from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.sac import SACConfig, sac
@@ -41,24 +46,6 @@ class Arm(NamedTuple):
     state: Any
     operations: float
     compile_s: float
-
-
-def operations_per_row(name: str) -> float:
-    """Return floating-point operations of one row of one update, averaged over TD3's delay.
-
-    Forward costs the layers' products; a gradient for the weights costs them again, and one for the inputs again but for
-    those of the first layer where nothing asks for them.
-    """
-    hidden = WIDTH * WIDTH
-    outputs = 2 * ACTION if name == "sac" else ACTION
-    policy = OBSERVATION * WIDTH + hidden + outputs * WIDTH
-    critic_in = (OBSERVATION + ACTION) * WIDTH
-    critic = critic_in + hidden + WIDTH
-    ensemble, delay = {"sac": (2, 1), "td3": (2, 2), "ddpg": (1, 1)}[name]
-    judging = 1 if name == "td3" else ensemble  # critics that the policy's gradient goes through
-    critics_step = policy + ensemble * critic + ensemble * (3 * critic - critic_in)
-    policy_step = 3 * policy - OBSERVATION * WIDTH + judging * 2 * critic
-    return 2.0 * (critics_step + policy_step / delay)
 
 
 def make_agent(name: str) -> Agent:
@@ -105,7 +92,8 @@ def make_arm(name: str, batch: int, rows: Trajectory, rows_per_call: int) -> Arm
     state, begin = jax.tree.map(jnp.copy, agent.init(jax.random.key(0))), time.process_time()
     compiled = jax.jit(call, donate_argnums=0).lower(state, jax.random.key(0), rows).compile()
     compile_s = time.process_time() - begin
-    return Arm(name, batch, updates, compiled, state, operations_per_row(name), compile_s)
+    operations = operations_per_row(name, observation=OBSERVATION, action=ACTION, width=WIDTH)
+    return Arm(name, batch, updates, compiled, state, operations, compile_s)
 
 
 def matrix_rate(batch: int, repeats: int = 40) -> float:

@@ -7,6 +7,9 @@ copies per row, memory of all processes, and the time to the first update. Every
 
 `--against sb3,sbx` runs other libraries on the same work in between and prints ratios; install them first with
 `python benchmarks/peers/install.py sb3 sbx`. The options of the comparison then come from benchmarks/peers/works.py.
+
+`sac_halfcheetah` and `td3` are measured as off-policy learning is: updates alone by batch size (update frame rate, CPU time,
+share of the matrix-product rate), and sampling with updating, beside sb3, sbx and torch-loop (a plain loop in torch).
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.peers.replay_works import PEERS as REPLAY_PEERS
 from benchmarks.peers.works import PEERS
 from benchmarks.throughput import alone, session, tables
+from benchmarks.updates import session as replay_session
+from benchmarks.updates import tables as replay_tables
 from jsrl.errors import JsrlError
 
 
@@ -42,7 +49,13 @@ def parser() -> argparse.ArgumentParser:
         "--repetitions", type=int, default=3, help="of everything, alternating; 0 after a search alone (default: 3)"
     )
     line.add_argument("--starts", type=int, default=1, help="times that starts are measured, 0 for never (default: 1)")
-    peers = f"other libraries: {','.join(PEERS)}; NAME:1 takes part in the first repetition only"
+    line.add_argument(
+        "--batch", default="256,8192", help="off-policy: batch sizes of updates alone (default: %(default)s)"
+    )
+    line.add_argument("--envs", default="1,8,16", help="off-policy: environments of learning (default: %(default)s)")
+    line.add_argument("--parts", default="updates,learning", help="off-policy: which of them (default: %(default)s)")
+    peers = f"other libraries: {','.join(PEERS)}; NAME:1 takes part in the first repetition only. Off-policy: "
+    peers += ",".join(REPLAY_PEERS)
     line.add_argument("--against", default="", metavar="PEERS", help=peers)
     line.add_argument("--peers-dir", help="where their virtual environments lie (default: ~/.cache/jsrl/peers)")
     line.add_argument("--peer-search", action="store_true", help="first try every setting of the peers, keep the best")
@@ -59,19 +72,28 @@ def main() -> int:
         parser().error("give the name of an experiment; `python experiments/run.py` lists them")
     try:
         if given.show:
-            tables.show(json.loads(Path(given.show).read_text()))
+            show(json.loads(Path(given.show).read_text()))
             return 0
-        raw = session.measure(given, options)
+        raw = (replay_session if replay_session.is_compared(given.name) else session).measure(given, options)
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; nothing was written.", file=sys.stderr)
         return 130
-    tables.show(raw)
+    show(raw)
     if given.json:
         Path(given.json).write_text(json.dumps(raw, indent=1, default=str) + "\n")
     return 0
+
+
+def show(raw: dict[str, Any]) -> None:
+    """Print the tables of raw numbers, of either kind.
+
+    Raises:
+      ConfigError: they are of neither.
+    """
+    (replay_tables if raw.get("kind") == replay_tables.KIND else tables).show(raw)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import process_tree
+from benchmarks.peers.replay_works import ReplayWork
 from benchmarks.peers.works import Work
 from benchmarks.throughput.arithmetic import best, ratio
 from benchmarks.throughput.end_to_end import BenchmarkError, last_lines
@@ -48,15 +49,15 @@ def peers_folder(given: str | None) -> Path:
     return Path(given).expanduser() if given else base / "jsrl" / "peers"
 
 
-def find(name: str, folder: Path) -> Peer | str:
-    """Return a peer, or why there is none."""
+def find(name: str, folder: Path, driver: Path | None = None) -> Peer | str:
+    """Return a peer with a driver (its usual one), or why there is none."""
     home = folder / name
     if not (home / "installed.json").is_file():
         failed = home.parent / f"{name}.failed"
         if failed.is_file():
             return f"could not be installed: {failed.read_text().strip().splitlines()[0]}"
         return f"not installed in {folder}: python benchmarks/peers/install.py {name}"
-    return Peer(name, home / "bin" / "python", FOLDER / DRIVERS[name])
+    return Peer(name, home / "bin" / "python", driver or FOLDER / DRIVERS[name])
 
 
 def variables(setting: dict[str, Any]) -> dict[str, str]:
@@ -66,7 +67,9 @@ def variables(setting: dict[str, Any]) -> dict[str, str]:
     return kept | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
 
 
-def drive(peer: Peer, work: Work, setting: dict[str, Any], seconds: float, warm_up_s: float) -> dict[str, Any]:
+def drive(
+    peer: Peer, work: Work | ReplayWork, setting: dict[str, Any], seconds: float, warm_up_s: float
+) -> dict[str, Any]:
     """Run a peer once and return what its driver printed.
 
     Raises:

@@ -1,0 +1,174 @@
+"""The benchmark of off-policy learning: operations counted, works compared, arms chosen, tables from known numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from rich.console import Console
+
+from benchmarks.peers import replay_works
+from benchmarks.throughput import peers
+from benchmarks.updates import session, tables
+from benchmarks.updates.operations import operations_per_row
+from jsrl.agents.sac import SACConfig, sac
+from jsrl.agents.td3 import TD3Config, td3
+from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig
+from jsrl.types import ArraySpec, Continuous, EnvSpec, make_trajectory_spec, zeros
+
+ROOT = Path(__file__).parents[2]
+FAKE = Path(__file__).parent / "world" / "fake_peer.py"
+
+
+def products(jaxpr):
+    """Return the operations of all matrix products in a jaxpr, without those in branches that are not taken."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, (out,) = equation.invars[0].aval, equation.outvars
+            depth = 1
+            for axis in contracted:
+                depth *= left.shape[axis]
+            total += 2.0 * depth * out.aval.size
+        inner = [
+            max((products(branch.jaxpr) for branch in value), default=0.0)
+            if isinstance(value, tuple) and value and hasattr(value[0], "jaxpr")
+            else products(value.jaxpr if hasattr(value, "jaxpr") else value)
+            for value in equation.params.values()
+            if hasattr(value, "eqns")
+            or hasattr(value, "jaxpr")
+            or (isinstance(value, tuple) and value and hasattr(value[0], "jaxpr"))
+        ]
+        total += sum(inner) * equation.params.get("length", 1)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("sac", lambda s, n: sac(SACConfig(network=n), s)),
+        ("td3", lambda s, n: td3(TD3Config(network=n, policy_delay=1), s)),
+    ],
+)
+def test_the_formula_counts_the_products_of_the_real_update(name, make):
+    observation, action, width, batch = 17, 6, 32, 64
+    box = Continuous((-1.0,) * action, (1.0,) * action, "rescale")
+    spec = EnvSpec(ArraySpec((observation,), "float32"), box)
+    agent = make(spec, NetworkConfig(hidden=(width, width), activation="relu"))
+    state = jax.eval_shape(agent.init, jax.random.key(0))
+    rows = make_trajectory_spec(spec, (), (), num_rows=1, num_envs=batch)
+    batch_of_rows = jax.tree.map(jnp.asarray, zeros(rows)._replace(version=()))
+    counted = products(jax.make_jaxpr(agent.update)(state, batch_of_rows, jax.random.key(1)).jaxpr)
+    formula = operations_per_row(name, observation=observation, action=action, width=width)
+    if name == "td3":  # the formula has a delay of two; here the policy learns each time
+        one_policy = 2.0 * (3 * (observation * width + width**2 + action * width) - observation * width)
+        judged = 2.0 * 2 * ((observation + action) * width + width**2 + width)
+        formula += (one_policy + judged) / 2
+    assert counted / batch == pytest.approx(formula, rel=0.02)
+
+
+def test_parameters_of_the_works():
+    assert [work.parameters for work in replay_works.works("sac_halfcheetah", (256,), ())] == [73_484 + 2 * 72_193]
+    assert [work.parameters for work in replay_works.works("td3", (256,), ())] == [71_942 + 2 * 72_193]
+
+
+def test_what_differs_is_said():
+    alone, learning = replay_works.works("td3", (8192,), (16,))
+    assert alone.updates_per_call == 4
+    done = {"env": "HalfCheetah-v5", "batch": 8192, "parameters": 1, "learning_rate": 3e-4, "num_envs": 3}
+    assert replay_works.differences(alone, done) == [f"parameters 1 for {alone.parameters}"]
+    done |= {"batch": 256, "parameters": alone.parameters, "updates_per_step": 0.5}
+    assert replay_works.differences(learning, done) == ["num_envs 3 for 16", "updates_per_step 0.5 for 1"]
+
+
+def run(updates_per_s, updates_per_cpu_s, **more):
+    return {"updates_per_s": updates_per_s, "updates_per_cpu_s": updates_per_cpu_s, "pss_mb": 400.0, **more}
+
+
+def arm(system, setting, *runs, **more):
+    return {"system": system, "setting": setting, "runs": list(runs), "errors": [], "differences": [], **more}
+
+
+def test_the_best_settings_of_the_first_repetition_go_on():
+    fast, thrifty = arm("sb3", {"threads": 2}, run(10, 3)), arm("sb3", {"threads": 1}, run(8, 6))
+    slow, broken = arm("sb3", {"threads": 3}, run(7, 2)), arm("sb3", {"threads": 4})
+    known = [fast, thrifty, slow, broken, arm("jsrl", {"threads": 1}, run(99, 99))]
+    assert [session.goes_on(each, known, 1) for each in known] == [True, True, False, False, True]
+    assert all(session.goes_on(each, known, 0) for each in known)
+
+
+def raw_numbers():
+    ours = {"backend": "cpu", "operations_per_update": 6e8, "matrix_operations_per_cpu_s": 2e11}
+    work = replay_works.works("sac_halfcheetah", (256,), ())[0]
+    arms = [
+        arm("jsrl", {"one_thread": True}, run(200.0, 250.0, **ours)),
+        arm("sb3", {"threads": 1}, run(50.0, 100.0), errors=["broke\nlong"]),
+        arm("sb3", {"threads": 2}, run(80.0, 50.0), differences=["batch 1 for 2"]),
+    ]
+    facts = {"commit": "0123456789abcdef", "python": "3.11", "packages": {"jax": "1"}}
+    facts["hardware"] = {"processor": "CPU", "memory_gb": 8, "accelerators": []}
+    return {
+        "kind": tables.KIND, "format": tables.FORMAT, "name": "sac_halfcheetah", "algorithm": "sac", "cores": 2,
+        "load": [0.1], "facts": facts, "missing": {"sbx": "not installed"},
+        "works": [{"name": work.name, **vars(work), "arms": arms}],
+    }  # fmt: skip
+
+
+def test_the_table_of_known_numbers():
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, width=200, file=nowhere, force_terminal=True)
+        tables.show(raw_numbers(), console)
+        text = console.export_text()
+    ours, one, two = [line.split() for line in text.splitlines() if line.strip().startswith(("jsrl,", "sb3,"))]
+    assert "51,200" in ours  # 256 x 200
+    assert "75%" in ours  # 6e8 x 250 / 2e11
+    assert "4.00" in ours  # CPU ms
+    assert "2.50x" in one
+    assert "FAILED:" in one
+    assert "2.50x" in two  # 200 / 80 by wall clock
+    assert "sbx: not installed" in text
+
+
+def test_numbers_of_another_kind_are_refused():
+    with pytest.raises(ConfigError, match="not the raw numbers"):
+        tables.show(raw_numbers() | {"kind": "ppo"})
+
+
+def test_wrong_words_are_refused():
+    with pytest.raises(ConfigError, match="no part 'sleeping'"):
+        session.parts(Namespace(parts="updates,sleeping"))
+    with pytest.raises(ConfigError, match="whole numbers"):
+        session.numbers("256,x")
+
+
+def test_a_driver_of_another_name_is_found(tmp_path):
+    (tmp_path / "sb3").mkdir()
+    (tmp_path / "sb3" / "installed.json").write_text("{}")
+    found = peers.find("sb3", tmp_path, FAKE)
+    assert found.driver == FAKE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # of a machine that has other things to do
+def test_our_updates_alone_and_a_run_that_learns(tmp_path):
+    words = [sys.executable, str(ROOT / "experiments" / "bench.py"), "sac_halfcheetah", "--batch", "256", "--envs", "8"]
+    words += ["--seconds", "1", "--warm-up-s", "0.1", "--repetitions", "1", "--placements", "serial"]
+    ran = subprocess.run(
+        [*words, "--json", str(tmp_path / "raw.json")], capture_output=True, text=True, timeout=880, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    updates, learning = json.loads((tmp_path / "raw.json").read_text())["works"]
+    for one in (*updates["arms"], *learning["arms"]):
+        assert one["errors"] == []
+        assert one["differences"] == []
+        (found,) = one["runs"]
+        assert found["updates_per_s"] > 1
+    assert 0.05 < tables.matrix_share(updates, updates["arms"][0]) < 1.5
+    assert "updates alone, batch 256" in ran.stdout
