@@ -22,8 +22,10 @@ from jsrl.settings import (
     EvaluatorConfig,
     InferenceConfig,
     LearnerConfig,
+    RecorderConfig,
     ReplayConfig,
     SnapshotConfig,
+    SupervisionConfig,
 )
 
 __all__ = [
@@ -34,8 +36,10 @@ __all__ = [
     "Experiment",
     "InferenceConfig",
     "LearnerConfig",
+    "RecorderConfig",
     "ReplayConfig",
     "SnapshotConfig",
+    "SupervisionConfig",
 ]
 
 PlacementKind: TypeAlias = Literal["serial", "inline", "served", "apart"]
@@ -98,8 +102,10 @@ class Experiment:
     replay: ReplayConfig | None = None
     """Where an off-policy agent's rows are kept and drawn from; None: rows are trained on as they come."""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
+    recorder: RecorderConfig = field(default_factory=RecorderConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
 
     def __post_init__(self) -> None:
         check(self)
@@ -204,14 +210,34 @@ class Experiment:
         return max(1, env_steps * self.updates_per_batch // self.rows_per_update)
 
     @property
+    def filming_period(self) -> int:
+        """Return the updates between videos."""
+        env_steps = self.recorder.period_env_steps or self.total_env_steps // 10
+        return max(1, env_steps * self.updates_per_batch // self.rows_per_update)
+
+    @property
     def evaluation_env(self) -> EnvConfig:
         """Return the evaluator's environment: raw rewards, whole games, own options on top."""
-        known = {f.name for f in dataclasses.fields(self.env)}
-        unknown = sorted(set(self.evaluator.env) - known)
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(known))}."
-            raise ConfigError(f"evaluator.env has no option {unknown[0]!r}; {hint}")
         whole_games = dataclasses.replace(self.env.atari, episodic_life=False)
-        overrides = {"reward_clip": None, "reward_scale": 1.0, "atari": whole_games} | self.evaluator.env
-        return dataclasses.replace(self.env, **overrides)
+        raw = dataclasses.replace(self.env, reward_clip=None, reward_scale=1.0, atari=whole_games)
+        return _with_options(raw, "evaluator.env", self.evaluator.env)
+
+    @property
+    def filmed_env(self) -> EnvConfig:
+        """Return the recorder's environment: the evaluator's, own options on top."""
+        return _with_options(self.evaluation_env, "recorder.env", self.recorder.env)
+
+
+def _with_options(env: EnvConfig, name: str, options: dict[str, Any]) -> EnvConfig:
+    """Return an environment with the options of `name` on top.
+
+    Raises:
+      ConfigError: there is no such option; with the nearest one.
+    """
+    known = {f.name for f in dataclasses.fields(env)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(known))}."
+        raise ConfigError(f"{name} has no option {unknown[0]!r}; {hint}")
+    return dataclasses.replace(env, **options)

@@ -45,15 +45,15 @@ def check(experiment: Experiment) -> None:
         "record_limit_mb": e.record_limit_mb,
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
+        "recorder.episodes": e.recorder.episodes,
+        "recorder.keep_newest": e.recorder.keep_newest,
     }
     for name, value in positive.items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
     if e.groups < 1:
         raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
-    for name, seconds in dataclasses.asdict(e.deadlines).items():
-        if not seconds > 0:
-            raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
+    check_supervision(e)
     if e.max_minutes is not None and not e.max_minutes > 0:
         raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")
     if e.stop_at_return is not None and not e.evaluator.enabled:
@@ -194,3 +194,21 @@ def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
                 f"replay.updates_per_call={r.updates_per_call}, but samples_per_insert={r.samples_per_insert:g} asks for "
                 f"{asked:g} updates per batch of {e.rows_per_update} env steps; leave one of them out."
             )
+
+
+def check_supervision(e: Experiment) -> None:
+    """Refuse deadlines and budgets of restarts that cannot be.
+
+    Raises:
+      ConfigError: one is negative, or not a number of seconds.
+    """
+    for name, seconds in dataclasses.asdict(e.deadlines).items():
+        if not seconds > 0:
+            raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
+    if e.restart < 0:
+        raise ConfigError(f"restart is {e.restart}; it must be 0 (the first death ends the run) or more.")
+    for name, value in dataclasses.asdict(e.supervision).items():
+        if value is not None and not value >= 0:
+            raise ConfigError(f"supervision.{name} is {value}; it must be 0 or more.")
+    if not e.supervision.window_s > 0:
+        raise ConfigError(f"supervision.window_s is {e.supervision.window_s}; it must be above 0.")

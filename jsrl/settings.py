@@ -119,6 +119,30 @@ class EvaluatorConfig:
 
 
 @dataclass(frozen=True)
+class RecorderConfig:
+    """How episodes of the newest params are filmed (extra `video`), by a process that gives way to all others."""
+
+    enabled: bool = False
+    """Film episodes to RUN/videos; the best video and the newest ones are kept, and shown in the report."""
+    period_env_steps: int | None = None
+    """Env steps of training between videos; None: a tenth of the total."""
+    episodes: int = 1
+    """Greedy episodes in one video."""
+    final: bool = True
+    """Film the last params after the end, outside the clock."""
+    keep_newest: int = 5
+    """Videos kept besides the best one."""
+    fps: float | None = None
+    """Pictures (env steps) per second of video; None: as the environment asks, which is its real time."""
+    max_seconds: float = 60.0
+    """Length of a video at most; an episode that takes longer is played to its end unseen."""
+    niceness: int = 15
+    """How much the recorder's process gives way to the others: 0 (not at all) to 19."""
+    env: dict[str, Any] = field(default_factory=dict)
+    """Options that differ from the evaluator's environment."""
+
+
+@dataclass(frozen=True)
 class DeadlineConfig:
     """How long the controller waits before it calls a worker lost."""
 
@@ -126,10 +150,40 @@ class DeadlineConfig:
     """From a worker's start until it works; the message says which stage it is in."""
     silence_s: float = 30.0
     """Without a heartbeat (each worker has a thread for it) a worker counts as stopped, or stuck in one call."""
+    stuck_s: float = 300.0
+    """A worker at work whose loop has not come round for so long is stuck: a thread that hangs behind a living process."""
     leave_s: float = 10.0
     """For a worker to leave in order; a tenth of it after Ctrl-C."""
     snapshot_s: float = 60.0
     """For the final snapshot."""
+
+
+@dataclass(frozen=True)
+class SupervisionConfig:
+    """How dead, stopped and stuck workers are replaced where `restart` allows it."""
+
+    window_s: float = 600.0
+    """`restart` counts the restarts of one worker within so many seconds; older ones are forgiven."""
+    backoff_s: float = 0.25
+    """Before a worker's first restart; doubled at each further one within the window."""
+    max_backoff_s: float = 30.0
+    """At most so long before a restart."""
+    actor: int | None = None
+    """Restarts of each actor; None: `restart`."""
+    inference: int | None = None
+    """Restarts of each inference server; None: `restart`."""
+    learner: int | None = None
+    """Restarts of the learner, which goes on from its last snapshot; None: `restart`."""
+    replay: int | None = None
+    """Restarts of each replay worker, whose rows are lost unless they are saved; None: `restart`."""
+    evaluator: int | None = None
+    """Restarts of the evaluator; None: `restart`."""
+    recorder: int | None = None
+    """Restarts of the recorder, without which a run goes on; None: `restart`."""
+    recorder: int | None = None
+    """Restarts of the recorder; None: `restart`."""
+    parameter_server: int | None = None
+    """Restarts of the parameter server; None: `restart`."""
 
 
 @dataclass(frozen=True)
@@ -138,3 +192,7 @@ class SnapshotConfig:
 
     period_s: float = 60.0
     keep: int = 3
+    exact: bool = True
+    """Deterministic runs keep a journal of actions, so that resumed they equal runs that were never stopped, to the bit."""
+    journal_mb: float = 256.0
+    """Size of a run's journals beyond which they are given up (resuming plays them again, which takes its time)."""

@@ -10,11 +10,13 @@ from typing import Any
 
 from jsrl.errors import WorkerDied
 from jsrl.launch.actor_host import ActorHost
+from jsrl.launch.filming import loss_notice
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.plan import Plan, accelerators, process_environment
-from jsrl.launch.processes import Process, next_life, start
+from jsrl.launch.processes import Process, start
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
+from jsrl.launch.supervision import Restart, Supervision, next_life
 from jsrl.launch.usage import Usage
 from jsrl.reference import spawn_environment
 from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage
@@ -23,7 +25,7 @@ from jsrl.transport.segment import make_folder
 POLL_S = 0.05
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 # Whoever feeds others leaves first, so that nobody waits for the dead.
-STOP_ORDER = ("actor", "inference", "replay", "learner", "parameter-server", "evaluator")
+STOP_ORDER = ("actor", "inference", "replay", "learner", "parameter-server", "evaluator", "recorder")
 
 
 class Controller:
@@ -40,6 +42,8 @@ class Controller:
         self._interrupted = False
         self._usage = Usage()
         self._deadlines = plan.experiment.deadlines
+        self._supervision = Supervision(plan.experiment)
+        self._restarts: list[Restart] = []
 
     def run(self) -> Result:
         """Run until the session says why to stop.
@@ -115,8 +119,9 @@ class Controller:
             self._hear(message)
         for process in list(self._processes.values()):
             self._check(process)
+        self._start_due()
         if self._session.line_due:
-            usage = self._usage.sample(self._processes.values())
+            usage = self._usage.sample(self._processes.values()) | self._supervision.metrics()
             self._session.hub.receive("controller", "controller", usage)
         self._session.tick()
 
@@ -142,6 +147,8 @@ class Controller:
 
     def _check(self, process: Process) -> None:
         """See that a worker lives, becomes ready in time, and is heard of."""
+        if process.replaced:
+            return
         now, limits = time.monotonic(), self._deadlines
         if process.exit_status is not None and not process.left:
             self._last_words(process)
@@ -161,41 +168,62 @@ class Controller:
             self._hear(message)
 
     def _died(self, process: Process, what: str) -> None:
-        """Replace an actor while `restart` allows it and the run goes on; end the run otherwise.
+        """Replace a worker while its budget allows it and the run goes on; end the run otherwise.
 
         Raises:
           WorkerDied: with the worker's own traceback where it could send one, else the end of its log.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.kill()
-        crash = self._crashes.pop(process.name, None)
-        # A worker whose stream broke is a witness, not the cause: look for whoever died before it.
-        if crash is not None and crash.error == "StreamClosed":
-            for other in self._processes.values():
-                if other is not process and not other.left and other.exit_status is not None:
-                    self._last_words(other)
-                    if not other.left:
-                        process, crash = other, self._crashes.pop(other.name, None)
-                        what = f"ended unexpectedly: {process.exit_text()}"
-                        break
-        running = self._session.reason is None
-        if process.job.kind == "actor" and running and process.restarts < self._plan.experiment.restart:
-            reason = f"{crash.error}: {crash.text}" if crash else what
-            count = f"restart {process.restarts + 1} of {self._plan.experiment.restart}"
-            self._session.display.message(f"{process.name} {reason.splitlines()[0]}; {count}")
-            self._start(next_life(process), process.restarts + 1)
+        process, what, crash = self._cause(process, what)
+        if self._replace(process, what, crash):
             return
         if process.job.kind == "actor" and crash is None:
             what += f" (environment {process.job.experiment.env.id!r})"
-        notice = death_notice(process, what, crash)
-        if process.restarts:
-            notice += f"\n({process.name}'s {process.restarts} restart(s) are used up)"
+        notice, spent = death_notice(process, what, crash), self._supervision.used_up(process.job)
+        notice = f"{notice}\n({spent})" if spent else notice
+        if process.job.kind == "recorder":
+            process.replaced = True  # by nobody: nothing waits for it
+            self._session.lose_recorder(loss_notice(notice, crash))
+            return
         raise WorkerDied(notice)
+
+    def _cause(self, process: Process, what: str) -> tuple[Process, str, Crash | None]:
+        """Return who died first, how, and its last words: a worker whose stream broke is a witness, not the cause."""
+        crash = self._crashes.pop(process.name, None)
+        if crash is not None and crash.error == "StreamClosed":
+            for other in self._processes.values():
+                if other is not process and not other.left and not other.replaced and other.exit_status is not None:
+                    self._last_words(other)
+                    if not other.left:
+                        ended = f"ended unexpectedly: {other.exit_text()}"
+                        return other, ended, self._crashes.pop(other.name, None)
+        return process, what, crash
+
+    def _replace(self, process: Process, what: str, crash: Crash | None) -> bool:
+        """Plan a worker's next life; return whether it may have one."""
+        pause_s = self._supervision.take(process.job) if self._session.reason is None else None
+        if pause_s is None:
+            return False
+        reason = f"{crash.error}: {crash.text}" if crash else what
+        count = f"restart {process.restarts + 1}, {self._supervision.text(process.job)}, in {pause_s:.2g} s"
+        self._session.display.message(f"{process.name} {reason.splitlines()[0]}; {count}", "warning")
+        process.replaced = True
+        self._session.stage(process.name, "restarting")
+        self._restarts.append(Restart(time.monotonic() + pause_s, process.job, process.restarts + 1))
+        return True
+
+    def _start_due(self) -> None:
+        """Start the next life of whoever's pause is over."""
+        now = time.monotonic()
+        for restart in [restart for restart in self._restarts if restart.due_s <= now]:
+            self._restarts.remove(restart)
+            self._start(next_life(restart.job, self._folder), restart.count)
 
     def _rescue(self) -> None:
         """Let a learner that still works write its snapshot, so that the run can be continued from here."""
         learner = self._processes.get("learner")
-        if learner is None or not learner.ready or learner.exit_status is not None:
+        if learner is None or not learner.ready or learner.replaced or learner.exit_status is not None:
             return
         self._tell("learner", "stop")
         until = time.monotonic() + RESCUE_S
@@ -213,10 +241,15 @@ class Controller:
         final = self._wants_final_evaluation()
         if final:
             self._tell("evaluator", "final", which="best" if self._session.reason == "stop_at_return" else "latest")
+        film = self._wants_final_video()
+        if film:
+            self._tell("recorder", "final")
         limits = self._deadlines
         for kind in STOP_ORDER:
             if kind == "evaluator" and final:
                 self._await_final_evaluation()
+            if kind == "recorder" and film:
+                self._await_final_video()
             saves = kind in ("learner", "parameter-server")
             self._stop(kind, limits.snapshot_s if saves else limits.leave_s / 10 if hurried else limits.leave_s)
 
@@ -237,7 +270,7 @@ class Controller:
         self._control.tell(worker, self._processes[worker].job.incarnation, command, **facts)
 
     def _stop(self, kind: str, limit_s: float) -> None:
-        leaving = [p for p in self._processes.values() if p.job.kind == kind]
+        leaving = [p for p in self._processes.values() if p.job.kind == kind and not p.replaced]
         for process in leaving:
             self._tell(process.name, "stop")
         until = time.monotonic() + limit_s
@@ -264,6 +297,21 @@ class Controller:
             for message in self._control.poll(POLL_S):
                 self._hear(message)
             self._check(evaluator)
+            self._session.tick()
+
+    def _wants_final_video(self) -> bool:
+        recorder = self._processes.get("recorder")
+        wanted = self._session.reason != "interrupted" and self._plan.experiment.recorder.final
+        return wanted and recorder is not None and not recorder.replaced and recorder.ready
+
+    def _await_final_video(self) -> None:
+        """Let the recorder film the last params, within the time that a snapshot may take."""
+        recorder, until = self._processes["recorder"], time.monotonic() + self._deadlines.snapshot_s
+        self._session.stage("recorder", "final video")
+        while not (self._session.filmed or self._interrupted or recorder.replaced or time.monotonic() > until):
+            for message in self._control.poll(POLL_S):
+                self._hear(message)
+            self._check(recorder)
             self._session.tick()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -20,7 +19,12 @@ from jsrl.workers.jobs import Job
 
 @dataclass
 class Process:
-    """One worker process and what is known of it."""
+    """One worker process and what is known of it.
+
+    Attributes:
+      stage: of its start; `ready` ends it. beat_s: when it was heard of last. left: it said goodbye. restarts: lives before.
+      replaced: it is dead, and its next life is about to be started.
+    """
 
     job: Job
     popen: subprocess.Popen[bytes] | HostedActor
@@ -31,6 +35,7 @@ class Process:
     beat_s: float = field(default_factory=time.monotonic)
     left: bool = False
     restarts: int = 0
+    replaced: bool = False
 
     @property
     def name(self) -> str:
@@ -114,8 +119,3 @@ def start(
             start_new_session=True,
         )
     return Process(job, popen, log, time.monotonic(), restarts=restarts)
-
-
-def next_life(process: Process) -> Job:
-    """Return the job of a worker that takes a dead one's place."""
-    return dataclasses.replace(process.job, incarnation=process.job.incarnation + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -14,11 +15,13 @@ from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.transport.segment import try_lock
 from jsrl.workers.jobs import Origin
+from jsrl.workers.journal import Journal, journal_path
+from jsrl.workers.journaled import exact_obstacle
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
-    "restart", "trace", "actor.", "inference.", "evaluator.", "snapshots.", "deadlines.", "learner.num-devices",
-    "learner.threads", "learner.prefetch", "learner.memory-share", "learner.check-finite",
+    "restart", "trace", "record", "actor.", "inference.", "evaluator.", "recorder.", "snapshots.", "deadlines.", "supervision.",
+    "learner.num-devices", "learner.threads", "learner.prefetch", "learner.memory-share", "learner.check-finite",
 )  # fmt: skip
 
 
@@ -77,6 +80,43 @@ def open_resumed(resume: str, runs_dir: str | os.PathLike[str]) -> tuple[RunFold
     life = read_page(folder.path / LEDGER)
     epoch = max(int(latest["epoch"]), life.epoch if life else 0) + 1
     return folder, Origin(epoch, int(latest["updates"]), f"{store.folder}@latest")
+
+
+def continue_exactly(experiment: Experiment, folder: RunFolder, origin: Origin) -> tuple[Origin, str]:
+    """Return where a deterministic run goes on when its environments continue exactly where they were, and a line on it.
+
+    Where they cannot, a run that only happens to be deterministic (serial placement) begins new episodes instead.
+
+    Raises:
+      ConfigError: `deterministic` was asked for, and they cannot; says why, and how to go on without.
+    """
+    if not experiment.is_deterministic or not experiment.snapshots.exact or experiment.recording is not None:
+        return origin, ""
+    needed = origin.updates // experiment.updates_per_batch
+    reason, epochs, played = exact_obstacle(experiment), set(), 0
+    try:
+        for group in range(experiment.groups) if reason is None else ():
+            journal = Journal(journal_path(folder.path, group))
+            played = needed - journal.header.first
+            if played < 0:
+                raise SnapshotError(f"{journal.path} begins after update {origin.updates}")
+            for _ in journal.records(played):
+                pass  # every one is read and its checksum compared
+            epochs.add(journal.header.epoch)
+    except SnapshotError as error:
+        reason = str(error)
+    if reason is None and len(epochs) > 1:
+        reason = f"its journals were begun in different lives (epochs {sorted(epochs)})"
+    if reason is None:
+        rows = played * experiment.rollout_length * experiment.num_envs
+        line = f"continuing exactly: the environments play {rows:,} env steps again"
+        return dataclasses.replace(origin, journal_epoch=epochs.pop()), line
+    if experiment.deterministic:
+        raise ConfigError(
+            f"{folder.name} cannot be continued exactly, as --deterministic promises: {reason}. Continue it with new "
+            "episodes: --snapshots.exact false."
+        )
+    return origin, f"begins new episodes instead of continuing exactly: {reason}"
 
 
 def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:

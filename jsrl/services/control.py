@@ -6,6 +6,7 @@ its owner can open. Every worker runs one thread that owns its socket, so that h
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import sys
@@ -19,6 +20,7 @@ import zmq
 
 from jsrl.errors import StreamClosed
 
+_logger = logging.getLogger("jsrl.control")
 MAX_MESSAGE_BYTES = 16 << 20
 HEARTBEAT_S = 0.2
 
@@ -90,6 +92,8 @@ class ControlClient:
     Attributes:
       stop: set when the controller said stop, or is gone.
       commands: what else the controller asked for.
+      stuck_s: how long one turn of the worker's loop may take (None: for ever). turned_s: when the present turn began, by
+        the monotonic clock; 0: the worker is not at work, nothing is expected of it.
     """
 
     def __init__(self, address: str, worker: str, incarnation: int, *, parent_pid: int | None = None) -> None:
@@ -97,6 +101,8 @@ class ControlClient:
         self.stop = threading.Event()
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.progress = 0
+        self.stuck_s: float | None = None
+        self.turned_s = 0.0
         self._activity: tuple[str, float, float | None] = ("", 0.0, None)
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -158,10 +164,23 @@ class ControlClient:
                 f"{activity} did not return within {deadline_s:g} s. Expected a step of the environment to take less; if it "
                 "is only slow, raise actor.step_deadline_s, else look at the stack below."
             )
-            crash = Crash(self.worker, self.incarnation, "EnvironmentFault", text, main_stack())
-            socket.send(msgspec.msgpack.encode(crash))
-            time.sleep(0.3)
-            os._exit(70)
+            self._give_up(socket, "EnvironmentFault", text, 70)
+        turned_s = self.turned_s  # the worker's thread writes it
+        turn_s = time.monotonic() - turned_s
+        if self.stuck_s is not None and deadline_s is None and turned_s and turn_s > self.stuck_s:
+            text = (
+                f"its loop has not come round for {turn_s:.1f} s, though the process lives. Expected a turn within "
+                f"{self.stuck_s:g} s; if it is only slow (one update of a large network), raise deadlines.stuck_s, else look "
+                "at the stack below."
+            )
+            self._give_up(socket, "WorkerStuck", text, 71)
+
+    def _give_up(self, socket: zmq.Socket, error: str, text: str, status: int) -> None:
+        """End the process with last words: what it hangs in cannot be interrupted from here."""
+        crash = Crash(self.worker, self.incarnation, error, text, main_stack())
+        socket.send(msgspec.msgpack.encode(crash))
+        time.sleep(0.3)
+        os._exit(status)
 
     def _obey(self, command: Command) -> None:
         if command.name == "stop":
@@ -181,6 +200,7 @@ class ControlServer:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.refused = 0  # messages that are not ours
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -201,7 +221,12 @@ class ControlServer:
             return messages
         while self._socket.poll(0):
             frames = self._socket.recv_multipart()
-            messages.append(msgspec.msgpack.decode(frames[-1], type=AnyMessage))
+            try:
+                messages.append(msgspec.msgpack.decode(frames[-1], type=AnyMessage))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                if not self.refused:
+                    _logger.warning("a message on the control road is not ours (%s); it was dropped", error)
+                self.refused += 1
         return messages
 
     def tell(self, worker: str, incarnation: int, name: str, **facts: Any) -> None:

@@ -65,6 +65,10 @@ class SampleProducer(Protocol):
         """Reserve, copy and commit."""
         ...
 
+    def lose(self, reason: str) -> None:
+        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+        ...
+
     def close(self) -> None:
         """Leave; what was committed still arrives."""
         ...

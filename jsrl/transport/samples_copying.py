@@ -33,6 +33,10 @@ class CopyingProducer:
         """Reserve, copy and commit."""
         return self._producer.put(trajectory, group, timeout_s)
 
+    def lose(self, reason: str) -> None:
+        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+        self._producer.lose(reason)
+
     def close(self) -> None:
         """Leave; what was committed still arrives."""
         self._producer.close()

@@ -77,6 +77,9 @@ class ProducerEnd:
         """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
         raise NotImplementedError
 
+    def lose(self, reason: str) -> None:
+        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
         """Reserve, copy and commit.
 

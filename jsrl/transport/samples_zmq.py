@@ -189,6 +189,11 @@ class ZmqSampleProducer(ProducerEnd):
             self._closed = self._closed or "closed by this producer"
             self._context.destroy(linger=0)
 
+    def lose(self, reason: str) -> None:
+        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+        with self._lock:
+            self._closed = self._closed or reason
+
     def _attend(self) -> None:
         """Find out about lost trajectories while nobody reserves or commits: the consumer might wait for just those."""
         while not self._stop.wait(_SYNC_S):

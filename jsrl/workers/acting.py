@@ -187,6 +187,10 @@ class InlineInference:
         self._phases.enter("act")
         return group, self._engine.act(self._served[group], request)
 
+    def forget(self) -> None:
+        """Drop what is asked and not answered yet: every group will ask again."""
+        self._pending.clear()
+
     def _refresh(self) -> None:
         newer = self._params.poll(0)
         if newer is not None:

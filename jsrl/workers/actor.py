@@ -5,50 +5,32 @@ The groups of one actor are its environment ring: one steps while the others wai
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jsrl.envs.base import EnvStep, Episode, VectorEnv
+from jsrl.envs.base import Episode, VectorEnv
 from jsrl.envs.faults import foreign
 from jsrl.envs.make import make
-from jsrl.errors import JsrlError, StreamTimeout
+from jsrl.errors import JsrlError, StreamClosed, StreamTimeout
 from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
-from jsrl.transport.base import Block, InferenceClient, Reply, Request, SampleProducer
-from jsrl.transport.inference import connect_inference
-from jsrl.transport.samples import connect_samples
-from jsrl.transport.samples_copying import CopyingProducer
-from jsrl.types import Array, leaves, version_updates
+from jsrl.transport.base import InferenceClient, Reply, Request, SampleProducer
+from jsrl.types import Array, leaves, version_epoch, version_updates
+from jsrl.workers.actor_group import Group
+from jsrl.workers.actor_streams import ActorStreams
 from jsrl.workers.base import Reporter
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
+from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.journaled import journaled
+from jsrl.workers.recording import RecordingWriter, recording_writer
 
-
-@dataclass
-class Group:
-    """One group of environments on its way through a trajectory.
-
-    Attributes:
-      number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
-      stepping: what to say of a step that does not return. row: the row that waits for its action.
-      trajectory: number of the trajectory that is being written (None: not known yet).
-      block: the room for it. observation, extras: its leaves. waiting: a reply that came before there was room.
-    """
-
-    number: int
-    env: VectorEnv
-    latest: EnvStep
-    stepping: str
-    row: int = 0
-    trajectory: int | None = None
-    block: Block | None = None
-    observation: list[Array] = field(default_factory=list)
-    extras: list[Array] = field(default_factory=list)
-    waiting: Reply | None = None
+OUTDATED_S = 0.01  # between questions while params of the new learner are on their way
 
 
 @dataclass(frozen=True)
@@ -73,6 +55,8 @@ class Actor:
     Args:
       name: `actor-0`. environments: group number -> the function that makes its vector environment.
       connect: group sizes -> (inference client, sample producer), called when the environments exist.
+      streams: how both are taken up again when the other end was replaced; None: their end is this worker's.
+      writer: of the recording, where one is made.
     """
 
     def __init__(
@@ -83,8 +67,12 @@ class Actor:
         connect: Callable[[dict[int, int]], tuple[InferenceClient, SampleProducer]],
         reporter: Reporter,
         recorder: Recorder | None = None,
+        streams: ActorStreams | None = None,
+        writer: RecordingWriter | None = None,
     ) -> None:
         self.name, self._settings, self._reporter = name, settings, reporter
+        self._streams, self._writer = streams, writer
+        self._lost: StreamClosed | None = None
         self._environments, self._connect = environments, connect
         self._groups: dict[int, Group] = {}
         self._returns: deque[float] = deque(maxlen=100)
@@ -98,26 +86,69 @@ class Actor:
         """Make and reset the environments, connect, and ask for the first actions."""
         self._reporter.stage("making environments")
         for number, make_group in self._environments.items():
-            self._reporter.entering(self._activity("making", number), self._settings.step_deadline_s)
-            try:
+            with self._watched(self._activity("making", number), number):
                 env = make_group()
                 self._groups[number] = Group(number, env, env.reset(), self._activity("step", number))
-            except JsrlError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise self._foreign(number, error) from error
-            self._reporter.left()
         self._reporter.stage("connecting to streams")
         self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
         for group in self._groups.values():
             self._ask(group)
         self.recorder.begin()
 
+    def _restart_environments(self, group: Group) -> None:
+        with self._watched(self._activity("reset", group.number), group.number):
+            group.latest = group.env.reset()
+
+    @contextlib.contextmanager
+    def _watched(self, activity: str, number: int) -> Iterator[None]:
+        """Have the control road watch that the environment returns in time; name it in what it raises."""
+        self._reporter.entering(activity, self._settings.step_deadline_s)
+        try:
+            yield
+        except JsrlError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._foreign(number, error) from error
+        self._reporter.left()
+
     def step(self) -> int:
         """Give one group its actions and step it; return the env steps made (0: nobody was answered in time)."""
-        made = self._advance_one()
+        try:
+            made = self._advance_one() if self._lost is None else self._take_up(self._lost)
+        except StreamClosed as error:
+            made = self._lose(error)
         self._phases.rest()
         return made
+
+    def _lose(self, error: StreamClosed) -> int:
+        """Give up the open trajectories; the streams are taken up again in the next steps."""
+        if self._streams is None or self._lost is not None:
+            raise error
+        self._lost = error
+        for group in self._groups.values():
+            group.abandon()
+        return 0
+
+    def _take_up(self, lost: StreamClosed) -> int:
+        """Go on with the other ends' next lives, in new episodes: what their cores had seen is gone."""
+        assert self._streams is not None
+        self._phases.enter("wait_inference")
+        ends = self._streams.again(lost, self._settings.poll_s)
+        if ends is None:
+            return 0
+        (self._client, self._producer), self._lost = ends, None
+        for group in self._groups.values():
+            self._restart_environments(group)
+            if self._streams.new_consumer:
+                group.trajectory = None  # its updates may be fewer than those that trajectories were numbered by
+            self._ask(group)
+        self._streams.new_consumer = False
+        self._reporter.event("note", "taken up its streams again, in new episodes")
+        return 0
+
+    def _is_outdated(self, reply: Reply) -> bool:
+        """Return whether a first trajectory would begin with params of a learner that was replaced."""
+        return self._streams is not None and version_epoch(reply.version) < self._streams.epoch
 
     def _advance_one(self) -> int:
         stalled = [g for g in self._groups.values() if g.waiting is not None]
@@ -125,16 +156,27 @@ class Actor:
             if self._make_room(group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s):
                 return self._advance(group)
         if stalled and len(stalled) == len(self._groups):
+            self._check_peers()
             return 0
         self._phases.enter("wait_inference")
         try:
             number, reply = self._client.receive(self._settings.poll_s)
         except StreamTimeout:
+            self._check_peers()
             return 0
         self._phases.enter("transport")
         group = self._groups[number]
+        if group.trajectory is None and self._is_outdated(reply):
+            time.sleep(OUTDATED_S)
+            self._ask(group)
+            return 0
         group.waiting = reply
         return self._advance(group) if self._make_room(group, 0.0) else 0
+
+    def _check_peers(self) -> None:
+        """Nothing came: see whether the other ends still live. Raises StreamClosed."""
+        if self._streams is not None and self._settings.poll_s > 0:
+            self._streams.check()
 
     def _make_room(self, group: Group, timeout_s: float) -> bool:
         """See that the group has a block; its row 0 is the observation that the last trajectory ended with."""
@@ -195,8 +237,7 @@ class Actor:
             raise self._foreign(group.number, error) from error
         self._phases.enter("transport")
         self._reporter.left()
-        if group.latest.episodes:
-            self._count_episodes(group.latest.episodes)
+        self._count_episodes(group.latest.episodes)
 
     def _foreign(self, number: int, error: BaseException) -> Exception:
         where = f"{self.name}: environment {self._settings.environment!r}, group {number},"
@@ -214,7 +255,10 @@ class Actor:
 
     def _commit(self, group: Group) -> None:
         assert group.block is not None and group.trajectory is not None
-        group.block.commit(group.number)
+        copied = None if self._writer is None else self._writer.copy(group.block.trajectory)
+        entry = group.block.commit(group.number)
+        if self._writer is not None:
+            self._writer.put(entry, copied)
         group.block, group.row = None, 0
         group.trajectory += 1
         self._counts["trajectories"] += 1
@@ -267,12 +311,15 @@ class Actor:
     def close(self) -> dict[str, Any]:
         """Abandon open trajectories, leave the streams, close the environments."""
         for group in self._groups.values():
-            if group.block is not None:
-                group.block.abandon()
-                group.block = None
+            group.abandon()
         if hasattr(self, "_client"):
+            if self._lost is not None:
+                self._producer.lose(str(self._lost))
             self._client.close()
             self._producer.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._reporter.event("note", self._writer.summary)
         for group in self._groups.values():
             group.env.close()
         return dict(self._counts)
@@ -294,20 +341,10 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     groups = range(job.index * e.ring, (job.index + 1) * e.ring)
 
     def make_group(group: int) -> VectorEnv:
-        return make(e.env, e.group_size, job.life_seed, group=group)
-
-    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
-        into = f"replay-{job.index % len(job.links.replays)}" if job.links.replays else "samples"
-        producer = connect_samples(job.find(into), job.schemas.trajectory, job.producer, e.groups, CONNECT_TIMEOUT_S)
-        if not e.actor.rows_in_place:
-            producer = CopyingProducer(producer, job.schemas.trajectory)
-        if e.placement in ("serial", "inline"):
-            from jsrl.workers.build_acting import inline_client
-
-            return inline_client(job, group_sizes, recorder.phases), producer
-        server = job.find(f"inference-{job.index % len(job.links.inference)}")
-        client = connect_inference(server, job.schemas.act, job.producer, group_sizes, timeout_s=CONNECT_TIMEOUT_S)
-        return client, producer
+        return journaled(job, group, make(e.env, e.group_size, job.life_seed, group=group), reporter)
 
     environments = {group: partial(make_group, group) for group in groups}
-    return Actor(job.name, settings, environments, connect, reporter, recorder)
+    streams = ActorStreams(job, recorder)
+    alone = e.placement == "serial"  # nobody is replaced there
+    again, writer = None if alone else streams, recording_writer(job, recorder, reporter)
+    return Actor(job.name, settings, environments, streams.open, reporter, recorder, again, writer)

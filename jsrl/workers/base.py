@@ -116,6 +116,7 @@ def _closed(error: StreamClosed, control: ControlClient) -> int:
 def _loop(worker: Worker, control: ControlClient) -> None:
     report_at = time.monotonic() + REPORT_S
     while not control.stop.is_set():
+        control.turned_s = time.monotonic()
         control.progress += worker.step()
         while not control.commands.empty():
             worker.command(control.commands.get())
@@ -123,6 +124,7 @@ def _loop(worker: Worker, control: ControlClient) -> None:
             report_at = time.monotonic() + REPORT_S
             metrics, facts = worker.report()
             control.send(Report, metrics=metrics, facts=facts)
+    control.turned_s = 0.0  # leaving has a deadline of its own
     metrics, facts = worker.report()
     control.send(Report, metrics=metrics, facts=facts)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 from jsrl.agents.base import Agent
 from jsrl.building import build_agent
 from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make
+from jsrl.envs.rendering import RenderedEnv, make_rendered
 from jsrl.services.phases import Phases
 from jsrl.services.snapshots import SnapshotStore
+from jsrl.services.video_shelf import FOLDER, VideoShelf
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.transport.inference import bind_inference
 from jsrl.transport.params import connect_params
@@ -19,8 +22,11 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.evaluator import Evaluator, EvaluatorSettings
 from jsrl.workers.inference import InferenceSettings, InferenceWorker
 from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.peers import FollowingParams, Peer
+from jsrl.workers.recorder import RecorderSettings, VideoRecorder
 
 PARAMS_STORE = "params"
+FILMED = 1  # beside the seed of what is filmed: other episodes than those that are scored
 
 
 def make_agent(job: Job) -> Agent:
@@ -29,8 +35,8 @@ def make_agent(job: Job) -> Agent:
 
 
 def subscribe(job: Job) -> ParamsSubscriber:
-    """Return the subscriber to the run's params."""
-    return connect_params(job.find(job.params_name))
+    """Return the subscriber to the run's params, whichever life of their publisher is the present one."""
+    return FollowingParams(Peer(job.names, job.params_name, job.find(job.params_name)), connect_params)
 
 
 def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
@@ -91,6 +97,33 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
     connect = functools.partial(subscribe, job)
     recorder = make_recorder(job)
     return Evaluator(make_agent(job), job.schemas.env, settings, make_env, connect, store, reporter, recorder)
+
+
+def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
+    """Return the recorder of a job."""
+    e = job.experiment
+    settings = RecorderSettings(
+        seed=e.seed,
+        episodes=e.recorder.episodes,
+        fps=e.recorder.fps,
+        max_seconds=e.recorder.max_seconds,
+        niceness=None if e.placement == "serial" else e.recorder.niceness,
+        period_updates=e.filming_period,
+        rows_per_update=e.rows_per_update,
+        updates_per_batch=e.updates_per_batch,
+        start_updates=job.origin.updates,
+        step_deadline_s=e.actor.step_deadline_s,
+    )
+
+    def make_env(num_envs: int, seed: int) -> RenderedEnv:
+        return make_rendered(e.filmed_env, (seed, FILMED))
+
+    def open_shelf() -> VideoShelf:
+        return VideoShelf(Path(job.folder) / FOLDER, e.recorder.keep_newest)
+
+    connect = functools.partial(subscribe, job)
+    recorder = make_recorder(job)
+    return VideoRecorder(make_agent(job), job.schemas.env, settings, make_env, connect, open_shelf, reporter, recorder)
 
 
 def params_store(job: Job, reporter: Any) -> SnapshotStore:

@@ -28,6 +28,8 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.batching import BatchPlan
 from jsrl.workers.jobs import Job, Origin, make_recorder
 from jsrl.workers.learner import FAILED_UPDATE, Learner, LearnerSettings
+from jsrl.workers.peers import EPOCH
+from jsrl.workers.recorded import recorded_batch, recorded_consumer
 from jsrl.workers.replay_link import batch_of_windows, replay_consumer
 
 STATE_STORE = "state"
@@ -43,10 +45,10 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     epoch, trained, ledger = begin_counting(job, reporter)
     plan = batch_plan(job, len(devices), epoch)
     spec = batch_of_windows(job) if through_host else job.schemas.trajectory
-    settings = LearnerSettings(
-        seed=e.seed,
     if e.recording is not None:
         spec = recorded_batch(spec, plan.columns)
+    settings = LearnerSettings(
+        seed=e.seed,
         plan=plan,
         total_updates=e.total_updates,
         rows_per_update=e.rows_per_update,
@@ -62,10 +64,11 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     )
 
     def connect() -> tuple[SampleConsumer, ParamsPublisher]:
-        schema, blocks = (replay_batch_spec(spec) if through_host else spec), blocks_per_producer(e)
-        consumer = bind_samples(job.links.samples, schema, blocks_per_producer=blocks, ledger=ledger)
         if e.recording is not None:
             return recorded_consumer(e.recording, spec, seed=e.seed, start=trained, ledger=ledger), publisher()
+        schema, blocks = (replay_batch_spec(spec) if through_host else spec), blocks_per_producer(e)
+        consumer = bind_samples(job.links.samples, schema, blocks_per_producer=blocks, ledger=ledger)
+        job.announce(EPOCH, str(epoch))
         job.announce("samples", consumer.address)
         if through_host:
             consumer = replay_consumer(consumer, job)
@@ -121,11 +124,11 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
         start_updates=job.origin.updates,
         epoch=epoch,
     )
+    if e.recording is not None:
+        return dataclasses.replace(plan, recorded=True, order="fifo", groups=1, group_size=e.batch_columns)
     if e.replay is None or not e.has_replay_workers:
         return plan
     size = e.replay.batch_size
-    if e.recording is not None:
-        return dataclasses.replace(plan, recorded=True, order="fifo", groups=1, group_size=e.batch_columns)
     columns = size * e.updates_per_call
     return dataclasses.replace(
         plan, replayed=True, groups=1, group_size=size, columns=columns, num_rows=e.replay.window

@@ -7,7 +7,7 @@ from typing import Any
 
 from jsrl.experiment import Experiment
 from jsrl.services.metrics import Recorder
-from jsrl.services.names import FileNames
+from jsrl.services.names import FileNames, Registration
 from jsrl.services.phases import REST
 from jsrl.services.tracing import Tracer
 from jsrl.transport.base import InferenceSpec, ProducerId
@@ -62,12 +62,15 @@ class Origin:
     Attributes:
       epoch: of the learner. updates: made before. restore: "store folder@selector" of the state to begin with, or None.
       params_only: take only the params of `restore` (a fresh optimizer, counters at 0).
+      journal_epoch: epoch in which the environments that this life continues exactly were seeded, by their journals; None:
+        it begins new episodes.
     """
 
     epoch: int = 0
     updates: int = 0
     restore: str | None = None
     params_only: bool = False
+    journal_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Job:
     """One worker of one run.
 
     Attributes:
-      kind: actor, inference, learner, replay, evaluator, parameter-server. index: among its kind. incarnation: which life.
+      kind: actor, inference, learner, replay, evaluator, recorder, parameter-server. index: among its kind. incarnation: which life.
       experiment: the whole; without its agent for workers that must not load jax. folder: the run's.
     """
 
@@ -99,9 +102,11 @@ class Job:
     def life_seed(self) -> int:
         """Return the seed of what this worker plays and draws: the run's in its first life, another in every later one.
 
-        Neither a restarted actor nor a resumed run may play its predecessor's episodes again.
+        Neither a restarted actor nor a resumed run may play its predecessor's episodes again, unless it continues them
+        exactly.
         """
-        return self.experiment.seed + SEED_STRIDE * (self.incarnation + LIVES_PER_EPOCH * self.origin.epoch)
+        epoch = self.origin.epoch if self.origin.journal_epoch is None else self.origin.journal_epoch
+        return self.experiment.seed + SEED_STRIDE * (self.incarnation + LIVES_PER_EPOCH * epoch)
 
     @property
     def names(self) -> FileNames:
@@ -112,9 +117,13 @@ class Job:
         """Register where a stream of this worker is bound."""
         self.names.register(name, address, self.incarnation, lease_s=FOREVER_S)
 
-    def find(self, name: str) -> str:
+    def find(self, name: str) -> Registration:
+        """Return who has bound a stream, and where, waiting for it."""
+        return self.names.lookup(name, CONNECT_TIMEOUT_S)
+
+    def find_address(self, name: str) -> str:
         """Return where a stream is bound, waiting for whoever binds it."""
-        return self.names.lookup(name, CONNECT_TIMEOUT_S).address
+        return self.find(name).address
 
     @property
     def params_name(self) -> str:
@@ -125,7 +134,7 @@ class Job:
 def make_recorder(job: Job) -> Recorder:
     """Return what a worker counts with; it keeps spans as well where the experiment asks for a trace."""
     e = job.experiment
-    workers = e.actors + len(job.links.inference) + len(job.links.replays) + 3
+    workers = e.actors + len(job.links.inference) + len(job.links.replays) + 4
     spans = max(MIN_SPANS, e.trace_spans // (workers + 1))
     tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
     rest = "wait_turn" if e.placement == "serial" else REST
@@ -147,7 +156,8 @@ def build(job: Job, reporter: Any) -> Any:
         "inference": "build_acting",
         "learner": "build_learner",
         "evaluator": "build_acting",
-        "replay": "replay",
+        "recorder": "build_acting",
+        "replay": "build_replay",
         "parameter-server": "parameter_server",
     }
     if job.kind not in modules:

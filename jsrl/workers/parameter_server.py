@@ -15,6 +15,7 @@ from jsrl.transport.params import bind_params, connect_params
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.peers import FollowingParams, Peer
 
 
 class ParameterServer:
@@ -35,7 +36,8 @@ class ParameterServer:
         self._reporter.stage("connecting to the learner's params")
         agent = build_agent(self._job.experiment.agent, self._job.schemas.env)
         self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
-        self._subscriber = connect_params(self._job.find("params"))
+        peer = Peer(self._job.names, "params", self._job.find("params"))
+        self._subscriber = FollowingParams(peer, connect_params)
         assert self._job.links.params_relay is not None
         self._relay = bind_params(self._job.links.params_relay)
         self._job.announce("params-relay", self._relay.address)

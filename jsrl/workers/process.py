@@ -34,6 +34,7 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
         from jsrl.workers.jobs import build
 
         job = from_json(json.loads(job_path.read_text()))
+        control.stuck_s = job.experiment.deadlines.stuck_s
         worker = build(job, reporter)
         if job.kind == "actor" and job.experiment.placement != "inline":
             return _TellOfJax(worker, reporter)

@@ -15,17 +15,14 @@ from typing import Any
 
 from jsrl.errors import SnapshotError, StreamClosed, StreamTimeout
 from jsrl.replay.host import HostReplay
-from jsrl.replay.host_files import load_replay, save_replay
-from jsrl.replay.host_rows import rows_shape, windows_spec
-from jsrl.replay.limiter import Limiter, make_limiter
+from jsrl.replay.host_files import save_replay
+from jsrl.replay.limiter import Limiter
 from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.services.phases import Phases
 from jsrl.transport.base import SampleConsumer, SampleProducer
-from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
-from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.workers.base import Reporter
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
+from jsrl.workers.peers import CONNECT_S, REFUSED_S, Peer
 
 FOLDER = "replay"  # of a run: counters, and rows where asked
 INSERTS = 16  # trajectories of one step at most
@@ -56,13 +53,19 @@ class ReplaySettings:
     poll_s: float = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Roads:
-    """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back."""
+    """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back.
+
+    learner, connect_batches: who takes the batches, and (address, timeout) -> the road to its next life; None where the
+    learner lives as long as this worker.
+    """
 
     rows: SampleConsumer
     batches: SampleProducer
     priorities: SampleConsumer
+    learner: Peer | None = None
+    connect_batches: Callable[[str, float], SampleProducer] | None = None
 
 
 class ReplayWorker:
@@ -87,6 +90,9 @@ class ReplayWorker:
         self._lock = threading.Lock()  # the limiter, the learner's stream, what is counted
         self._lanes = {group: lane for lane, group in enumerate(settings.groups)}
         self._error: BaseException | None = None
+        self._lost: StreamClosed | None = None  # the learner's stream, until its next life is found
+        self._lost_s = 0.0
+        self._drawing = 0  # batches that are being written
         self._snapshot_at = time.monotonic() + settings.period_s
 
     def setup(self) -> None:
@@ -104,6 +110,7 @@ class ReplayWorker:
         """Take priorities and trajectories; without threads, draw a batch as well. Return how many of all these."""
         if self._error is not None:
             raise self._error
+        self._follow_learner()
         achieved = self._take_priorities() + self._insert()
         if not self._settings.threads:
             achieved += self._draw_once(self._phases)
@@ -158,30 +165,72 @@ class ReplayWorker:
 
     # -- batches out --------------------------------------------------------------------------------------------------
 
+    def _follow_learner(self) -> None:
+        """Go over to the next life of the learner, once there is one; until then rows are taken and nothing is drawn."""
+        roads = self._roads
+        if roads.learner is None or roads.connect_batches is None or not self._settings.threads:
+            return
+        try:
+            roads.learner.check()
+        except StreamClosed as error:
+            self._lose(error)
+        if self._lost is None or self._drawing:
+            return
+        found = roads.learner.find(0.0)
+        if found is None:
+            return
+        if roads.learner.is_known(found):
+            if time.monotonic() - self._lost_s > REFUSED_S:
+                raise self._lost  # the learner lives, and does not take this worker's batches
+            return
+        with self._lock:  # a last batch may just be committed
+            roads.batches.lose("the learner was replaced")
+            roads.batches.close()
+            try:
+                roads.batches = roads.connect_batches(found.address, CONNECT_S)
+            except StreamTimeout:
+                return
+            roads.learner.known, self._lost = found, None
+        self._reporter.event("note", "goes on with the learner's next life")
+
     def _draw_on(self, phases: Phases) -> None:
         """Write batch after batch, until this worker leaves."""
         try:
             phases.begin()
             while not self._stop.is_set():
-                if not self._draw_once(phases):
+                if self._lost is not None or not self._draw_safely(phases):
                     self._stop.wait(LOOK_S)
-        except StreamClosed as error:
-            self._error = self._error or error
         except BaseException as error:
             self._error = error
+
+    def _lose(self, error: StreamClosed) -> None:
+        with self._lock:
+            if self._lost is None:
+                self._lost, self._lost_s = error, time.monotonic()
+
+    def _draw_safely(self, phases: Phases) -> int:
+        """Draw; where the learner is gone leave it to the main thread to find the next one."""
+        try:
+            return self._draw_once(phases)
+        except StreamClosed as error:
+            if self._roads.learner is None:
+                raise
+            self._lose(error)
+            return 0
 
     def _draw_once(self, phases: Phases) -> int:
         """Write a batch where there is room and the limiter allows it; return whether one was written."""
         number = self._settings.batch_size
         phases.enter("wait_rows")
         with self._lock:
-            if not (self._limiter.may_draw(number) and self._replay.num_starts):
+            if self._lost is not None or not (self._limiter.may_draw(number) and self._replay.num_starts):
                 return 0
             phases.enter("wait_learner")
             try:
                 block: Any = self._roads.batches.reserve(0.0)
             except StreamTimeout:
                 return 0
+            self._drawing += 1
             self._limiter.drawn += number
             counters = (self._settings.index, self._limiter.inserted, self._limiter.drawn)
         phases.enter("draw")
@@ -189,6 +238,7 @@ class ReplayWorker:
         batch.ids[...] = self._replay.draw(batch.windows, self.beta)
         batch.counters[...] = counters
         with self._lock:
+            self._drawing -= 1
             block.commit(0)
             self._recorder.rate("samples", number)
         return 1
@@ -241,71 +291,9 @@ class ReplayWorker:
         for thread in self._threads:
             thread.join(5.0)
         self.save()
+        if self._lost is not None:
+            self._roads.batches.lose(str(self._lost))
         self._roads.batches.close()
         self._roads.rows.close()
         self._roads.priorities.close()
         return {}
-
-
-def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
-    """Return the replay worker of a job: it serves the actors index, index + R, ... of R replay workers."""
-    e, config, spec = job.experiment, job.experiment.replay, job.schemas.trajectory
-    assert config is not None
-    mine = range(job.index, e.actors, config.num_replays)
-    shape = rows_shape(
-        spec,
-        lanes=len(mine) * e.ring,
-        capacity=max(1, config.capacity * len(mine) // e.actors),
-        window=config.window,
-        frames=job.schemas.env.frames,
-    )
-    replay = HostReplay(
-        shape,
-        spec,
-        prioritised=config.prioritised,
-        alpha=config.alpha,
-        epsilon=config.epsilon,
-        seed=job.life_seed,
-        replay=job.index,
-    )
-    share = len(mine) / e.actors
-    limiter = make_limiter(
-        max(1, round(config.min_size * share)),
-        config.samples_per_insert,
-        config.tolerance,
-        insert_size=shape.lanes * shape.num_rows * shape.group_size,
-        draw_size=2 * config.batch_size * e.updates_per_call,
-    )
-    settings = ReplaySettings(
-        index=job.index,
-        groups=tuple(actor * e.ring + group for actor in mine for group in range(e.ring)),
-        batch_size=config.batch_size,
-        threads=0 if e.placement == "serial" else config.threads,
-        beta=config.beta,
-        beta_end=config.beta_end,
-        total_env_steps=max(1, round(e.total_env_steps * share)),
-        folder=f"{job.folder}/{FOLDER}/{job.index}",
-        save_rows=config.save,
-        period_s=e.snapshots.period_s,
-        poll_s=job.poll_s,
-    )
-    if job.origin.restore is not None and not job.origin.params_only:
-        load_replay(Path(settings.folder), replay, limiter)
-    return ReplayWorker(job.name, settings, replay, limiter, _connect(job), reporter, make_recorder(job))
-
-
-def _connect(job: Job) -> Callable[[], Roads]:
-    e, config = job.experiment, job.experiment.replay
-    assert config is not None
-
-    def connect() -> Roads:
-        links, number = job.links.replays[job.index], config.batch_size
-        rows = bind_samples(links.rows, job.schemas.trajectory, blocks_per_producer=e.ring * e.actor.blocks_per_group)
-        job.announce(f"replay-{job.index}", rows.address)
-        priorities = bind_samples(links.priorities, priorities_spec(number), blocks_per_producer=16)
-        job.announce(f"priorities-{job.index}", priorities.address)
-        windows = windows_spec(job.schemas.trajectory, window=config.window, number=number, weighted=config.prioritised)
-        batches = connect_samples(job.find("samples"), replay_batch_spec(windows), job.producer, 1, CONNECT_TIMEOUT_S)
-        return Roads(rows, batches, priorities)
-
-    return connect

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.errors import StreamTimeout
+from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.replay.host_rows import read_ids, windows_spec
 from jsrl.transport.base import Entry, Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.replay_batch import priorities_spec
 from jsrl.transport.samples import connect_samples
 from jsrl.types import Array, Trajectory
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.jobs import Job
+from jsrl.workers.peers import CONNECT_S
 
 FEEDBACK_TIMEOUT_S = 2.0
 
@@ -49,6 +50,8 @@ class ReplayConsumer:
         self._timeout_s = FEEDBACK_TIMEOUT_S if wait else 0.0
         self._roads: dict[int, SampleProducer] = {}
         self._inserted: dict[int, int] = {}
+        self._lives: dict[int, ProducerId] = {}
+        self._renewed: set[int] = set()  # replay workers of which the reading thread saw another life
         self.address = batches.address
         self.lost_feedback = 0
 
@@ -68,6 +71,9 @@ class ReplayConsumer:
         batch = lease.trajectory
         number, inserted, _ = (int(x) for x in batch.counters)
         self._inserted[number] = inserted
+        if self._lives.setdefault(number, lease.entry.producer) != lease.entry.producer:
+            self._lives[number] = lease.entry.producer
+            self._renewed.add(number)
         return ReplayLease(batch.windows, lease.entry, np.array(batch.ids))
 
     def release(self, lease: Any, outcome: str = "consumed") -> None:
@@ -89,17 +95,31 @@ class ReplayConsumer:
                 self._send(number, ids[part], priorities[part])
 
     def _send(self, number: int, ids: np.ndarray, priorities: np.ndarray) -> None:
-        if number not in self._roads:
-            self._roads[number] = self._connect(number)
+        if number in self._renewed:
+            self._renewed.discard(number)
+            self._leave(number)
         try:
+            if number not in self._roads:
+                self._roads[number] = self._connect(number)
             block: Any = self._roads[number].reserve(self._timeout_s)
         except StreamTimeout:
             self.lost_feedback += len(ids)
+            return
+        except StreamClosed:  # its process ended; the rows that these priorities are of went with it
+            self.lost_feedback += len(ids)
+            self._leave(number)
             return
         block.trajectory.ids[: len(ids)] = ids
         block.trajectory.ids[len(ids) :] = -1
         block.trajectory.priorities[: len(ids)] = priorities
         block.commit(0)
+
+    def _leave(self, number: int) -> None:
+        """Leave the road to a replay worker that died; the next life's is taken with its first batch."""
+        road = self._roads.pop(number, None)
+        if road is not None:
+            road.lose("its replay worker was replaced")
+            road.close()
 
     def fence(self, producer: ProducerId) -> None:
         """Accept nothing more from a dead replay worker."""
@@ -128,7 +148,7 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> Any:
     number = config.batch_size
 
     def priorities(index: int) -> SampleProducer:
-        address = job.find(f"priorities-{index}")
-        return connect_samples(address, priorities_spec(number), job.producer, 1, CONNECT_TIMEOUT_S)
+        address = job.names.lookup(f"priorities-{index}", CONNECT_S).address  # bound before its first batch was drawn
+        return connect_samples(address, priorities_spec(number), job.producer, 1, CONNECT_S)
 
     return ReplayConsumer(batches, priorities, number, wait=job.experiment.placement != "serial")

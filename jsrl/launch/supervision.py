@@ -1,0 +1,126 @@
+"""Restarts: who may be replaced how often, after which pause, and where a replaced worker begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsrl.errors import SnapshotError
+from jsrl.experiment import Experiment
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.ledger_page import LEDGER, read_page
+from jsrl.workers.jobs import Job, Origin
+
+
+class Budget:
+    """The restarts of one worker within a window of time.
+
+    Args:
+      limit: restarts within `window_s`. backoff_s: before the first, doubled at each further one up to `max_backoff_s`.
+      clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        window_s: float,
+        backoff_s: float,
+        max_backoff_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limit, self.window_s = limit, window_s
+        self._backoff_s, self._max_backoff_s, self._clock = backoff_s, max_backoff_s, clock
+        self._taken_s: deque[float] = deque()
+
+    @property
+    def used(self) -> int:
+        """Return the restarts within the window that ends now."""
+        while self._taken_s and self._clock() - self._taken_s[0] > self.window_s:
+            self._taken_s.popleft()
+        return len(self._taken_s)
+
+    def take(self) -> float | None:
+        """Take a restart: return the seconds to wait before it, or None when all are used up."""
+        used = self.used
+        if used >= self.limit:
+            return None
+        self._taken_s.append(self._clock())
+        return min(self._backoff_s * 2.0 ** min(used, 60), self._max_backoff_s)
+
+
+class Supervision:
+    """The budgets of all workers of a run, and what was restarted."""
+
+    def __init__(self, experiment: Experiment, clock: Callable[[], float] = time.monotonic) -> None:
+        self._experiment, self._clock = experiment, clock
+        self._budgets: dict[str, Budget] = {}
+        self.restarts: dict[str, int] = {}
+
+    def budget(self, job: Job) -> Budget:
+        """Return the budget of a worker."""
+        if job.name not in self._budgets:
+            e, s = self._experiment, self._experiment.supervision
+            own = getattr(s, job.kind.replace("-", "_"))
+            limit = e.restart if own is None else own
+            self._budgets[job.name] = Budget(limit, s.window_s, s.backoff_s, s.max_backoff_s, self._clock)
+        return self._budgets[job.name]
+
+    def take(self, job: Job) -> float | None:
+        """Take a restart of this worker: return the seconds to wait before it, or None when it may have no more."""
+        pause_s = self.budget(job).take()
+        if pause_s is not None:
+            kind = job.kind.replace("-", "_")
+            self.restarts[kind] = self.restarts.get(kind, 0) + 1
+        return pause_s
+
+    def metrics(self) -> dict[str, float]:
+        """Return `restarts/KIND` for every kind of which one was restarted."""
+        return {f"restarts/{kind}": float(count) for kind, count in self.restarts.items()}
+
+    def text(self, job: Job) -> str:
+        """Return, for people, how much of a worker's budget is used."""
+        budget = self.budget(job)
+        return f"{budget.used} of {budget.limit} within {budget.window_s:g} s"
+
+    def used_up(self, job: Job) -> str:
+        """Return, for people, why this worker is not restarted once more; empty where it never was."""
+        budget = self.budget(job)
+        if not budget.used:
+            return ""
+        return (
+            f"{job.name}'s {budget.limit} restart(s) within {budget.window_s:g} s are used up. What ends a worker again and "
+            "again is not repaired by restarts: see the reason above, or allow more with --restart."
+        )
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A restart to come: at `due_s` by the monotonic clock, the job begins its life number `count` + 1."""
+
+    due_s: float
+    job: Job
+    count: int
+
+
+def next_life(job: Job, folder: Path) -> Job:
+    """Return the job that takes a dead worker's place: a higher incarnation; a state begins at its last committed snapshot."""
+    job = dataclasses.replace(job, incarnation=job.incarnation + 1)
+    if job.kind in ("learner", "replay"):
+        job = dataclasses.replace(job, origin=last_committed(job.origin, folder))
+    return job
+
+
+def last_committed(origin: Origin, folder: Path) -> Origin:
+    """Return where a learner goes on: after the run's last committed snapshot, else where the run began, in a new epoch."""
+    life = read_page(folder / LEDGER)
+    epoch = max(origin.epoch, life.epoch if life is not None else 0) + 1
+    store = SnapshotStore(folder / "snapshots" / "state")
+    try:
+        latest = store.meta("latest")
+    except SnapshotError:  # none was committed yet
+        return dataclasses.replace(origin, epoch=epoch)
+    return Origin(epoch, int(latest["updates"]), f"{store.folder}@latest")

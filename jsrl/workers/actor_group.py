@@ -1,0 +1,38 @@
+"""One group of environments on its way through a trajectory. Imports no jax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.transport.base import Block, Reply
+from jsrl.types import Array
+
+
+@dataclass
+class Group:
+    """One group of environments on its way through a trajectory.
+
+    Attributes:
+      number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
+      stepping: what to say of a step that does not return. row: the row that waits for its action.
+      trajectory: number of the trajectory that is being written (None: not known yet).
+      block: the room for it. observation, extras: its leaves. waiting: a reply that came before there was room.
+    """
+
+    number: int
+    env: VectorEnv
+    latest: EnvStep
+    stepping: str
+    row: int = 0
+    trajectory: int | None = None
+    block: Block | None = None
+    observation: list[Array] = field(default_factory=list)
+    extras: list[Array] = field(default_factory=list)
+    waiting: Reply | None = None
+
+    def abandon(self) -> None:
+        """Give the open trajectory's room back, and forget the reply that would have gone on with it."""
+        if self.block is not None:
+            self.block.abandon()
+        self.block, self.waiting, self.row = None, None, 0

@@ -1,0 +1,131 @@
+"""An actor's two streams: connected when its environments exist, taken up again when another worker was replaced."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.services.metrics import Recorder
+from jsrl.services.names import Registration
+from jsrl.transport.base import InferenceClient, SampleProducer
+from jsrl.transport.inference import connect_inference
+from jsrl.transport.samples import connect_samples
+from jsrl.transport.samples_copying import CopyingProducer
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.peers import CONNECT_S, EPOCH, REFUSED_S, Peer
+
+
+class ActorStreams:
+    """The ends of an actor's streams, and who lives at the other ends.
+
+    Args:
+      job: the actor's. recorder: whose phases an actor that acts itself is told.
+
+    Attributes:
+      epoch: of the learner that trajectories go to; params of an earlier one begin no trajectory.
+      new_consumer: whether another life was found behind `samples`; whoever acts on it sets it back.
+    """
+
+    def __init__(self, job: Job, recorder: Recorder) -> None:
+        self._job, self._recorder = job, recorder
+        self.epoch = 0
+        self.new_consumer = False
+        self._client: Any = None
+        self._producer: Any = None
+        self._renewed = False  # the producer was taken up again, the client not yet
+        self._refused_since_s: float | None = None
+
+    @property
+    def _acts_itself(self) -> bool:
+        return self._job.experiment.placement in ("serial", "inline")
+
+    def open(self, group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
+        """Return both ends, waiting for their peers to come up; group -> its environments."""
+        job, links = self._job, self._job.links
+        self._group_sizes = group_sizes
+        into = f"replay-{job.index % len(links.replays)}" if links.replays else "samples"
+        self._samples = Peer(job.names, into, job.find(into))
+        self._peers = [self._samples]
+        self._producer = self._connect_samples(self._samples.known.address, CONNECT_TIMEOUT_S)
+        if self._acts_itself:
+            from jsrl.workers.build_acting import inline_client
+
+            self._client = inline_client(job, group_sizes, self._recorder.phases)
+        else:
+            server = f"inference-{job.index % len(links.inference)}"
+            self._peers.append(Peer(job.names, server, job.find(server)))
+            self._client = self._connect_inference(self._peers[1].known.address, CONNECT_TIMEOUT_S)
+        self.epoch = self._read_epoch()
+        return self._client, self._producer
+
+    def _connect_samples(self, address: str, timeout_s: float) -> SampleProducer:
+        e, spec = self._job.experiment, self._job.schemas.trajectory
+        producer = connect_samples(address, spec, self._job.producer, e.groups, timeout_s)
+        return producer if e.actor.rows_in_place else CopyingProducer(producer, spec)
+
+    def _connect_inference(self, address: str, timeout_s: float) -> InferenceClient:
+        job = self._job
+        return connect_inference(address, job.schemas.act, job.producer, self._group_sizes, timeout_s=timeout_s)
+
+    def _read_epoch(self) -> int:
+        """Return the epoch of the present learner; 0 where rows go to a replay worker, which takes those of any."""
+        if self._samples.name != "samples":
+            return 0
+        try:
+            return int(self._job.names.lookup(EPOCH, 0.0).address)  # said before `samples` was
+        except StreamTimeout:
+            return 0
+
+    def check(self) -> None:
+        """Look whether the other ends live, when nothing has come for a while. Raises StreamClosed."""
+        for peer in self._peers:
+            peer.check()
+
+    def again(self, error: StreamClosed, timeout_s: float) -> tuple[InferenceClient, SampleProducer] | None:
+        """Return both ends, taken up again as far as their peers changed; None: not yet, call again.
+
+        The client is always taken up anew, so that no request of before is answered.
+
+        Raises:
+          StreamClosed: the peers are who they were and do not take this worker back; `error` is why it lost them.
+        """
+        found = [peer.find(timeout_s) for peer in self._peers]
+        present = [entry for entry in found if entry is not None]
+        if len(present) < len(found):
+            return None
+        if all(peer.is_known(entry) for peer, entry in zip(self._peers, present, strict=True)) and not self._renewed:
+            self._refuse(error)
+            return None
+        try:
+            return self._take_up(present)
+        except StreamTimeout:
+            return None
+        except StreamClosed as refusal:
+            self._refuse(refusal)
+            return None
+
+    def _refuse(self, error: StreamClosed) -> None:
+        """Bear with a living peer for a while: what closed a stream may be the last moment of its predecessor."""
+        now_s = time.monotonic()
+        self._refused_since_s = self._refused_since_s or now_s
+        if now_s - self._refused_since_s > REFUSED_S:
+            raise error
+        time.sleep(0.05)
+
+    def _take_up(self, present: list[Registration]) -> tuple[InferenceClient, SampleProducer]:
+        if not self._samples.is_known(present[0]):
+            self._producer.lose("its consumer was replaced")
+            self._producer.close()
+            self._producer = self._connect_samples(present[0].address, CONNECT_S)
+            self._samples.known, self._renewed = present[0], True
+            self.new_consumer = True
+        if self._acts_itself:
+            self._client.forget()
+        else:
+            self._client.close()
+            self._client = self._connect_inference(present[1].address, CONNECT_S)
+            self._peers[1].known = present[1]
+        self.epoch = self._read_epoch()
+        self._refused_since_s, self._renewed = None, False
+        return self._client, self._producer

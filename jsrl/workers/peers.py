@@ -1,0 +1,89 @@
+"""Who is at the other end of a stream, and what to do once that is somebody else: a worker outlives those it talks to.
+
+The names of a run say which life of a worker has bound a stream. A stream that closed is taken up again at the next life's
+address; while there is none, its worker waits, as it would for a slow peer: the controller decides whether one will come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.services.names import NameService, Registration
+from jsrl.transport.base import ParamsSubscriber
+
+LOOK_S = 0.5  # between looks at a name
+CONNECT_S = 2.0  # for a bound stream to answer a hello
+REFUSED_S = 5.0  # after which a living peer that does not take this worker back has a reason
+EPOCH = "learner-epoch"  # the name under which a learner says which epoch it publishes in
+
+
+class Peer:
+    """The worker behind a name, as known since the last connection.
+
+    Args:
+      names: of the run. name: such as `samples`. known: whom this worker is connected to.
+    """
+
+    def __init__(self, names: NameService, name: str, known: Registration) -> None:
+        self.name, self.known, self._names = name, known, names
+        self._look_at_s = time.monotonic() + LOOK_S
+
+    def find(self, timeout_s: float) -> Registration | None:
+        """Return who lives behind the name now, waiting up to `timeout_s` for somebody."""
+        try:
+            return self._names.lookup(self.name, timeout_s)
+        except StreamTimeout:
+            return None
+
+    def is_known(self, found: Registration) -> bool:
+        """Return whether this is the life that this worker is connected to."""
+        return (found.incarnation, found.pid) == (self.known.incarnation, self.known.pid)
+
+    def check(self) -> None:
+        """Look, every half second, whether the peer still lives.
+
+        Raises:
+          StreamClosed: it has died, or was replaced.
+        """
+        if time.monotonic() < self._look_at_s:
+            return
+        self._look_at_s = time.monotonic() + LOOK_S
+        found = self.find(0.0)
+        if found is None or not self.is_known(found):
+            who = f"process {self.known.pid}, incarnation {self.known.incarnation}"
+            raise StreamClosed(f"{self.name} at {self.known.address}: {who}, is gone.")
+
+
+class FollowingParams:
+    """A ParamsSubscriber that goes over to the next life of its publisher, wherever that is bound."""
+
+    def __init__(self, peer: Peer, connect: Callable[[str], ParamsSubscriber]) -> None:
+        self._peer, self._connect = peer, connect
+        self._road = connect(peer.known.address)
+        self._look_at_s = time.monotonic() + LOOK_S
+
+    def _follow(self) -> ParamsSubscriber:
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            found = self._peer.find(0.0)
+            if found is not None and found.address != self._peer.known.address:  # at the same address a road follows
+                road = self._connect(found.address)
+                self._road.close()
+                self._peer.known, self._road = found, road
+        return self._road
+
+    def poll(self, policy: int = 0) -> tuple[int, list[Any]] | None:
+        """Return (version, leaves, freshly copied) when there is something new since the last poll, else None."""
+        return self._follow().poll(policy)
+
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
+        """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
+        self._follow().wait(policy, min_updates, timeout_s)
+
+    def close(self) -> None:
+        """Leave."""
+        self._road.close()
