@@ -83,6 +83,7 @@ def jsrl_options(work: Work) -> list[str]:
         "agent.normalize-observations": "false",
         "agent.normalize-values": "false",
         "agent.target-kl": "none",
+        "agent.values": "acting",  # as every one of the others: the old values are what acting saw
     }
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 

@@ -32,6 +32,8 @@ ALWAYS = (
     "none",
     "--snapshots.period-s",
     "1e9",
+    "--profile",
+    "none",
     "--display",
     "quiet",
 )
