@@ -1,0 +1,502 @@
+"""Throw broken messages at the codec and at live sockets: every one must end in a typed error, none in a crash.
+
+Run: python benchmarks/fuzz.py [--frames 1000000] [--seed 0] [--targets codec,samples,...] [--output FILE]
+
+Valid messages of each stream are mutated: bits flipped, truncated, extended, frames lost, doubled, swapped, oversized; headers
+of valid checksum with other numbers, other nesting, impossible counts and shapes. Each target has one process; beside its
+failures it reports the memory that it took: more than twice its frame limit is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from jsrl.errors import CodecError, JsrlError, StreamTimeout
+from jsrl.services.control import ControlServer
+from jsrl.transport.base import InferenceSpec, ProducerId, Reply
+from jsrl.transport.codec import Limits, Message, decode, encode
+from jsrl.transport.handshake import hello_frames
+from jsrl.transport.inference import bind_inference, connect_inference
+from jsrl.transport.params import bind_params, connect_params
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.schema import flatten_schema
+from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
+
+PREFIX = struct.Struct("<4sHHI")
+LIMITS = Limits(header_bytes=1 << 16, frames=8, message_bytes=1 << 20, depth=16)
+ODD = (
+    0,
+    1,
+    -1,
+    2**7,
+    2**8,
+    2**15,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**40,
+    2**53,
+    2**62,
+    2**63 - 1,
+    -(2**31),
+    -(2**63),
+    2**64 - 1,
+)
+ODD_VALUES: tuple[Any, ...] = (
+    *ODD,
+    None,
+    True,
+    "",
+    "float32",
+    "object",
+    "V8",
+    "x" * 500,
+    b"\0" * 9,
+    [],
+    {},
+    [[]],
+    1e308,
+    [0] * 40,
+)
+LIVE = ("samples", "inference", "params", "segment", "control")
+TARGETS = ("codec", *LIVE)
+FRAME_BYTES = (
+    16 << 20
+)  # the largest frame that a control road takes; sample streams and inference take 1 MiB, and one row
+SPEC = InferenceSpec(ArraySpec((4,), "float32"), ArraySpec((), "int32"), ArraySpec((), "float32"), (), ())
+SCHEMA = make_trajectory_spec(EnvSpec(ArraySpec((4,), "float32"), Discrete(2)), (), (), num_rows=3, num_envs=2)
+
+
+# -- mutations --------------------------------------------------------------------------------------------------------
+
+
+def with_checksum(body: bytes, frames: int) -> bytes:
+    """Return a header frame whose prefix and checksum are right, whatever its body."""
+    return PREFIX.pack(b"JSRL", 1, frames & 0xFFFF, zlib.crc32(body)) + body
+
+
+def change_value(value: Any, chance: random.Random) -> Any:
+    """Return a msgpack value with something in it replaced, removed, repeated or nested."""
+    if isinstance(value, list) and value and chance.random() < 0.85:
+        at = chance.randrange(len(value))
+        kind = chance.random()
+        if kind < 0.1:
+            return value[:at] + value[at + 1 :]
+        if kind < 0.2:
+            return [*value, *[value[at]] * chance.choice((1, 3, 5000))]
+        return [*value[:at], change_value(value[at], chance), *value[at + 1 :]]
+    if isinstance(value, dict) and value and chance.random() < 0.85:
+        key = chance.choice(list(value))
+        rest = {k: v for k, v in value.items() if k != key}
+        kind = chance.random()
+        if kind < 0.1:
+            return rest
+        if kind < 0.2:
+            return rest | {chance.choice(("", "x" * 300, "kind")): value[key]}
+        return rest | {key: change_value(value[key], chance)}
+    if chance.random() < 0.1:
+        for _ in range(chance.choice((1, 20, 300))):
+            value = [value]
+        return value
+    return chance.choice(ODD_VALUES)
+
+
+def change_header(frame: bytes, frames: int, chance: random.Random) -> bytes:
+    """Return a header of right checksum with other values in it, or with other bytes."""
+    body = frame[PREFIX.size :]
+    kind = chance.random()
+    if kind < 0.7:
+        try:
+            body = msgspec.msgpack.encode(change_value(msgspec.msgpack.decode(body), chance))
+        except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError):
+            body = body[::-1]
+    elif kind < 0.8:  # counts that promise more than there is
+        at = chance.randrange(len(body) or 1)
+        body = (
+            body[:at] + chance.choice((b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")) + b"\xff\xff\xff\xff" + body[at:]
+        )
+    elif kind < 0.85:
+        body = body[: chance.randrange(len(body) + 1)] + chance.choice((b"\x91", b"\x81\xa0")) * chance.choice(
+            (50, 5000)
+        )
+    else:
+        body = flip(body, chance)
+    return with_checksum(body, frames)
+
+
+def flip(frame: bytes, chance: random.Random) -> bytes:
+    """Return a frame with up to eight bytes replaced."""
+    changed = bytearray(frame)
+    for _ in range(chance.randint(1, 8) if changed else 0):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    return bytes(changed)
+
+
+def mutate(frames: list[bytes], chance: random.Random, oversize_bytes: int = 1 << 21) -> list[bytes]:
+    """Return the frames of a message, broken in one to three ways."""
+    frames = list(frames)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        at = chance.randrange(len(frames)) if frames else 0
+        kind = chance.random()
+        if not frames:
+            frames = [b""]
+        elif kind < 0.45:
+            frames[0] = change_header(frames[0], len(frames), chance)
+        elif kind < 0.65:
+            frames[at] = flip(frames[at], chance)
+        elif kind < 0.78:
+            frames[at] = frames[at][: chance.randrange(len(frames[at]) + 1)]
+        elif kind < 0.84:
+            frames[at] += bytes(chance.choice((1, 7, 64)))
+        elif kind < 0.845:
+            frames[at] += bytes(oversize_bytes)
+        elif kind < 0.89:
+            del frames[at]
+        elif kind < 0.94:
+            frames.insert(at, chance.choice((b"", frames[at], chance.randbytes(64))))
+        elif kind < 0.95:
+            frames += [b""] * chance.choice((10, 5000))
+        else:
+            chance.shuffle(frames)
+    return frames
+
+
+# -- targets ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What became of a target's messages. memory_bytes: taken at most beyond what it had; limit_bytes: what it may take."""
+
+    target: str
+    frames: int = 0
+    seconds: float = 0.0
+    memory_bytes: int = 0
+    limit_bytes: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def check_memory(self, before_bytes: int) -> None:
+        """Compare the largest resident size so far with what it was before."""
+        self.memory_bytes = peak_bytes() - before_bytes
+        if self.memory_bytes > self.limit_bytes:
+            self.failures.append(f"took {self.memory_bytes} bytes, expected at most {self.limit_bytes}")
+
+
+def peak_bytes() -> int:
+    """Return the largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def examples() -> list[list[bytes]]:
+    """Return valid messages of every kind."""
+    raw = np.arange(56, dtype=np.uint8)
+    asked = {"incarnation": 0, "group": 0, "min_updates": 0, "step": 0, "wants_core": True, "policy": 0}
+    hello = hello_frames(ProducerId("a", 0), flatten_schema(SCHEMA), 2)
+    messages = [
+        hello,
+        encode("sample", {"index": 0, "group": 0, "sequence": 0}, raw),
+        encode("request", asked, (raw,)),
+        encode("want", {"policy": 0, "have": -1}),
+        encode("sync", {"sent": 1}),
+        encode("bye", {"incarnation": 0}),
+        encode("x", {"deep": [1, {"y": [2.5, None, "z"]}]}, {"a": (raw, None, {"b": np.zeros((2, 3))}), "c": ()}),
+    ]
+    return [[bytes(frame) for frame in frames] for frames in messages]
+
+
+def fuzz_codec(number: int, seed: int) -> Outcome:
+    """Decode broken messages in this process."""
+    outcome, chance, known = Outcome("codec", limit_bytes=2 * LIMITS.message_bytes), random.Random(seed), examples()
+    for frames in known:
+        decode(frames, LIMITS)
+    # what the mutated messages themselves take is not the codec's: have it taken before
+    mutate([bytes(1 << 20)], random.Random(0), 1 << 22)
+    spare = [bytes(1 << 22)] * 2 + [b"".join([bytes(1 << 22)] * 3)]
+    before = peak_bytes()
+    del spare
+    begin = time.perf_counter()
+    for _ in range(number):
+        frames = mutate(chance.choice(known), chance, 1 << 21)
+        try:
+            found: Message | None = decode(frames, LIMITS)
+            outcome.answers["accepted" if found is not None else ""] += 1
+        except CodecError:
+            outcome.answers["CodecError"] += 1
+        except BaseException as error:  # whatever else it is, it is what this looks for
+            outcome.failures.append(f"{type(error).__name__}: {error}: {[f[:80] for f in frames[:4]]}")
+            if len(outcome.failures) > 20:
+                break
+        outcome.frames += 1
+    outcome.seconds = time.perf_counter() - begin
+    outcome.check_memory(before)
+    return outcome
+
+
+@dataclass(frozen=True)
+class Live:
+    """A bound end: `endpoint` to send to, `serve` to call again and again, `works` to show that it still does its work."""
+
+    endpoint: str
+    limit_bytes: int
+    serve: Callable[[], None]
+    works: Callable[[], None]
+    close: Callable[[], None]
+    raw: bool = False
+
+
+def fuzz_live(target: str, number: int, seed: int, folder: Path) -> Outcome:
+    """Send broken messages to a bound end and see that it lives, answers, and then serves a good client."""
+    live = make_live(target, folder)
+    live.works()
+    outcome = Outcome(target, limit_bytes=live.limit_bytes)
+    errors: list[str] = []
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            try:
+                live.serve()
+            except StreamTimeout:
+                continue
+            except JsrlError as error:
+                outcome.answers[f"told: {type(error).__name__}"] += 1
+            except BaseException as error:
+                errors.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    before, begin = peak_bytes(), time.perf_counter()
+    sent = own_process("--send", live.endpoint, "--frames", str(number), "--seed", str(seed), *(["--raw"] * live.raw))
+    outcome.seconds, outcome.frames = time.perf_counter() - begin, sent.get("frames", 0)
+    outcome.answers += Counter(sent.get("answers", {}))
+    errors += sent["failures"]
+    stop.set()
+    thread.join(10)
+    outcome.failures += errors[:20]
+    try:
+        live.works()
+    except BaseException as error:
+        outcome.failures.append(f"no longer works: {type(error).__name__}: {error}")
+    outcome.check_memory(before)
+    live.close()
+    return outcome
+
+
+def send(endpoint: str, number: int, seed: int, raw: bool) -> Outcome:
+    """Send broken messages to an endpoint, over one new connection after another; count the answers."""
+    outcome, chance, known = Outcome(endpoint), random.Random(seed), examples()
+    context = zmq.Context()
+    while outcome.frames < number:
+        outcome.frames += send_round(context, endpoint, raw, known, chance, outcome, min(500, number - outcome.frames))
+    context.term()
+    return outcome
+
+
+def send_round(
+    context: zmq.Context,
+    endpoint: str,
+    raw: bool,
+    known: list[list[bytes]],
+    chance: random.Random,
+    outcome: Outcome,
+    number: int,
+) -> int:
+    """Send some messages over a new connection, the first of them now and then a valid hello; return how many."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 2000)
+    socket.setsockopt(zmq.SNDTIMEO, 10_000)
+    socket.connect(endpoint)
+    name = f"stranger-{chance.randrange(1 << 60)}"
+    if chance.random() < 0.5 and not raw:
+        socket.send_multipart(hello_frames(ProducerId(name, 0), flatten_schema(SCHEMA), 2))
+    for _ in range(number):
+        frames = mutate(chance.choice(known), chance)
+        socket.send_multipart(frames or [b""])
+        while socket.poll(0):
+            outcome.answers[answered(socket.recv_multipart())] += 1
+    until = time.monotonic() + 0.3
+    while (left_s := until - time.monotonic()) > 0 and socket.poll(int(left_s * 1000)):
+        outcome.answers[answered(socket.recv_multipart())] += 1
+    socket.close()
+    return number
+
+
+def answered(frames: list[bytes]) -> str:
+    """Return what an answer is called."""
+    try:
+        message = decode(frames)
+    except CodecError:
+        return "unreadable"
+    return f"{message.kind} {message.fields.get('error', '')}".strip()
+
+
+def make_live(target: str, folder: Path) -> Live:
+    """Return a bound end of a stream or of the control road."""
+    if target == "samples":
+        return live_samples("tcp://127.0.0.1:0")
+    if target == "segment":
+        return live_samples(f"shm:{folder}/run/samples")
+    if target == "inference":
+        return live_inference()
+    return live_params() if target == "params" else live_control(folder)
+
+
+def live_samples(address: str) -> Live:
+    """Return a learner's end of a sample stream."""
+    consumer: Any = bind_samples(address, SCHEMA)
+    endpoint = consumer.address
+    if address.startswith("shm:"):
+        endpoint = f"ipc://{address.removeprefix('shm:')}.samples.hello"
+    lives = iter(range(1 << 30))
+
+    def serve() -> None:
+        consumer.release(consumer.get(0.05))
+
+    def works() -> None:
+        producer = connect_samples(consumer.address, SCHEMA, ProducerId("good", next(lives)), 1, 20.0)
+        producer.reserve(10.0).commit(0)
+        until = time.monotonic() + 20.0
+        while True:
+            try:
+                lease = consumer.get(1.0)
+            except StreamTimeout:
+                raise
+            except JsrlError:
+                continue  # of those before
+            consumer.release(lease)
+            if lease.entry.producer.name == "good" or time.monotonic() > until:
+                break
+        producer.close()
+
+    return Live(endpoint, 2 * FRAME_BYTES, serve, works, consumer.close)
+
+
+def live_inference() -> Live:
+    """Return an inference server."""
+    server = bind_inference("tcp://127.0.0.1:0", SPEC)
+    lives = iter(range(1 << 30))
+
+    def serve() -> None:
+        for asked in server.collect(64, 0.05):
+            rows = len(asked.request.is_first)
+            server.reply([asked], Reply(np.zeros(rows, np.int32), np.zeros(rows, np.float32), (), 0))
+
+    def works() -> None:
+        welcomed: list[Any] = []
+
+        def connect() -> None:
+            producer = ProducerId("good", next(lives))
+            client = connect_inference(server.address, SPEC, producer, {0: 2}, timeout_s=20.0)
+            welcomed.append(client)
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        while thread.is_alive():
+            try:
+                serve()
+            except JsrlError:
+                continue  # of those before
+        thread.join()
+        if not welcomed:
+            raise StreamTimeout("a good client was not welcomed")
+        welcomed[0].close()
+
+    return Live(server.address, 2 * FRAME_BYTES, serve, works, server.close)
+
+
+def live_params() -> Live:
+    """Return a publisher of params."""
+    publisher = bind_params("tcp://127.0.0.1:0")
+    version = iter(range(1 << 30))
+
+    def works() -> None:
+        publisher.publish(0, next(version), [np.zeros(4, np.float32)])
+        subscriber = connect_params(publisher.address)
+        subscriber.wait(0, 0, 20.0)
+        if subscriber.poll(0) is None:
+            raise StreamTimeout("a good reader got no params")
+        subscriber.close()
+
+    return Live(publisher.address, 2 * FRAME_BYTES, lambda: time.sleep(0.05), works, publisher.close)
+
+
+def live_control(folder: Path) -> Live:
+    """Return the controller's end of the control road."""
+    server = ControlServer(f"ipc://{folder}/control")
+
+    def works() -> None:
+        server.poll(0.0)
+
+    return Live(server.address, 2 * FRAME_BYTES, lambda: server.poll(0.05) and None, works, server.close, raw=True)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def fuzz(target: str, number: int, seed: int) -> Outcome:
+    """Fuzz a target in this process."""
+    if target == "codec":
+        return fuzz_codec(number, seed)
+    with tempfile.TemporaryDirectory(prefix="jsrl-fuzz-") as folder:
+        return fuzz_live(target, number, seed, Path(folder))
+
+
+def own_process(*arguments: str) -> dict[str, Any]:
+    """Return the outcome of this script in a process of its own; one that dies is a failure."""
+    ended = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
+    try:
+        return json.loads(ended.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"failures": [f"{arguments}: exit status {ended.returncode}: {ended.stderr[-2000:]}"]}
+
+
+def main() -> int:
+    """Fuzz; return 1 where anything failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frames", type=int, default=1_000_000, help="messages in all; half of them for the codec")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", choices=TARGETS, help=argparse.SUPPRESS)
+    parser.add_argument("--send", help=argparse.SUPPRESS)
+    parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.only or given.send:
+        only = given.only and fuzz(given.only, given.frames, given.seed)
+        print(json.dumps(vars(only or send(given.send, given.frames, given.seed, given.raw))))
+        return 0
+    targets = given.targets.split(",")
+    share = {t: 0.5 if t == "codec" and len(targets) > 1 else 0.5 / max(1, len(targets) - 1) for t in targets}
+    outcomes = []
+    for target in targets:
+        number = max(1, round(given.frames * (share[target] if len(targets) > 1 else 1)))
+        outcomes.append(own_process("--only", target, "--frames", str(number), "--seed", str(given.seed)))
+        shown = {name: value for name, value in outcomes[-1].items() if name != "failures"}
+        print(json.dumps(shown), *outcomes[-1]["failures"][:5], sep="\n  ", flush=True)
+    if given.output:
+        given.output.write_text(json.dumps({"seed": given.seed, "outcomes": outcomes}, indent=1) + "\n")
+    return int(any(outcome["failures"] for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

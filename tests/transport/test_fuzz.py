@@ -1,0 +1,39 @@
+"""10,000 broken messages against the codec and against live sockets: a typed error each, bounded memory, work goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import fuzz
+
+
+def test_every_way_of_breaking_a_message_is_tried_and_most_are_refused() -> None:
+    outcome = fuzz.fuzz_codec(2_000, seed=5)
+    assert outcome.failures == [] and outcome.frames == 2_000
+    assert outcome.answers["CodecError"] > 1_500 and outcome.answers["accepted"] > 50
+
+
+def test_the_search_can_fail(monkeypatch) -> None:
+    """A codec that lets anything else than a CodecError out is found."""
+
+    def careless(frames, limits):
+        return frames[0].decode("ascii")
+
+    monkeypatch.setattr(fuzz, "decode", lambda frames, limits: None if len(frames) > 8 else careless(frames, limits))
+    monkeypatch.setattr(fuzz, "examples", lambda: [[b"abc"]])
+    assert fuzz.fuzz_codec(200, seed=0).failures
+
+
+def test_codec() -> None:
+    found = fuzz.own_process("--only", "codec", "--frames", "6000")
+    assert found["failures"] == [] and found["memory_bytes"] <= found["limit_bytes"] == 2 * fuzz.LIMITS.message_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", fuzz.LIVE)
+def test_live_sockets(target: str) -> None:
+    found = fuzz.own_process("--only", target, "--frames", "1000", "--seed", "1")
+    assert found["failures"] == [] and found["frames"] == 1000
+    assert found["memory_bytes"] <= found["limit_bytes"]
+    if target in ("samples", "segment", "inference", "params"):
+        assert sum(number for answer, number in found["answers"].items() if "refused" in answer) > 20, found
