@@ -10,7 +10,7 @@ from jsrl.envs.make import make
 from jsrl.errors import JsrlError
 from jsrl.launch.result import score
 from jsrl.policy import load_policy
-from jsrl.workers.evaluator import Tally
+from jsrl.workers.play import Tally
 
 
 def main() -> int:

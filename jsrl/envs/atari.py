@@ -29,6 +29,15 @@ def make_atari(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gr
     Raises:
       MissingExtra: ale-py is not installed. ConfigError: no such game, or options this road does not have.
     """
+    return AtariVector(find_game(config), config, num_envs, seed, group)
+
+
+def find_game(config: EnvConfig) -> str:
+    """Return ale-py's name of the game of an id `ALE/...`.
+
+    Raises:
+      MissingExtra: ale-py is not installed. ConfigError: no such game, or options this road does not have.
+    """
     try:
         import ale_py
     except ImportError:
@@ -44,7 +53,23 @@ def make_atari(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gr
             f"environment {config.id!r}: {', '.join(unknown)} cannot be given as kwargs; use the options of env.atari, or "
             "backend 'sync' for Gymnasium's single ALE environments with their own kwargs"
         )
-    return AtariVector(spec.kwargs["game"], config, num_envs, seed, group)
+    return spec.kwargs["game"]
+
+
+def game_options(config: EnvConfig) -> dict[str, Any]:
+    """Return what decides how a game goes, as arguments of ale-py's vector; not what is seen of it."""
+    options, steps = config.atari, config.max_episode_steps
+    return {
+        "num_threads": options.num_threads,
+        "max_num_frames_per_episode": min(options.max_frames, (steps or options.max_frames) * options.frame_skip),
+        "repeat_action_probability": options.repeat_action_probability,
+        "full_action_space": options.full_action_space,
+        "frameskip": options.frame_skip,
+        "noop_max": options.noop_max,
+        "use_fire_reset": options.fire_reset,
+        "episodic_life": False,
+        "reward_clipping": False,
+    }
 
 
 class AtariVector:
@@ -54,22 +79,13 @@ class AtariVector:
         from ale_py import AtariVectorEnv
 
         options = config.atari
-        steps = config.max_episode_steps
         self._env: Any = AtariVectorEnv(
             game,
             num_envs,
-            num_threads=options.num_threads,
-            max_num_frames_per_episode=min(options.max_frames, (steps or options.max_frames) * options.frame_skip),
-            repeat_action_probability=options.repeat_action_probability,
-            full_action_space=options.full_action_space,
             img_height=options.screen_size,
             img_width=options.screen_size,
             stack_num=options.stack,
-            frameskip=options.frame_skip,
-            noop_max=options.noop_max,
-            use_fire_reset=options.fire_reset,
-            episodic_life=False,
-            reward_clipping=False,
+            **game_options(config),
         )
         self.num_envs = num_envs
         self._name, self._episodic = config.id, options.episodic_life

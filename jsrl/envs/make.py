@@ -93,7 +93,7 @@ def import_modules(config: EnvConfig) -> None:
     if ":" in config.id:
         import_target(config.id)
         return
-    _register_suites(config.id)
+    register_suites(config.id)
     if config.id.startswith("ALE/"):
         import_module("jsrl.envs.atari")
     spec = gymnasium.registry.get(config.id)
@@ -105,7 +105,7 @@ def import_modules(config: EnvConfig) -> None:
 
 
 def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv:
-    _register_suites(config.id)
+    register_suites(config.id)
     spec = gymnasium.registry.get(config.id)
     if spec is None:
         raise _unknown_id(config.id)
@@ -226,7 +226,7 @@ def _unknown_id(name: str) -> ConfigError:
     )
 
 
-def _register_suites(name: str) -> None:
+def register_suites(name: str) -> None:
     """Make the ids of an optional suite known where they are asked for."""
     if not name.startswith("ALE/"):
         return

@@ -151,6 +151,11 @@ class SyncVectorEnv:
             )
         return self._rows.fault(slot, f"raised {type(error).__name__} in {where}: {error}", ADVICE_RAISED)
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Return what the environment says of itself, such as its `render_fps`."""
+        return self._envs[0].metadata or {}
+
     def render(self, slot: int = 0) -> Any:
         """Return slot's picture as the environment renders it (needs kwargs `render_mode`)."""
         return self._envs[slot].render()

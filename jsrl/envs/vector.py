@@ -153,6 +153,11 @@ class GymVectorEnv:
         what = f"raised {type(error).__name__} in {where} of the vector: {error}"
         return self._rows.fault(0, what, f"It may be another slot's. {ADVICE_RAISED}")
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Return what the environment says of itself, such as its `render_fps`."""
+        return self._env.metadata or {}
+
     def render(self, slot: int = 0) -> Any:
         """Return slot's picture as the environment renders it (needs kwargs `render_mode`)."""
         pictures = self._env.render()

@@ -1,0 +1,249 @@
+"""Environments that can be seen: one slot whose pictures are RGB, as its policy's training environment behaves."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from jsrl.envs.atari import AtariVector, find_game, game_options
+from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.config import EnvConfig, main_target
+from jsrl.envs.make import make, register_suites
+from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
+from jsrl.importing import import_target
+from jsrl.types import Array
+
+DEFAULT_FPS, CONSOLE_FPS = 30.0, 60.0
+SCREEN = (210, 160)
+# Part of an entry point -> what draws it: module, and how to get it.
+DRAWN_WITH = {
+    "classic_control": ("pygame", "jsrl[video]"),
+    "toy_text": ("pygame", "jsrl[video]"),
+    "box2d": ("pygame", "jsrl[video]"),
+    "mujoco": ("imageio", "jsrl[mujoco]"),
+}
+
+
+class RenderedEnv:
+    """One environment behind the vector protocol (num_envs 1) that shows pictures; `fps`: at the environment's own speed.
+
+    Args:
+      env: one slot with `render(slot)`. config: what it was made from. fps: pictures per second of its own time.
+    """
+
+    def __init__(self, env: VectorEnv, config: EnvConfig, fps: float) -> None:
+        self._env: Any = env
+        self._config, self.fps = config, fps
+        self.spec, self.num_envs = env.spec, env.num_envs
+
+    def reset(self) -> EnvStep:
+        """Start anew."""
+        return self._env.reset()
+
+    def step(self, action: Array) -> EnvStep:
+        """Step with `action` [1, ...]."""
+        return self._env.step(action)
+
+    def picture(self) -> np.ndarray:
+        """Return what the environment looks like now: uint8 [height, width, 3].
+
+        Raises:
+          MissingExtra: what draws it is not installed. ConfigError: it draws nothing, or cannot here.
+        """
+        name = self._config.id
+        try:
+            picture = self._env.render(0)
+        except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+            raise MissingExtra(f"environment {name!r} cannot be drawn ({error}): {_remedy(name)}") from error
+        except NotImplementedError:
+            picture = None
+        except JsrlError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"environment {name!r} cannot be drawn: {type(error).__name__}: {error}. {_remedy(name)}"
+            ) from error
+        if isinstance(picture, list) and picture:
+            picture = picture[-1]
+        if not isinstance(picture, np.ndarray) or picture.dtype != np.uint8 or picture.shape[2:] != (3,):
+            seen = f"{picture.dtype} {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
+            raise ConfigError(
+                f"environment {name!r} shows {seen}; expected a picture, uint8 [height, width, 3], from render() under "
+                "render_mode 'rgb_array'. Leave recorder.enabled off, or name one that draws: --recorder.env.id."
+            )
+        return picture
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def make_rendered(config: EnvConfig, seed: int | tuple[int, ...]) -> RenderedEnv:
+    """Build one environment that shows pictures.
+
+    Observations are those of `make(config, ...)`. Of a Gymnasium id it is the single environment, also where training uses
+    a vectorised one; Atari's pictures come from a second console that gets the same actions.
+
+    Raises:
+      ConfigError: it draws no pictures. MissingExtra: what draws them is not installed.
+    """
+    check_rendered(config)
+    prepare_headless()
+    if is_console(config):
+        return RenderedEnv(AtariWithScreen(config, seed), config, CONSOLE_FPS / config.atari.frame_skip)
+    drawn = _drawn(config)
+    env: Any = make(drawn, 1, seed)
+    fps = (getattr(env, "metadata", None) or {}).get("render_fps")
+    if not hasattr(env, "render"):
+        env.close()
+        raise _draws_nothing(config, "it has no render()")
+    return RenderedEnv(env, drawn, float(fps or DEFAULT_FPS))
+
+
+def check_rendered(config: EnvConfig) -> None:
+    """See, without making it, that an environment can be drawn as far as its declaration tells.
+
+    Raises:
+      ConfigError: it draws no pictures. MissingExtra: what draws them is not installed.
+    """
+    if callable(config.id):
+        return
+    scheme = config.id.partition(":")[0]
+    if scheme == "probe":
+        raise _draws_nothing(config, "probes have nothing to show")
+    if scheme == "envpool" or config.backend == "envpool":
+        raise _draws_nothing(config, "EnvPool's environments are made for speed")
+    if is_console(config) or ":" in config.id:
+        return
+    register_suites(config.id)
+    spec = gymnasium.registry.get(config.id)
+    entry = str(spec.entry_point) if spec is not None else ""
+    for part, (module, extra) in DRAWN_WITH.items():
+        if f".{part}" in entry and find_spec(module) is None:
+            raise MissingExtra(
+                f"environment {config.id!r} is drawn with {module}, not installed here: pip install '{extra}'"
+            )
+
+
+def prepare_headless() -> None:
+    """Let OpenGL and SDL draw into memory where there is no display, unless the user's variables say otherwise."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+def is_console(config: EnvConfig) -> bool:
+    """Return whether `make` uses ale-py's vector for an environment."""
+    native = config.backend in ("auto", "native") and not config.wrappers
+    return isinstance(config.id, str) and config.id.startswith("ALE/") and native
+
+
+def _drawn(config: EnvConfig) -> EnvConfig:
+    """Return the config of the same environment with render_mode 'rgb_array', as a single one where there is one."""
+    kwargs = {**config.kwargs, "render_mode": "rgb_array"}
+    if callable(config.id) or ":" in config.id:
+        factory = config.id if callable(config.id) else import_target(config.id)
+        try:
+            parameters = inspect.signature(factory).parameters.values()
+        except (TypeError, ValueError):
+            return config
+        takes = any(p.name == "render_mode" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        target = main_target(config.id) if callable(config.id) else config.id
+        return replace(config, id=target, kwargs=kwargs) if takes else config
+    register_suites(config.id)
+    spec = gymnasium.registry.get(config.id)
+    if spec is None:
+        return config  # `make` says what is wrong
+    if isinstance(spec.entry_point, str):
+        modes = getattr(_creator(spec.entry_point), "metadata", {}).get("render_modes", ["rgb_array"])
+        if "rgb_array" not in modes:
+            raise _draws_nothing(config, f"its render_modes are {modes}, without 'rgb_array'")
+    backend = "sync" if spec.entry_point is not None else config.backend
+    return replace(config, kwargs=kwargs, backend=backend)
+
+
+def _creator(entry_point: str) -> Any:
+    try:
+        return gymnasium.envs.registration.load_env_creator(entry_point)
+    except (ImportError, AttributeError):  # `make` says what is missing
+        return None
+
+
+def _draws_nothing(config: EnvConfig, why: str) -> ConfigError:
+    return ConfigError(
+        f"environment {config.id!r} cannot be recorded: {why}. Leave recorder.enabled off, or name one with the same spaces "
+        "that draws, such as --recorder.env.id with Gymnasium's (and --recorder.env.backend sync)."
+    )
+
+
+def _remedy(name: str) -> str:
+    spec = gymnasium.registry.get(name)
+    entry = str(spec.entry_point) if spec is not None else ""
+    if ".mujoco" in entry:
+        return (
+            f"MuJoCo draws with OpenGL, here MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}: install libegl1 (egl) or "
+            "libosmesa6 (osmesa) and set MUJOCO_GL to the one there is, or leave recorder.enabled off"
+        )
+    extra = next((extra for part, (_, extra) in DRAWN_WITH.items() if f".{part}" in entry), None)
+    return (
+        f"pip install '{extra}'" if extra else "its own render() says why, above; leave recorder.enabled off without it"
+    )
+
+
+class AtariWithScreen(AtariVector):
+    """One game as `make` builds it, and a second console with the same seed and actions whose screen is shown in colour.
+
+    The policy's observations are those of the first, bit for bit what it was trained on.
+    """
+
+    def __init__(self, config: EnvConfig, seed: int | tuple[int, ...]) -> None:
+        game = find_game(config)
+        super().__init__(game, config, 1, seed, 0)
+        from ale_py import AtariVectorEnv
+
+        height, width = SCREEN
+        shown = AtariVectorEnv(
+            game, 1, img_height=height, img_width=width, stack_num=1, grayscale=False, **game_options(config)
+        )
+        self._env = _TwoConsoles(self._env, shown, config.id)
+
+    def render(self, slot: int = 0) -> np.ndarray:
+        """Return the screen: uint8 [210, 160, 3]."""
+        return self._env.screen
+
+
+class _TwoConsoles:
+    """Two vectors of one game that are given the same; the second one's newest frame is `screen`."""
+
+    def __init__(self, played: Any, shown: Any, name: str) -> None:
+        self._played, self._shown, self._name = played, shown, name
+        self.ale = played.ale
+        self.screen = np.zeros((*SCREEN, 3), np.uint8)
+
+    def reset(self, *, seed: Any) -> tuple[Any, dict[str, Any]]:
+        frames, told = self._played.reset(seed=seed)
+        self.screen = self._shown.reset(seed=seed)[0][0, -1].copy()
+        return frames, told
+
+    def step(self, action: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        stepped = self._played.step(action)
+        frames, *rest = self._shown.step(action)
+        if any((mine != its).any() for mine, its in zip(stepped[1:4], rest[:3], strict=True)):
+            raise EnvironmentFault(
+                f"environment {self._name!r}: two consoles with the same seed and actions went two ways, so that the one "
+                "shows what the other does not play. Leave recorder.enabled off, or record with --recorder.env.backend sync."
+            )
+        self.screen = frames[0, -1].copy()
+        return stepped
+
+    def close(self) -> None:
+        self._played.close()
+        self._shown.close()

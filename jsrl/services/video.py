@@ -1,0 +1,176 @@
+"""A video file from pictures: captions drawn below each one, and an encoder in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import MissingExtra, VideoError
+
+MIN_WIDTH = 320  # smaller pictures are enlarged by whole factors, so that captions can be read
+MARGIN, LEAST_FONT, LARGEST_FONT = 6, 12, 26
+INK, PAPER = (235, 239, 245), (24, 28, 36)
+FINISH_S = 60.0
+
+
+def require_video() -> None:
+    """See that videos can be written here.
+
+    Raises:
+      MissingExtra: a package is missing; names the extra that brings it.
+    """
+    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise MissingExtra(f"videos need {' and '.join(missing)}, not installed here: pip install 'jsrl[video]'")
+
+
+PACKAGES = {"imageio_ffmpeg": "imageio-ffmpeg", "PIL": "pillow"}
+
+
+class Captions:
+    """Draws lines of text in a strip below pictures."""
+
+    def __init__(self, width: int, lines: int) -> None:
+        from PIL import ImageFont
+
+        font: Any = ImageFont.load_default(min(max(width // 24, LEAST_FONT), LARGEST_FONT))
+        self._font = font
+        ascent, descent = font.getmetrics()
+        self._line_height = ascent + descent + 2
+        height = lines * self._line_height + 2 * MARGIN
+        self._size = (width, height)
+
+    @property
+    def height(self) -> int:
+        """Return the height of the strip in pixels."""
+        return self._size[1]
+
+    def draw(self, lines: Sequence[str]) -> np.ndarray:
+        """Return the strip with these lines: uint8 [height, width, 3]."""
+        from PIL import Image, ImageDraw
+
+        strip = Image.new("RGB", self._size, PAPER)
+        pen = ImageDraw.Draw(strip)
+        for number, line in enumerate(lines):
+            pen.text((MARGIN, MARGIN + number * self._line_height), line, fill=INK, font=self._font)
+        return np.asarray(strip)
+
+
+class VideoWriter:
+    """Encodes pictures with their captions as H.264 in an mp4 file, which any browser plays.
+
+    Until `finish` the file is called PATH.part.
+
+    Args:
+      path: of the file. fps: pictures per second. lines: of each caption.
+    """
+
+    def __init__(self, path: Path, fps: float, lines: int = 2) -> None:
+        require_video()
+        self.path, self.fps, self.frames = path, fps, 0
+        self.size = (0, 0)
+        self._lines = lines
+        self._part = path.with_name(f"{path.name}.part")
+        self._encoder: subprocess.Popen[bytes] | None = None
+
+    def add(self, picture: np.ndarray, caption: Sequence[str]) -> None:
+        """Add a picture, uint8 [H, W, 3], all of one size.
+
+        Raises:
+          VideoError: it is no such picture, or the encoder ended (a full disk).
+        """
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+            raise VideoError(
+                f"a picture is {picture.dtype} of shape {picture.shape}; expected uint8 [height, width, 3] (RGB)."
+            )
+        if self._encoder is None:
+            self._begin(picture)
+        if picture.shape != self._shape:
+            raise VideoError(
+                f"a picture has shape {picture.shape}, the ones before it {self._shape}; one size is needed."
+            )
+        scaled = picture.repeat(self._scale, axis=0).repeat(self._scale, axis=1) if self._scale > 1 else picture
+        self._canvas[: scaled.shape[0], : scaled.shape[1]] = scaled
+        self._canvas[scaled.shape[0] : scaled.shape[0] + self._captions.height, : scaled.shape[1]] = (
+            self._captions.draw(caption)
+        )
+        assert self._encoder is not None and self._encoder.stdin is not None
+        try:
+            self._encoder.stdin.write(self._canvas.data)
+        except (BrokenPipeError, OSError) as error:
+            raise VideoError(f"{self.path.name}: the encoder ended ({self._complaint() or error}).") from None
+        self.frames += 1
+
+    def _begin(self, picture: np.ndarray) -> None:
+        """Start the encoder: one thread, so that it takes nothing from those who train."""
+        import imageio_ffmpeg
+
+        self._shape = picture.shape
+        self._scale = -(-MIN_WIDTH // picture.shape[1])
+        height, width = picture.shape[0] * self._scale, picture.shape[1] * self._scale
+        self._captions = Captions(width, self._lines)
+        height += self._captions.height
+        height, width = height + height % 2, width + width % 2  # what the encoder wants
+        self.size = (width, height)
+        self._canvas = np.empty((height, width, 3), np.uint8)
+        self._canvas[:] = PAPER
+        try:
+            program = imageio_ffmpeg.get_ffmpeg_exe()
+        except RuntimeError as error:
+            raise MissingExtra(
+                f"imageio-ffmpeg brought no ffmpeg for this machine ({error}): install ffmpeg."
+            ) from None
+        command = [program, "-v", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"]
+        command += ["-r", f"{self.fps:g}", "-i", "-", "-an", "-c:v", "libx264", "-preset", "veryfast", "-crf", "23"]
+        command += ["-threads", "1", "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-f", "mp4", str(self._part)]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the encoder)
+        self._encoder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors)
+
+    def _complaint(self) -> str:
+        """Return the last line that the encoder wrote to its errors."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def finish(self) -> None:
+        """Finish the file, and give it its name.
+
+        Raises:
+          VideoError: nothing was added, or it could not be written.
+        """
+        if self._encoder is None:
+            raise VideoError(f"{self.path.name}: no picture was added; a video needs one.")
+        assert self._encoder.stdin is not None
+        try:
+            self._encoder.stdin.close()
+            status = self._encoder.wait(FINISH_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self.abandon()
+            raise VideoError(f"{self.path.name}: the encoder did not finish ({error}).") from None
+        complaint = self._complaint()
+        self._errors.close()
+        self._encoder = None
+        if status != 0:
+            self._part.unlink(missing_ok=True)
+            raise VideoError(f"{self.path.name}: the encoder ended with status {status} ({complaint}).")
+        self._part.replace(self.path)
+
+    def abandon(self) -> None:
+        """Give the video up; leaves no file. May be called twice, and after `finish`."""
+        encoder, self._encoder = self._encoder, None
+        if encoder is None:
+            return
+        encoder.kill()
+        assert encoder.stdin is not None
+        with contextlib.suppress(OSError):
+            encoder.stdin.close()
+        encoder.wait()
+        self._errors.close()
+        self._part.unlink(missing_ok=True)

@@ -1,0 +1,222 @@
+"""The recorder: films episodes of the newest params, and keeps the best video and the newest ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsrl.agents.base import Agent
+from jsrl.envs.base import EnvStep
+from jsrl.envs.rendering import RenderedEnv
+from jsrl.errors import VideoError
+from jsrl.services.control import Command
+from jsrl.services.metrics import Recorder
+from jsrl.services.phases import Phases
+from jsrl.services.video import VideoWriter, require_video
+from jsrl.services.video_shelf import Video, VideoShelf
+from jsrl.transport.base import ParamsSubscriber
+from jsrl.types import EnvSpec, version_updates
+from jsrl.workers.base import Reporter
+from jsrl.workers.play import Play, Player, PlayerSettings
+
+HELD_S = 0.5  # so long stands the last picture of an episode
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecorderSettings(PlayerSettings):
+    """What a recorder has to know; see RecorderConfig. niceness: None leaves the process as it is (it is not its own)."""
+
+    episodes: int
+    fps: float | None
+    max_seconds: float
+    niceness: int | None = None
+
+
+class Film:
+    """One video in the making: looks at every step of an environment, until it is as long as it may be.
+
+    Args:
+      version: the caption's second line, which says whose episodes these are. most_frames: pictures at most.
+    """
+
+    def __init__(
+        self, env: RenderedEnv, writer: VideoWriter, version: str, episodes: int, most_frames: int, phases: Phases
+    ) -> None:
+        self._env, self.writer, self._version, self._phases = env, writer, version, phases
+        self._episodes, self._most_frames = episodes, most_frames
+        self._episode, self._length, self._return = 1, 0, 0.0
+
+    def see(self, step: EnvStep) -> None:
+        """Add the picture after a step (or reset), with the return and the length so far."""
+        if step.is_first[0]:
+            self._length, self._return = 0, 0.0
+        else:
+            self._length += 1
+            self._return += float(step.reward.sum())
+        ended = step.episodes[0] if step.episodes else None
+        if ended is not None:
+            self._return, self._length = ended.return_, ended.length
+        if self.writer.frames < self._most_frames:
+            self._add(max(1, round(HELD_S * self.writer.fps)) if ended else 1)
+        if ended is not None:
+            self._episode += 1
+
+    def _add(self, times: int) -> None:
+        self._phases.enter("render")
+        picture = self._env.picture()
+        self._phases.enter("encode")
+        number = f"episode {self._episode} of {self._episodes}   " if self._episodes > 1 else ""
+        progress = f"{number}return {self._return:,.1f}   step {self._length:,}"
+        for _ in range(min(times, self._most_frames - self.writer.frames)):
+            self.writer.add(picture, (progress, self._version))
+
+
+class VideoRecorder(Player[RenderedEnv]):
+    """A worker that films.
+
+    Args:
+      make_env: (1, seed) -> environment that shows pictures. connect: () -> params subscriber.
+      open_shelf: () -> the run's videos.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        spec: EnvSpec,
+        settings: RecorderSettings,
+        make_env: Callable[[int, int], RenderedEnv],
+        connect: Callable[[], ParamsSubscriber],
+        open_shelf: Callable[[], VideoShelf],
+        reporter: Reporter,
+        recorder: Recorder | None = None,
+    ) -> None:
+        super().__init__("recorder", agent, spec, settings, make_env, connect, reporter, recorder)
+        self._settings, self._open_shelf = settings, open_shelf
+        self._film: Film | None = None
+        self._path = Path()
+        self._filmed_version: int | None = None
+        self._final = False
+
+    def setup(self) -> None:
+        """Give way to the other workers, draw a first picture, compile, connect."""
+        require_video()
+        if self._settings.niceness is not None:
+            give_way(self._settings.niceness)
+        self._shelf = self._open_shelf()
+        self._set_up_player(1)
+        env = self._env(1, 1)
+        self._reporter.stage("drawing a first picture")
+        with self._watched():
+            env.reset()
+            env.picture()  # what cannot be drawn is known before anything is filmed
+        self.recorder.begin()
+
+    def _begin(self) -> None:
+        assert self._params is not None
+        self._begin_period()
+        settings, env = self._settings, self._env(1, 1)
+        updates = version_updates(self._params[0])
+        env_steps = self._env_steps(updates)
+        self._path = self._shelf.path(env_steps, updates)
+        writer = VideoWriter(self._path, settings.fps or env.fps)
+        version = f"version {updates:,}   {env_steps:,} env steps"
+        self._film = Film(
+            env, writer, version, settings.episodes, max(1, round(settings.max_seconds * writer.fps)), self._phases
+        )
+        engine = self._loaded_engine(True, 1)
+        self._play = Play(engine, env, settings.episodes, self._watched, self._phases, self._film.see)
+
+    def _complete(self) -> None:
+        assert self._play is not None and self._film is not None
+        score, writer = self._play.score, self._film.writer
+        self._phases.enter("encode")
+        writer.finish()
+        facts = score.facts()
+        updates = version_updates(score.version)
+        env_steps = self._env_steps(updates)
+        width, height = writer.size
+        episodes = self._settings.episodes
+        video = Video(
+            self._path.name,
+            updates,
+            env_steps,
+            facts["return_mean"],
+            episodes,
+            writer.frames,
+            writer.fps,
+            width,
+            height,
+        )
+        self._shelf.add(video)
+        self._play = self._film = None
+        self._filmed_version = score.version
+        self._phases.enter("other")
+        self.recorder.count("videos")
+        best = max(known.return_mean for known in self._shelf.videos)
+        metrics = {
+            "recorder/return_mean": facts["return_mean"],
+            "recorder/best_return": best,
+            "recorder/length_mean": facts["length_mean"],
+            "recorder/version_updates": float(updates),
+            "recorder/video_frames": float(writer.frames),
+        }
+        self._reporter.event("filmed", updates=updates, env_steps=env_steps, metrics=metrics)
+        if self._final:
+            self._reporter.event("filmed finally")
+
+    def _advance(self) -> int:
+        try:
+            return super()._advance()
+        except (VideoError, OSError) as error:  # the disk's, or the encoder's: the next video may be written again
+            self._abandon()
+            self.recorder.count("failed")
+            self._reporter.event("warning", f"a video was lost: {error}")
+            if self._final:
+                self._params = None
+                self._reporter.event("filmed finally")
+            return 0
+
+    def command(self, command: Command) -> None:
+        """Obey `final`: film the newest params."""
+        if command.name == "final":
+            self.begin_final()
+
+    def begin_final(self) -> None:
+        """Turn to the newest params, whatever is being filmed; say `filmed finally` afterwards."""
+        self._take_newest()
+        self._abandon()
+        self._final = True
+        if self._params is None or self._params[0] == self._filmed_version:
+            self._reporter.event("filmed finally")
+            return
+        self._next_updates = version_updates(self._params[0])
+
+    @property
+    def due(self) -> bool:
+        """Return whether something is being filmed, or there are params that should be filmed now."""
+        if self._final and (self._params is None or self._params[0] == self._filmed_version):
+            return False
+        return super().due
+
+    def _abandon(self) -> None:
+        if self._film is not None:
+            self._film.writer.abandon()
+        self._play = self._film = None
+
+    def close(self) -> dict[str, Any]:
+        """Leave; what is being filmed is given up."""
+        self._abandon()
+        self._close_player()
+        return {}
+
+
+def give_way(niceness: int) -> None:
+    """Lower this process's priority, and that of its session where the kernel schedules by session (Linux's autogroup)."""
+    os.nice(niceness)
+    with suppress(OSError):  # not Linux, or scheduled without sessions: the line above is enough
+        Path("/proc/self/autogroup").write_text(str(niceness))
+    os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa's threads, where no graphics card draws
