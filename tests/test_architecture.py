@@ -89,6 +89,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 MORE: dict[str, tuple[set[str], str]] = {
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
     "launch/replay_update.py": ({"jsrl.parallel", "jsrl.replay"}, "it makes one update again, as the learner made it"),
+    "services/video.py": ({"PIL", "imageio_ffmpeg"}, "captions and the encoder, of the extra `video`"),
     "services/snapshot_orbax.py": ({"jax", "orbax", "absl"}, "Orbax is a library of jax arrays"),
 }
 
@@ -102,7 +103,7 @@ WITHOUT_JAX = (
     "workers/replay.py",
     "replay/host.py",
 )
-WORKERS = ("actor", "inference", "learner", "evaluator", "parameter_server", "replay")
+WORKERS = ("actor", "inference", "learner", "evaluator", "recorder", "parameter_server", "replay")
 
 LONGER_FILES: dict[str, str] = {}
 LONGER_FUNCTIONS: dict[str, str] = {}

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 from jsrl.errors import WorkerDied
@@ -206,7 +207,7 @@ class Controller:
         if pause_s is None:
             return False
         reason = f"{crash.error}: {crash.text}" if crash else what
-        count = f"restart {process.restarts + 1}, {self._supervision.text(process.job)}, in {pause_s:.2g} s"
+        count = f"{self._supervision.text(process.job)}, in {pause_s:.2g} s"
         self._session.display.message(f"{process.name} {reason.splitlines()[0]}; {count}", "warning")
         process.replaced = True
         self._session.stage(process.name, "restarting")
@@ -248,8 +249,10 @@ class Controller:
         for kind in STOP_ORDER:
             if kind == "evaluator" and final:
                 self._await_final_evaluation()
+            if kind == "learner" and film:  # whose params nobody can take any more afterwards
+                self._await_recorder(lambda recorder: recorder.ready, "filming is about to begin")
             if kind == "recorder" and film:
-                self._await_final_video()
+                self._await_recorder(lambda _: self._session.filmed, "final video")
             saves = kind in ("learner", "parameter-server")
             self._stop(kind, limits.snapshot_s if saves else limits.leave_s / 10 if hurried else limits.leave_s)
 
@@ -302,16 +305,17 @@ class Controller:
     def _wants_final_video(self) -> bool:
         recorder = self._processes.get("recorder")
         wanted = self._session.reason != "interrupted" and self._plan.experiment.recorder.final
-        return wanted and recorder is not None and not recorder.replaced and recorder.ready
+        return wanted and recorder is not None and not recorder.replaced
 
-    def _await_final_video(self) -> None:
-        """Let the recorder film the last params, within the time that a snapshot may take."""
+    def _await_recorder(self, reached: Callable[[Process], bool], stage: str) -> None:
+        """Wait until the recorder has reached something, no longer than a snapshot may take."""
         recorder, until = self._processes["recorder"], time.monotonic() + self._deadlines.snapshot_s
-        self._session.stage("recorder", "final video")
-        while not (self._session.filmed or self._interrupted or recorder.replaced or time.monotonic() > until):
+        while not (reached(recorder) or self._interrupted or recorder.replaced or time.monotonic() > until):
             for message in self._control.poll(POLL_S):
                 self._hear(message)
             self._check(recorder)
+            if recorder.ready:
+                self._session.stage("recorder", stage)
             self._session.tick()
 
 

@@ -44,6 +44,10 @@ ELSEWHERE = {
     "workers": "num-actors",
     "device": "learner.num-devices",
     "normalize": "agent.normalize-observations",
+    "recorder": "recorder.enabled",
+    "record-video": "recorder.enabled",
+    "capture-video": "recorder.enabled",
+    "video": "recorder.enabled",
 }
 
 

@@ -29,6 +29,7 @@ from jsrl.services.files import read_json, write_atomic
 from jsrl.services.phases import ACTIVITIES, by_phase
 from jsrl.services.runs import Run, RunFolder
 from jsrl.services.tracing import merge_traces
+from jsrl.services.video_shelf import captions
 from jsrl.transport.segment import is_locked
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
@@ -55,7 +56,7 @@ class RunReport:
         lines between the first and the last (of the last life of a resumed run), by name.
       rates: name -> per second. columns: the metrics of every line. ledger, evaluation, final: as in result.json.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
-      videos, files: paths relative to the folder.
+      videos: path of each, relative to the folder -> what is known of it. files: paths relative to the folder.
     """
 
     folder: Path
@@ -72,7 +73,7 @@ class RunReport:
     environment: dict[str, Any]
     options: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
-    videos: list[str] = field(default_factory=list)
+    videos: dict[str, str] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
     def last(self, name: str) -> float | None:
@@ -122,7 +123,6 @@ def make_report(folder: RunFolder) -> RunReport:
     means = {name: value for name, value in means.items() if math.isfinite(value)}
     experiment = derived(config)
     files = ["result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt"]
-    videos = sorted(path.name for path in (folder.path / "videos").glob("*.mp4"))
     return RunReport(
         folder=folder.path,
         name=folder.name,
@@ -138,7 +138,7 @@ def make_report(folder: RunFolder) -> RunReport:
         environment=environment,
         options=flat_options(config),
         warnings=_warnings(folder.logs / "controller.log"),
-        videos=[f"videos/{name}" for name in videos],
+        videos=captions(folder.path),
         files=[name for name in files if (folder.path / name).exists()],
     )
 

@@ -188,8 +188,8 @@ def _ledger(report: RunReport) -> str:
 def _videos(report: RunReport) -> str:
     return "".join(
         f'<figure><video controls preload="metadata" src="{quote(path)}"></video>'
-        f"<figcaption>{escape(path)}</figcaption></figure>"
-        for path in report.videos
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        for path, caption in report.videos.items()
     )
 
 

@@ -18,6 +18,7 @@ KINDS = {
     "inference": "inference",
     "learner": "learner",
     "evaluator": "evaluator",
+    "recorder": "recorder",
     "replay": "replay worker",
     "parameter_server": "parameter server",
 }

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 from jsrl.launch.compilation import keep_compiled_here
+from jsrl.launch.filming import loss_notice
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
-from jsrl.services.control import Event, Report
+from jsrl.services.control import Crash, Event, Report
 from jsrl.workers.actor import Actor
 from jsrl.workers.evaluator import Evaluator
 from jsrl.workers.jobs import build
 from jsrl.workers.learner import Learner
+from jsrl.workers.recorder import VideoRecorder
 from jsrl.workers.replay import ReplayWorker
 
 
@@ -87,9 +91,12 @@ class SerialRun:
         self._actors: list[Actor] = [w for w in self._workers.values() if isinstance(w, Actor)]
         self._replays: list[ReplayWorker] = [w for w in self._workers.values() if isinstance(w, ReplayWorker)]
         self._evaluator: Evaluator | None = self._workers.get("evaluator")
+        self._video_recorder: VideoRecorder | None = self._workers.get("recorder")
         for worker in self._workers.values():
-            worker.setup()
-            self._session.stage(worker.name, "ready")
+            if worker is not self._video_recorder:
+                worker.setup()
+                self._session.stage(worker.name, "ready")
+        self._film(self._set_up_recorder)
         for worker in self._workers.values():
             worker.recorder.begin()  # the others' setups are no part of any worker's time
 
@@ -103,6 +110,7 @@ class SerialRun:
             if learner.step():
                 self._report()
                 self._evaluate()
+                self._film(self._film_what_is_due)
             session.tick()
 
     def _report(self, *, last: bool = False) -> None:
@@ -118,6 +126,38 @@ class SerialRun:
             self._evaluator.step()
             self._session.tick()
 
+    def _film(self, step: Callable[[VideoRecorder], Any]) -> None:
+        """Have the recorder do something; when it fails, the run goes on without it."""
+        recorder = self._video_recorder
+        if recorder is None:
+            return
+        try:
+            step(recorder)
+        except Exception as error:  # whatever a renderer does, the training is worth more than its videos
+            self._video_recorder = None
+            del self._workers["recorder"]
+            crash = Crash("recorder", 0, type(error).__name__, str(error), "")
+            self._session.lose_recorder(loss_notice(f"recorder: {traceback.format_exc().rstrip()}", crash))
+            try:
+                recorder.close()
+            except Exception as second:
+                self._session.display.message(f"while closing the recorder: {second!r}")
+
+    def _set_up_recorder(self, recorder: VideoRecorder) -> None:
+        recorder.setup()
+        self._session.stage("recorder", "ready")
+
+    def _film_what_is_due(self, recorder: VideoRecorder) -> None:
+        """Film to the end what is due, after the evaluation: one process cannot do both at once."""
+        while self._session.reason != "interrupted" and recorder.due:
+            recorder.step()
+            self._session.tick()
+
+    def _film_finally(self, recorder: VideoRecorder) -> None:
+        recorder.begin_final()
+        while not self._session.filmed and not self._interrupted:
+            recorder.step()
+
     def _close(self) -> None:
         session = self._session
         session.finished_s = session.finished_s or session.now()
@@ -126,12 +166,15 @@ class SerialRun:
         if self._evaluator is not None and finally_scored:
             self._evaluator.begin_final("best" if session.reason == "stop_at_return" else "latest")
         for name, worker in self._workers.items():
-            if name != "evaluator":
+            if name not in ("evaluator", "recorder"):
                 session.facts(worker.close())
         if self._evaluator is not None:
             while finally_scored and not session.final and not self._interrupted and self._evaluator.due:
                 self._evaluator.step()
             self._evaluator.close()
+        if session.reason != "interrupted" and session.experiment.recorder.final:
+            self._film(self._film_finally)
+        self._film(VideoRecorder.close)
         session.close()
 
     def _abandon(self) -> None:

@@ -54,6 +54,7 @@ class Session:
         self._progress = [(self.updates, self.env_steps)]
         self._stages: dict[str, str] = {}
         self.final: dict[str, float] = {}
+        self.filmed = False
         self.ledger: dict[str, Any] = {}
         self._begin_s = time.monotonic()
         self._line_s = time.monotonic() + LINE_S
@@ -103,6 +104,11 @@ class Session:
             self.final = dict(facts)
             line = {f"evaluator/final_{name}": value for name, value in facts.items()}
             self.hub.write(line, self.env_steps, self.updates)
+        elif message.name == "filmed":
+            env_steps = self._env_steps_before(facts["updates"], facts["env_steps"])
+            self.hub.write(facts["metrics"], env_steps, facts["updates"])
+        elif message.name == "filmed finally":
+            self.filmed = True
         elif message.name == "finished":
             self.facts(facts)
             self.end("total_env_steps")
@@ -114,9 +120,7 @@ class Session:
 
     def _evaluated(self, facts: dict[str, Any]) -> None:
         metrics = facts["metrics"]
-        if self.experiment.has_replay_workers:  # updates do not say how many env steps were inserted before them
-            updates, env_steps = zip(*self._progress, strict=True)
-            facts = facts | {"env_steps": int(np.interp(facts["updates"], updates, env_steps))}
+        facts = facts | {"env_steps": self._env_steps_before(facts["updates"], facts["env_steps"])}
         if self.reason is None:
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
         self.curve.append((facts["env_steps"], facts["return_mean"]))
@@ -125,6 +129,20 @@ class Session:
         trained = facts["updates"] > self.start_updates  # params that a run began with are no reason to end it
         if goal is not None and trained and facts["return_mean"] >= goal:
             self.end("stop_at_return")
+
+    def _env_steps_before(self, updates: int, env_steps: int) -> int:
+        """Return the env steps before a number of updates, which does not say it where replay workers stand between."""
+        if not self.experiment.has_replay_workers:
+            return env_steps
+        known_updates, known_steps = zip(*self._progress, strict=True)
+        return int(np.interp(updates, known_updates, known_steps))
+
+    def lose_recorder(self, notice: str) -> None:
+        """Go on without the recorder: say why, and count it."""
+        self.filmed = True
+        self._stages.pop("recorder", None)
+        self.hub.receive("recorder", "recorder", {"recorder/lost": 1.0})
+        self.display.message(f"{notice}\n(the run goes on without videos)", "warning")
 
     def end(self, reason: str) -> None:
         """Note why the run ends; the first reason stays."""

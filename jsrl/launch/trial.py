@@ -1,7 +1,7 @@
 """One trial: a run of its own, in fresh processes and through the same launch path as any other, measured once it is warm.
 
 `measure` starts `python -m jsrl.launch.trial`, follows the run's metrics and ends it when they cover enough time. The
-evaluator is off meanwhile; nothing else differs from a user's run.
+evaluator and the recorder are off meanwhile; nothing else differs from a user's run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.errors import JsrlError
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
 from jsrl.reference import from_json, spawn_environment, to_json
 from jsrl.services.files import write_atomic
 from jsrl.source_capture import Capture
@@ -104,6 +104,7 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
         max_minutes=None,
         stop_at_return=None,
         evaluator=EvaluatorConfig(enabled=False),
+        recorder=RecorderConfig(enabled=False),
         trace=False,
     )
     source = runs / "source"

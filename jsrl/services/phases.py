@@ -97,6 +97,15 @@ ACTIVITIES: dict[str, tuple[Activity, ...]] = {
         _TURN,
         _REST,
     ),
+    "recorder": (
+        Activity("env", "simulate", "share of time inside environments", "small"),
+        Activity("act", "infer", "share of time acting", "small"),
+        Activity("render", "publish", "share of time drawing pictures", "depends"),
+        Activity("encode", "publish", "share of time handing pictures to the encoder and finishing videos", "depends"),
+        Activity("wait", "wait", "share of time with nothing to film", "above 0.5 (else: film less often)"),
+        _TURN,
+        _REST,
+    ),
     "parameter_server": (
         Activity("publish", "publish", "share of time passing params on", "below 0.5"),
         Activity("wait", "wait", "share of time without new params", "above 0.5"),

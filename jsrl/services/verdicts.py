@@ -98,6 +98,8 @@ def _machine_text(e: Evidence) -> str:
     first = takers[0][0]
     if first == "evaluator" or e.cpu.get("evaluator", 0.0) > 0.2 * e.facts.cores:
         return text + "Evaluate less often: a larger --evaluator.period-env-steps, or fewer --evaluator.episodes."
+    if first == "recorder":
+        return text + "Film less often: a larger --recorder.period-env-steps, or a larger --recorder.niceness."
     return text + {
         "actor": "Cheaper environments or acting would help.",
         "inference": "A smaller network would help, or larger inference batches (more slots per group).",
@@ -117,6 +119,7 @@ WHO = {
     "inference": "inference servers",
     "learner": "the learner",
     "evaluator": "the evaluator",
+    "recorder": "the recorder",
     "replay": "replay",
     "parameter_server": "the parameter server",
 }
@@ -278,7 +281,7 @@ def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
         (WORK[activity], share)
         for kind, own in e.shares.items()
         for activity, share in own.items()
-        if activity in WORK and kind != "evaluator"
+        if activity in WORK and kind not in ("evaluator", "recorder")
     ]
     entries.append(("evaluating", e.share("evaluator", "env", "act", "publish", "other")))
     return sorted(entries, key=lambda entry: -entry[1])
