@@ -11,6 +11,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.options import differences
 from jsrl.services.runs import RunFolder
+from jsrl.services.snapshot_format import version_damage
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.transport.segment import try_lock
@@ -21,7 +22,7 @@ from jsrl.workers.journaled import exact_obstacle
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
     "restart", "trace", "record", "actor.", "inference.", "evaluator.", "recorder.", "snapshots.", "deadlines.", "supervision.",
-    "learner.num-devices", "learner.threads", "learner.prefetch", "learner.memory-share", "learner.check-finite",
+    "learner.num-devices", "learner.split", "learner.threads", "learner.prefetch", "learner.memory-share", "learner.check-finite",
 )  # fmt: skip
 
 
@@ -65,21 +66,49 @@ def claimed(folder: RunFolder) -> Iterator[None]:
         os.close(fd)
 
 
-def open_resumed(resume: str, runs_dir: str | os.PathLike[str]) -> tuple[RunFolder, Origin]:
-    """Return a run's folder and where its next life begins: after its latest snapshot, in a new epoch.
+def open_resumed(resume: str, runs_dir: str | os.PathLike[str]) -> tuple[RunFolder, Origin, list[str]]:
+    """Return a run's folder, where its next life begins (after its newest good snapshot, in a new epoch), and what to tell.
 
     Raises:
-      ConfigError: there is no such run, or it has no snapshot.
+      ConfigError: there is no such run, or it has no good snapshot.
     """
     folder = RunFolder.open(resume, runs_dir)
     store = SnapshotStore(folder.snapshots / "state")
     try:
-        latest = store.meta("latest")
+        version, broken = newest_good(store)
+        latest = store.meta(version)
+        epoch, updates = int(latest["epoch"]), int(latest["updates"])
     except SnapshotError as error:
         raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{folder.name} cannot be resumed: its snapshot {version} is not a learner's.") from None
     life = read_page(folder.path / LEDGER)
-    epoch = max(int(latest["epoch"]), life.epoch if life else 0) + 1
-    return folder, Origin(epoch, int(latest["updates"]), f"{store.folder}@latest")
+    epoch = max(epoch, life.epoch if life else 0) + 1
+    told = [*broken, f"going on from snapshot {version} instead, of update {updates}"] if broken else []
+    return folder, Origin(epoch, updates, f"{store.folder}@{version}"), told
+
+
+def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:
+    """Return the version tagged `latest`, or where it is broken the newest that is not, and what is wrong with the others.
+
+    Raises:
+      SnapshotError: there is none; says what is wrong with each.
+    """
+    broken: list[str] = []
+    candidates = store.versions()[::-1]
+    try:
+        tagged = store.resolve("latest")
+        candidates = [tagged, *(version for version in candidates if version != tagged)]
+    except SnapshotError as error:
+        if not candidates:
+            raise
+        broken.append(str(error))
+    for version in candidates:
+        damage = version_damage(store.folder / str(version))
+        if damage is None:
+            return version, broken
+        broken.append(damage)
+    raise SnapshotError(" ".join(broken))
 
 
 def continue_exactly(experiment: Experiment, folder: RunFolder, origin: Origin) -> tuple[Origin, str]:

@@ -21,7 +21,7 @@ from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.recording_plan import begin_record, check_recording
 from jsrl.launch.report import leave_report
 from jsrl.launch.result import Result
-from jsrl.launch.resume import allowed_changes, claimed, open_resumed, params_source
+from jsrl.launch.resume import allowed_changes, claimed, continue_exactly, open_resumed, params_source
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.reference import from_json, to_json
@@ -63,26 +63,30 @@ def run(
     """
     experiment = dataclasses.replace(experiment, **changes)
     if resume is not None:
-        folder, origin = open_resumed(resume, runs_dir)
+        folder, origin, told = open_resumed(resume, runs_dir)
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
-        origin = Origin()
+        origin, told = Origin(), []
     if init_from is not None:
         origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
     with claimed(folder), own_memory_folder() as memory_folder:
         experiment, changed = stored_experiment(experiment, folder, resumed=resume is not None)
         screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
-        for line in changed:
+        for line in (*told, *changed):
             screen.message(line)
         try:
+            if resume is not None:
+                origin, line = continue_exactly(experiment, folder, origin)
+                if line:
+                    screen.message(line)
             plan = make_plan(experiment, str(folder.path), memory_folder, origin)
             check_shared_memory(plan)
+            check_recording(plan.experiment, plan.schemas)
+            begin_record(plan.experiment, plan.schemas, source=folder.name)
         except BaseException:
             screen.close()
             raise
         sources = (str(folder.path / "source"),)
-            check_recording(plan.experiment, plan.schemas)
-            begin_record(plan.experiment, plan.schemas, source=folder.name)
         session = Session(plan.experiment, folder, screen, sinks, start_updates=origin.updates)
         try:
             serial = plan.experiment.placement == "serial"

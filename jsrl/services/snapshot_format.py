@@ -24,6 +24,7 @@ from jsrl.services.files import json_ready, read_json
 
 FORMAT = "jsrl-snapshot"
 FORMAT_VERSION = 1
+MAX_LEAF_ENTRIES = 1 << 40
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}")
 
 
@@ -114,7 +115,45 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path} has format version {manifest.get('format_version')}, this jsrl reads version {FORMAT_VERSION}. "
             "Use the jsrl version that wrote it."
         )
+    try:
+        _check_manifest(manifest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SnapshotError(
+            f"snapshot {folder.name} is broken: {path} was changed ({type(error).__name__}: {error}). Use another version."
+        ) from None
     return manifest
+
+
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Raise whatever comes where a manifest does not hold what `SnapshotStore` reads; further entries are fine."""
+    if not isinstance(manifest["meta"], dict) or not isinstance(manifest["digest"], str):
+        raise TypeError("meta or digest")
+    for leaf in manifest["leaves"]:
+        if not all(isinstance(part, str) for part in leaf["path"]) or not isinstance(leaf["digest"], str):
+            raise TypeError("a leaf's path or digest")
+        if any(n < 0 for n in leaf["shape"]) or math.prod(leaf["shape"]) > MAX_LEAF_ENTRIES:
+            raise ValueError(f"the impossible shape {leaf['shape']}")
+        if np.dtype(leaf["dtype"]).hasobject:
+            raise TypeError(f"a leaf of dtype {leaf['dtype']}")
+    for name, written in manifest["files"].items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"the file {name!r} outside the snapshot")
+        if not isinstance(written["size_bytes"], int) or not isinstance(written["digest"], str):
+            raise TypeError(f"size or digest of {name!r}")
+    if total_digest(manifest["leaves"]) != manifest["digest"]:
+        raise ValueError("the digest differs from the one written")
+
+
+def version_damage(folder: Path) -> str | None:
+    """Return what is wrong with a version folder, in words, or None when all of it is as it was written."""
+    try:
+        manifest = read_manifest(folder)
+    except FileNotFoundError:
+        return f"snapshot {folder.name} is gone."
+    except SnapshotError as error:
+        return str(error)
+    damage = find_damage(folder / "arrays", manifest["files"])
+    return None if damage is None else f"snapshot {folder.name} is broken: {damage}."
 
 
 def check_leaves(folder: Path, manifest: dict[str, Any], arrays: dict[tuple[str, ...], np.ndarray]) -> None:
