@@ -84,7 +84,7 @@ class Supervision:
     def text(self, job: Job) -> str:
         """Return, for people, how much of a worker's budget is used."""
         budget = self.budget(job)
-        return f"{budget.used} of {budget.limit} within {budget.window_s:g} s"
+        return f"restart {budget.used} of {budget.limit} within {budget.window_s:g} s"
 
     def used_up(self, job: Job) -> str:
         """Return, for people, why this worker is not restarted once more; empty where it never was."""
@@ -92,8 +92,8 @@ class Supervision:
         if not budget.used:
             return ""
         return (
-            f"{job.name}'s {budget.limit} restart(s) within {budget.window_s:g} s are used up. What ends a worker again and "
-            "again is not repaired by restarts: see the reason above, or allow more with --restart."
+            f"{job.name}'s {budget.limit} restart(s) are used up, within {budget.window_s:g} s. What ends a worker again and "
+            "again is not repaired so: see the reason above, or allow more with --restart."
         )
 
 

@@ -126,6 +126,32 @@ class SlowInSecondActor(World):
         super().__init__(count=-1, step_s=0.01 if "actor-1" in sys.orig_argv else 0.0)
 
 
+class Counts(gymnasium.Env):
+    """Shows the steps since its reset; episodes have 5 to 40 of them."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count, self.length = 0, int(self.np_random.integers(5, 41))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.0005)
+        self.count += 1
+        return np.full(1, self.count, np.float32), 0.0, self.count >= self.length, False, {}
+
+
+class HangsOnce(World):
+    """Gets stuck in the first life of an actor; `count` steps in."""
+
+    def misbehave(self, action):
+        if "--incarnation" not in sys.orig_argv or sys.orig_argv[sys.orig_argv.index("--incarnation") + 1] == "0":
+            time.sleep(3600.0)
+        return super().misbehave(action)
+
+
 class TellsOfJax(World):
     """Fails with the list of what the actor's process should not have loaded."""
 

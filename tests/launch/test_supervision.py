@@ -1,0 +1,73 @@
+"""Budgets of restarts, and where a replaced worker begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
+from jsrl.launch.supervision import Budget, Supervision, last_committed
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.ledger_page import LEDGER, begin_life
+from jsrl.workers.jobs import Job, Links, Origin
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_pauses_double_up_to_the_longest_and_end_with_the_budget() -> None:
+    budget = Budget(5, 600.0, 0.5, 3.0, Clock())
+    assert [budget.take() for _ in range(6)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]
+
+
+def test_restarts_before_the_window_are_forgiven() -> None:
+    clock = Clock()
+    budget = Budget(2, 10.0, 0.5, 30.0, clock)
+    assert [budget.take(), budget.take(), budget.take()] == [0.5, 1.0, None]
+    clock.now_s += 10.5
+    assert budget.used == 0 and budget.take() == 0.5
+
+
+def test_each_worker_has_its_kind_s_budget_and_restarts_are_counted_by_kind() -> None:
+    e = Experiment(AgentReference("m:f"), restart=2, supervision=SupervisionConfig(learner=0, parameter_server=1))
+    supervision = Supervision(e, Clock())
+
+    def take(kind: str, name: str) -> bool:
+        job = Job(kind, name, 0, e, None, Links("", "", "", None, ()), "")  # type: ignore[arg-type]
+        return supervision.take(job) is not None
+
+    assert [take("actor", "actor-0") for _ in range(3)] == [True, True, False]
+    assert take("actor", "actor-1") and not take("learner", "learner")
+    assert [take("parameter-server", "parameter-server") for _ in range(2)] == [True, False]
+    assert supervision.metrics() == {"restarts/actor": 3.0, "restarts/parameter_server": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"restart": -1}, "restart is -1"),
+        ({"supervision": SupervisionConfig(window_s=0.0)}, "supervision.window_s is 0"),
+        ({"supervision": SupervisionConfig(actor=-2)}, "supervision.actor is -2"),
+    ],
+)
+def test_budgets_that_cannot_be_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(Experiment(AgentReference("m:f")), **changes)
+
+
+def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
+    begun = Origin(epoch=3, updates=7, restore="elsewhere@best", params_only=True)
+    assert last_committed(begun, tmp_path) == dataclasses.replace(begun, epoch=4)
+    begin_life(tmp_path / LEDGER, 5, None)
+    assert last_committed(begun, tmp_path).epoch == 6
+    store = SnapshotStore(tmp_path / "snapshots" / "state")
+    store.save(12, {"state": [0]}, meta={"updates": 12, "epoch": 5}, tags=("latest",), wait=True)
+    store.close()
+    assert last_committed(begun, tmp_path) == Origin(6, 12, f"{store.folder}@latest")

@@ -1,0 +1,155 @@
+"""Workers that die, stop or get stuck under a run that repairs itself: replaced in time, fenced, nothing lost or mixed."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.ledger_page import LEDGER, read_page
+from tests.system.launched import Launched
+
+pytestmark = pytest.mark.slow
+RECOVERED_S = 30.0  # on a busy machine; what it took is printed
+
+
+def counting(launch, *arguments: str) -> Launched:
+    """Start the run whose update fails where rows or cores of two lives are mixed."""
+    run = launch(*arguments, experiment="counting")
+    run.await_updates(5)
+    return run
+
+
+def consumed(run: Launched) -> tuple[int, int]:
+    """Return (epoch, trajectories consumed) as the ledger's page has them now."""
+    life = read_page(run.folder / LEDGER)
+    assert life is not None
+    return life.epoch, life.ledger.consumed
+
+
+def saved_updates(run: Launched) -> int:
+    """Return the updates of the last committed snapshot."""
+    latest = run.folder / "snapshots" / "state" / "tags" / "latest.json"
+    return SnapshotStore(run.folder / "snapshots" / "state").meta("latest")["updates"] if latest.exists() else 0
+
+
+def await_snapshot(run: Launched) -> None:
+    run.until(lambda: saved_updates(run), "a snapshot")
+
+
+def await_training(run: Launched, since_s: float, worker: str, old_pid: int) -> float:
+    """Wait until the worker has another process and trajectories are consumed again; return the seconds since a time."""
+
+    def replaced() -> bool:
+        process = run.workers().get(worker)
+        return process is not None and process.pid != old_pid
+
+    run.until(replaced, f"another {worker}", RECOVERED_S)
+    while True:
+        before = consumed(run)
+        time.sleep(0.2)
+        now = consumed(run)
+        if now[0] == before[0] and now[1] > before[1] + 2:
+            return time.monotonic() - since_s
+        assert run.popen.poll() is None, run.text
+        assert time.monotonic() - since_s < RECOVERED_S, f"{worker}: no training after its replacement\n{run.text}"
+
+
+def end(run: Launched) -> dict:
+    """Stop the run in order; return its result, whose ledger must balance."""
+    run.popen.terminate()
+    text = run.expect(130, 20.0)
+    assert "NOT BALANCED" not in text and "not finite" not in text, text
+    result = run.result()
+    ledger = result["ledger"]
+    assert ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("workers", "arguments"),
+    [
+        (("actor-0", "inference-0", "learner", "inference-0"), ("--num-actors", "2")),
+        (("learner", "parameter-server", "inference-0", "actor-0"), ("--road", "zeromq")),
+        (("learner", "actor-0"), ("--placement", "inline", "--num-actors", "2", "--max-policy-lag", "none")),
+    ],
+    ids=["shared-memory", "zeromq", "inline"],
+)
+def test_killed_workers_are_replaced_and_no_two_lives_are_mixed(launch, workers, arguments) -> None:
+    run = counting(launch, *arguments)
+    await_snapshot(run)
+    survivors = run.workers()
+    for worker in workers:
+        saved, (epoch, _) = saved_updates(run), consumed(run)
+        victim, since_s = run.workers()[worker], time.monotonic()
+        survivors = {name: p.pid for name, p in run.workers().items() if name != worker}
+        victim.kill()
+        took_s = await_training(run, since_s, worker, victim.pid)
+        print(f"{worker}: kill -> training again in {took_s:.1f} s")  # noqa: T201
+        assert {
+            name: p.pid for name, p in run.workers().items() if name != worker
+        } == survivors  # nobody else restarted
+        if worker == "learner":
+            assert consumed(run)[0] == epoch + 1
+            job = json.loads((run.folder / "jobs" / "learner.json").read_text())
+            assert saved <= origin_of(job)["updates"]  # at most what came after the last committed snapshot is lost
+    end(run)
+    line = {name: value for each in run.lines() for name, value in each.items()}
+    kinds = {worker.rstrip("-0123456789").replace("-", "_") for worker in workers}
+    assert {name for name in line if name.startswith("restarts/")} == {f"restarts/{kind}" for kind in kinds}
+
+
+def origin_of(job: dict) -> dict:
+    """Return the fields of the job's origin, wherever the JSON form of values keeps them."""
+    if isinstance(job, dict):
+        if isinstance(job.get("origin"), dict):
+            origin = job["origin"]
+            return origin if "updates" in origin else next(v for v in origin.values() if isinstance(v, dict))
+        return next((found for value in job.values() if (found := origin_of(value))), {})
+    return {}
+
+
+def test_a_learner_killed_while_it_writes_snapshots_goes_on_from_a_committed_one(launch) -> None:
+    run = counting(launch, "--snapshots.period-s", "0.05", "--agent.width", "300000")
+    await_snapshot(run)
+    for pause_s in (0.0, 0.013, 0.031):
+        time.sleep(pause_s)
+        victim, saved = run.workers()["learner"], saved_updates(run)
+        since_s = time.monotonic()
+        victim.kill()
+        await_training(run, since_s, "learner", victim.pid)
+        origin = origin_of(json.loads((run.folder / "jobs" / "learner.json").read_text()))
+        assert origin["updates"] >= saved > 0
+    assert end(run)["updates"] > 0
+
+
+@pytest.mark.parametrize("worker", ["actor-0", "inference-0", "learner"])
+def test_a_stopped_worker_is_replaced_and_its_late_words_change_nothing(launch, worker: str) -> None:
+    run = counting(launch, "--deadlines.silence-s", "1.5")
+    await_snapshot(run)
+    victim, since_s = run.workers()[worker], time.monotonic()
+    victim.suspend()
+    took_s = await_training(run, since_s, worker, victim.pid)
+    print(f"{worker}: stopped -> training again in {took_s:.1f} s, found by its silence of 1.5 s")  # noqa: T201
+    assert not victim.is_running()  # killed before it was replaced: nothing can wake
+    end(run)
+
+
+def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
+    run = launch("--env.id", "worlds:HangsOnce", "--restart", "1", "--actor.step-deadline-s", "2")
+    text = run.expect(0, 60.0)
+    assert "did not return within 2 s" in text and "restart 1 of 1" in text
+
+
+def test_budgets_are_of_a_kind_and_say_when_they_are_used_up(launch) -> None:
+    run = counting(launch, "--supervision.inference", "1")
+    for text in ("restart 1 of 1", "1 restart(s) are used up"):
+        run.await_worker("inference-0").kill()
+        if "used" not in text:
+            run.until(lambda words=text: words in run.text, text)
+            run.until(lambda: "taken up its streams again" in run.text, "the actor to go on")
+        else:
+            assert text in run.expect(1, 20.0)
+    assert "WorkerDied: inference-0" in run.text

@@ -1,0 +1,23 @@
+"""The counting agent, which tells whether rows and cores of different lives are ever mixed."""
+
+from counting_agent import CountingConfig
+
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, SnapshotConfig, SupervisionConfig
+
+
+def config() -> Experiment:
+    """Return an experiment that is as quick as processes can be, with an environment that takes some time."""
+    return Experiment(
+        name="counting",
+        agent=CountingConfig(),
+        env=EnvConfig("worlds:Counts"),
+        num_envs=4,
+        num_groups=2,
+        rollout_length=8,
+        total_env_steps=1_000_000_000,
+        restart=10,
+        evaluator=EvaluatorConfig(enabled=False),
+        snapshots=SnapshotConfig(period_s=0.5),
+        supervision=SupervisionConfig(max_backoff_s=0.5),
+    )
