@@ -69,7 +69,10 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 def read_json(path: Path) -> Any:
     """Return the JSON value in `path` (OSError when it cannot be read, ValueError when it is not JSON)."""
-    return json.loads(path.read_bytes())
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def sync_folder(folder: Path) -> None:
