@@ -59,6 +59,19 @@ def agent_name(agent: Any) -> str:
     return factory if isinstance(factory, str) else getattr(factory, "__qualname__", repr(factory))
 
 
+def check_split(agent: Any, name: str) -> None:
+    """Refuse an agent that has no two parts to be updated apart.
+
+    Raises:
+      ConfigError: it has none.
+    """
+    if agent.split is None:
+        raise ConfigError(
+            f"learner.split is actor-critic, but {name} has no updates of policy and critics apart (Agent.split): sac, td3 "
+            "and ddpg have. PPO and IMPALA update both in one gradient of one batch; spread that with learner.num_devices."
+        )
+
+
 @contextlib.contextmanager
 def agent_faults(where: str) -> Iterator[None]:
     """Turn what an agent's own code raises inside the `with` block into an AgentFault that says where.

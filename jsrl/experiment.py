@@ -182,6 +182,16 @@ class Experiment:
         return self.learner.reuse * self.updates_per_call
 
     @property
+    def learner_devices(self) -> int | None:
+        """Return the devices of the learner: two where policy and critics are split, else what was asked for."""
+        return 2 if self.learner.split != "none" else self.learner.num_devices
+
+    @property
+    def split_lead(self) -> int:
+        """Return the calls that policy and critics on two devices may be apart: 0 where every bit is fixed."""
+        return 0 if self.is_deterministic else self.learner.split_lead
+
+    @property
     def order(self) -> str:
         """Return which trajectories make a batch, with `auto` decided."""
         if self.learner.order != "auto":

@@ -81,6 +81,7 @@ def check(experiment: Experiment) -> None:
     _check_devices_and_lag(e)
     if e.replay is not None:
         _check_replay(e, e.replay)
+    _check_split(e)
     if e.recording is not None and (e.replay is not None or e.record is not None):
         other = "replay" if e.replay is not None else f"record={e.record!r}"
         raise ConfigError(
@@ -100,7 +101,7 @@ def _check_recorder(e: Experiment) -> None:
 
 
 def _check_devices_and_lag(e: Experiment) -> None:
-    devices = e.learner.num_devices
+    devices = e.learner.num_devices if e.learner.split == "none" else None
     if devices is not None and (devices < 1 or e.batch_columns % devices):
         raise ConfigError(
             f"a batch of {e.batch_columns} environments cannot be split over learner.num_devices={devices}; use "
@@ -136,6 +137,23 @@ def _check_devices_and_lag(e: Experiment) -> None:
         )
 
 
+def _check_split(e: Experiment) -> None:
+    if e.learner.split_lead < 0:
+        raise ConfigError(f"learner.split_lead is {e.learner.split_lead}; use 0 (taking turns) or more.")
+    if e.learner.split == "none":
+        return
+    if e.learner.num_devices not in (None, 2):
+        raise ConfigError(
+            f"learner.split puts the policy on one device and the critics on another, so learner.num_devices="
+            f"{e.learner.num_devices} cannot be; leave it out. To spread each batch over devices, leave learner.split out."
+        )
+    if e.replay is not None and e.replay.prioritised:
+        raise ConfigError(
+            "learner.split draws the same windows on both sides, which replay.prioritised would change on one of them alone; "
+            "set it to false."
+        )
+
+
 def _check_replay(e: Experiment, r: ReplayConfig) -> None:
     at_least_one = {
         "capacity": r.capacity,
@@ -165,7 +183,7 @@ def _check_replay(e: Experiment, r: ReplayConfig) -> None:
         raise ConfigError(f"replay.min_size is {r.min_size}, above replay.capacity {r.capacity}: it is never reached.")
     if e.learner.reuse > 1:
         raise ConfigError(f"learner.reuse is {e.learner.reuse}; with replay use replay.updates_per_call instead.")
-    devices = e.learner.num_devices or 1
+    devices = (e.learner.num_devices or 1) if e.learner.split == "none" else 1
     if r.batch_size % devices:
         raise ConfigError(
             f"replay.batch_size={r.batch_size} cannot be split over learner.num_devices={devices}; use "

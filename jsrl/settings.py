@@ -47,6 +47,10 @@ class LearnerConfig:
 
     num_devices: int | None = None
     """Devices to spread each batch over (pmap); None: every visible accelerator, or one CPU device."""
+    split: Literal["none", "actor-critic"] = "none"
+    """actor-critic: policy and critics on two devices, updating side by side and exchanging params (sac, td3, ddpg)."""
+    split_lead: int = 2
+    """Compiled calls that either side may be ahead of the other; 0: they take turns (deterministic runs always do)."""
     order: Literal["auto", "by_group", "fifo", "freshest"] = "auto"
     """Which trajectories make a batch: one of every group, first in, or newest first (older ones stay behind)."""
     reuse: int = 1
@@ -136,7 +140,7 @@ class RecorderConfig:
     """Pictures (env steps) per second of video; None: as the environment asks, which is its real time."""
     max_seconds: float = 60.0
     """Length of a video at most; an episode that takes longer is played to its end unseen."""
-    niceness: int = 15
+    niceness: int = 10
     """How much the recorder's process gives way to the others: 0 (not at all) to 19."""
     env: dict[str, Any] = field(default_factory=dict)
     """Options that differ from the evaluator's environment."""

@@ -80,6 +80,7 @@ class Split(NamedTuple):
       `params` (with the moments) and `extra`, the critic's side the rest, targets included.
     publish_policy, publish_critic: (state) -> what the other side needs of this one.
     take_policy, take_critic: (state, published) -> the state of the other side, with what was published to it.
+    join: (state of the policy's side, state of the critic's side) -> the agent's whole state.
     """
 
     policy: Update
@@ -88,6 +89,7 @@ class Split(NamedTuple):
     publish_critic: Callable[[AgentState], Tree]
     take_policy: Callable[[AgentState, Tree], AgentState]
     take_critic: Callable[[AgentState, Tree], AgentState]
+    join: Callable[[AgentState, AgentState], AgentState]
 
 
 class Agent(NamedTuple):

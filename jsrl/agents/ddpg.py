@@ -14,12 +14,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.split import make_split
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
@@ -65,6 +67,8 @@ class DDPGConfig:
 class Parts(NamedTuple):
     """What an agent closes over."""
 
+    config: DDPGConfig
+    optimizer: optax.GradientTransformation
     policy: Network
     critic: Network
     box: off.ActionBox
@@ -94,8 +98,8 @@ def ddpg(config: DDPGConfig, spec: EnvSpec) -> Agent:
     ac.check_action_mask(agent_spec)
     policy_net = policy_network(config.network, agent_spec, deterministic=True)
     critic_net = critic_network(config.network, agent_spec, num_critics=1)
-    parts = Parts(policy_net, critic_net, off.action_box(agent_spec))
     optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
+    parts = Parts(config, optimizer, policy_net, critic_net, off.action_box(agent_spec))
 
     def init(key: Array) -> AgentState:
         policy_key, critic_key = jax.random.split(key)
@@ -110,37 +114,23 @@ def ddpg(config: DDPGConfig, spec: EnvSpec) -> Agent:
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
         del key  # nothing here is random
-        policy, (critic, target) = state.params.weights.network, state.learner_params
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
         batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
-
-        def of_critic(weights: Tree, columns: Transition) -> Any:
-            return critic_loss(parts, weights, target, columns, count)
-
         # 1. The critic: one gradient step towards the target value of the target policy's action.
-        gradients, metrics, error = off.gradient(of_critic, critic, batch, axis_name)
-        rate = config.critic_learning_rate or config.learning_rate
-        critic, critic_opt = ac.apply_gradients(optimizer, gradients, state.opt_state.critic, critic, rate)
-
-        def of_policy(weights: Tree, columns: Transition) -> Any:
-            return policy_loss(parts, weights, critic, columns, count)
-
+        state, metrics, error = critic_step(parts, state, batch, count, axis_name)
         # 2. The policy: one gradient step up the new critic's value of its own action.
-        gradients, policy_metrics, _ = off.gradient(of_policy, policy, batch, axis_name)
-        rate = config.learning_rate
-        policy, policy_opt = ac.apply_gradients(optimizer, gradients, state.opt_state.policy, policy, rate)
+        state, policy_metrics = policy_step(parts, state, batch, count, axis_name)
         # 3. Targets follow both.
-        when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
-        learned = LearnerParams(critic, off.move_targets(target, Pair(policy, critic), **when))
+        state = move_targets(parts, state)
         updates = state.updates + 1
-        params = ActParams(Published(policy, updates), moments)
+        params = ActParams(state.params.weights._replace(updates=updates), moments)
         priorities = off.priorities(error, batch.mask, spec.num_agents)
-        state = AgentState(params, learned, Pair(policy_opt, critic_opt), (), updates)
+        state = state._replace(params=params, updates=updates)
         return state, UpdateOutput({**metrics, **policy_metrics}, priorities)
 
     options: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
     act = off.make_act(off.gaussian_around(policy_net, parts.box, **options), spec.num_agents)
-    return Agent(init, off.no_core, act, update)
+    return Agent(init, off.no_core, act, update, split_ddpg(parts, spec.num_agents))
 
 
 def critic_loss(
@@ -169,3 +159,59 @@ def policy_loss(
     value = parts.critic.apply(critic, batch.observation, parts.policy.apply(policy, batch.observation))[0]
     loss = -jnp.sum(value * batch.mask) / count
     return loss, ({"loss_policy": loss}, ())
+
+
+def critic_step(
+    parts: Parts, state: AgentState, batch: Transition, count: Array, axis_name: str | None
+) -> tuple[AgentState, dict[str, Array], Array]:
+    """Return the state with the critic one gradient step on, metrics, and the critic's error [B]."""
+    config, (critic, target) = parts.config, state.learner_params
+
+    def loss(weights: Tree, columns: Transition) -> Any:
+        return critic_loss(parts, weights, target, columns, count)
+
+    gradients, metrics, error = off.gradient(loss, critic, batch, axis_name)
+    rate = config.critic_learning_rate or config.learning_rate
+    critic, opt_state = ac.apply_gradients(parts.optimizer, gradients, state.opt_state.critic, critic, rate)
+    learned = LearnerParams(critic, target)
+    return state._replace(learner_params=learned, opt_state=state.opt_state._replace(critic=opt_state)), metrics, error
+
+
+def policy_step(
+    parts: Parts, state: AgentState, batch: Transition, count: Array, axis_name: str | None
+) -> tuple[AgentState, dict[str, Array]]:
+    """Return the state with the policy one gradient step on, and metrics."""
+    weights, critic = state.params.weights, state.learner_params.critic
+
+    def loss(policy: Tree, columns: Transition) -> Any:
+        return policy_loss(parts, policy, critic, columns, count)
+
+    gradients, metrics, _ = off.gradient(loss, weights.network, batch, axis_name)
+    policy, opt_state = ac.apply_gradients(
+        parts.optimizer, gradients, state.opt_state.policy, weights.network, parts.config.learning_rate
+    )
+    params = state.params._replace(weights=weights._replace(network=policy))
+    return state._replace(params=params, opt_state=state.opt_state._replace(policy=opt_state)), metrics
+
+
+def move_targets(parts: Parts, state: AgentState) -> AgentState:
+    """Return the state with both targets moved towards critic and policy."""
+    critic, target = state.learner_params
+    when: Any = {"tau": parts.config.tau, "period": parts.config.target_period, "updates": state.updates}
+    moved = off.move_targets(target, Pair(state.params.weights.network, critic), **when)
+    return state._replace(learner_params=LearnerParams(critic, moved))
+
+
+def split_ddpg(parts: Parts, num_agents: int | None) -> Split:
+    """Return policy and critic as two updates; targets move with the critic."""
+
+    def critic(state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None) -> Any:
+        del key
+        state, metrics, error = critic_step(parts, state, batch, count, axis_name)
+        return move_targets(parts, state), metrics, error
+
+    def policy(state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None) -> Any:
+        del key
+        return policy_step(parts, state, batch, count, axis_name)
+
+    return make_split(critic, policy, gamma=parts.config.gamma, num_agents=num_agents, critic_optimizer="critic")

@@ -272,7 +272,12 @@ def split_sac(parts: Parts, num_agents: int | None) -> Split:
         return move_targets(parts, state), metrics, error
 
     def policy(state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None) -> Any:
-        return policy_step(parts, state, batch, count, jax.random.split(key)[1], axis_name)
+        def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+            return policy_step(parts, state, batch, count, jax.random.split(key)[1], axis_name)
+
+        delay = parts.config.policy_delay
+        state, reported = off.every(delay, state.updates, now_and_then, state, state.extra.reported)
+        return state._replace(extra=state.extra._replace(reported=reported)), reported
 
     return make_split(critics, policy, gamma=parts.config.gamma, num_agents=num_agents)
 

@@ -1,8 +1,8 @@
 """Policy and critics of an off-policy agent as two updates, made of the steps that its own `update` is made of.
 
 Each side draws its own batches and keeps its own copy of the state; what it does not train is as new as what the other side
-published last. So the policy's delay is here the ratio of the two sides' speeds, and `--agent.policy-delay` only says how
-often targets move where they move with the policy.
+published last. Where both take turns, critics first, SAC's sides do together what its own update does; the targets of TD3
+and DDPG move with the critics, and so with the policy as it was one update earlier.
 """
 
 from __future__ import annotations
@@ -35,10 +35,18 @@ class PolicyStep(Protocol):
         ...
 
 
-def make_split(critic_step: CriticStep, policy_step: PolicyStep, *, gamma: float, num_agents: int | None) -> Split:
+def make_split(
+    critic_step: CriticStep,
+    policy_step: PolicyStep,
+    *,
+    gamma: float,
+    num_agents: int | None,
+    critic_optimizer: str = "critics",
+) -> Split:
     """Return an agent's `split` from its two steps.
 
-    The agent's state: params.weights is Published, learner_params a NamedTuple whose first field are the online critics.
+    The agent's state: params.weights is Published, learner_params a NamedTuple whose first field are the online critics, and
+    opt_state one whose field `critic_optimizer` is that of the critics.
     """
     options: Any = {"gamma": gamma, "num_agents": num_agents}
 
@@ -73,4 +81,12 @@ def make_split(critic_step: CriticStep, policy_step: PolicyStep, *, gamma: float
     def publish_critic(state: AgentState) -> Tree:
         return state.learner_params[0]
 
-    return Split(policy, critic, publish_policy, publish_critic, take_policy, take_critic)
+    def join(of_policy: AgentState, of_critic: AgentState) -> AgentState:
+        trained: Any = of_critic.opt_state
+        ours: Any = of_policy.opt_state
+        opt_state = ours._replace(**{critic_optimizer: getattr(trained, critic_optimizer)})
+        return of_policy._replace(
+            learner_params=of_critic.learner_params, opt_state=opt_state, updates=of_critic.updates
+        )
+
+    return Split(policy, critic, publish_policy, publish_critic, take_policy, take_critic, join)

@@ -239,6 +239,11 @@ def split_td3(parts: Parts, num_agents: int | None) -> Split:
         state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
     ) -> tuple[AgentState, dict[str, Array]]:
         del key
-        return policy_step(parts, state, batch, count, axis_name)
+
+        def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+            return policy_step(parts, state, batch, count, axis_name)
+
+        state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra)
+        return state._replace(extra=reported), reported
 
     return make_split(critics, policy, gamma=config.gamma, num_agents=num_agents)

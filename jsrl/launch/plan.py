@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.building import agent_faults, build_agent, resolved_agent
+from jsrl.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
@@ -37,6 +37,8 @@ def make_schemas(experiment: Experiment) -> Schemas:
     """
     spec = find_spec(experiment)
     agent = build_agent(experiment.agent, spec)
+    if experiment.learner.split != "none":
+        check_split(agent, agent_name(experiment.agent))
     with agent_faults(f"functions, traced on shapes of {spec.name!r},"):
         state, act_spec = trace_agent(agent, spec)
     trajectory = make_trajectory_spec(
@@ -233,7 +235,7 @@ def process_environment(job: Job, gpus: list[str]) -> dict[str, str]:
     own = {"learner": learning, "inference": serving}.get(job.kind, [])
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        return variables | cpu_flags(threads, e.learner.num_devices if job.kind == "learner" else None)
+        return variables | cpu_flags(threads, e.learner_devices if job.kind == "learner" else None)
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     servers_share = (0.9 - e.learner.memory_share) / e.num_inference_servers
     if job.kind == "inference":
@@ -325,13 +327,17 @@ def _streams(plan: Plan) -> list[str]:
     row = sum(leaf.size_bytes for leaf in leaves(plan.schemas.act.observation))
     road = _road(e)
     if e.recording is not None:
-        return [*recording_lines(e, plan.schemas), "learner -> evaluator   params     latest wins"]
+        return [*recording_lines(e, plan.schemas), f"learner -> {', '.join(players(e))}   params     latest wins"]
     streams = [
         f"actor -> {rows_go_to(e):<10} samples    {road}: blocks of {block / 2**10:.0f} KiB, "
         f"{e.actor.blocks_per_group} per group, {e.groups} groups"
     ]
     streams += replay_lines(plan.experiment, schemas=plan.schemas, road=road)
     streams += recording_lines(e, plan.schemas)
+    if e.learner.split != "none":
+        streams.append(
+            f"policy <-> critics    params     two devices of the learner, at most {e.split_lead} call(s) apart"
+        )
     if e.placement in ("served", "apart"):
         streams.append(f"actor <-> inference  inference  {road}: {row} B per observation, groups of {e.group_size}")
     reader = "inference" if e.placement in ("served", "apart") else "actor"

@@ -53,6 +53,16 @@ def _shares(kind: str) -> tuple[Metric, ...]:
     return tuple(Metric(f"{kind}/{a.name}_share", a.meaning, "0-1", a.healthy) for a in ACTIVITIES[kind])
 
 
+_WHO = {
+    "actor": "actors",
+    "inference": "inference servers",
+    "learner": "learners",
+    "replay": "replay workers",
+    "evaluator": "evaluators",
+    "recorder": "recorders",
+    "parameter_server": "parameter servers",
+}
+
 CATALOGUE: tuple[Metric, ...] = (
     Metric("env_steps", "env steps consumed by the learner so far", "steps", "rises"),
     Metric("updates", "updates so far", "count", "rises"),
@@ -63,8 +73,16 @@ CATALOGUE: tuple[Metric, ...] = (
         "actor/return_mean", "raw return of the episodes since the last line", "reward", "rises", "", "actor/episodes"
     ),
     Metric("actor/length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
-    Metric("actor/recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"),
-    Metric("actor/recording_dropped", "trajectories not recorded: disk too slow, full, or at its limit", "count", "0", "total"),
+    Metric(
+        "actor/recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"
+    ),
+    Metric(
+        "actor/recording_dropped",
+        "trajectories not recorded: disk too slow, full, or at its limit",
+        "count",
+        "0",
+        "total",
+    ),
     *_shares("actor"),
     Metric("inference/rows_per_s", "observations answered", "1/s", "actor/env_steps_per_s"),
     Metric("inference/batch_rows_mean", "rows per batch, before padding", "rows", "half of the largest size or more"),
@@ -99,6 +117,18 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("learner/epochs_run", "epochs run before the KL stop", "count", "the configured number"),
     Metric("learner/value_mean", "mean value of the sampled actions", "reward", "towards the discounted return"),
     Metric("learner/temperature", "weight of the entropy in SAC", "reward/nat", "falls, then level; above 0"),
+    Metric(
+        "learner/split_policy_staleness",
+        "updates by which the critics in use on the policy's side are old",
+        "updates",
+        "at most split_lead calls",
+    ),
+    Metric(
+        "learner/split_critic_staleness",
+        "updates by which the policy in use on the critics' side is old",
+        "updates",
+        "at most split_lead calls",
+    ),
     Metric("learner/epsilon", "chance of a random action in DQN", "0-1", "as scheduled"),
     *_shares("replay"),
     Metric("replay/inserts_per_s", "env steps inserted", "1/s", "actor/env_steps_per_s"),
@@ -143,16 +173,24 @@ CATALOGUE: tuple[Metric, ...] = (
         "the best or last",
     ),
     *_shares("evaluator"),
+    Metric("recorder/videos", "videos written so far", "count", "rises", "total"),
+    Metric("recorder/failed", "videos that could not be written", "count", "0", "total"),
+    Metric("recorder/lost", "recorders that ended for good; the run went on without", "count", "0", "sum"),
+    Metric("recorder/return_mean", "mean raw return of the filmed episodes", "reward", "rises"),
+    Metric("recorder/best_return", "that of the best video", "reward", "rises", "max"),
+    Metric("recorder/length_mean", "mean length of the filmed episodes", "steps", "depends"),
+    Metric("recorder/version_updates", "updates that the filmed params have seen", "updates", "rises"),
+    Metric("recorder/video_frames", "pictures in the video", "count", "fps x max_seconds at most"),
+    *_shares("recorder"),
     Metric("snapshots/written", "snapshots on disk so far", "count", "rises", "total"),
     Metric("snapshots/failed", "snapshots that could not be written", "count", "0", "total"),
     Metric("snapshots/superseded", "snapshots given up for a newer one", "count", "0; else the disk is slow", "total"),
     Metric("snapshots/last_write_s", "duration of the last write", "s", "below the snapshot period", "max"),
-    *_worker("actor", "actors"),
-    *_worker("inference", "inference servers"),
-    *_worker("learner", "learners"),
-    *_worker("replay", "replay workers"),
-    *_worker("evaluator", "evaluators"),
-    *_worker("parameter_server", "parameter servers"),
+    *(metric for kind, who in _WHO.items() for metric in _worker(kind, who)),
+    *(
+        Metric(f"restarts/{kind}", f"{who} that were replaced so far", "count", "0", "sum")
+        for kind, who in _WHO.items()
+    ),
     Metric("system/others_cpu_share", "CPU time of other programs on this machine per second", "cores", "0", "sum"),
 )
 BY_NAME = {metric.name: metric for metric in CATALOGUE}

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from jsrl.agents.base import Agent, AgentState
-from jsrl.building import build_agent
+from jsrl.building import agent_name, build_agent, check_split
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.parallel import data_parallel
@@ -31,6 +31,7 @@ from jsrl.workers.learner import FAILED_UPDATE, Learner, LearnerSettings
 from jsrl.workers.peers import EPOCH
 from jsrl.workers.recorded import recorded_batch, recorded_consumer
 from jsrl.workers.replay_link import batch_of_windows, replay_consumer
+from jsrl.workers.split_update import SplitUpdate
 
 STATE_STORE = "state"
 
@@ -39,11 +40,12 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e = job.experiment
     agent = build_agent(e.agent, job.schemas.env)
-    devices = learner_devices(e.learner.num_devices, split_over_devices(e))
-    combined, through_host = replay_on_device(agent, job), e.has_replay_workers
+    split = e.learner.split != "none"
+    devices = learner_devices(e.learner_devices, 2 if split else split_over_devices(e))
+    combined, through_host, alone = replay_on_device(agent, job), e.has_replay_workers, agent
     agent = combined.agent if combined is not None else several_updates(agent, e.updates_per_call)
     epoch, trained, ledger = begin_counting(job, reporter)
-    plan = batch_plan(job, len(devices), epoch)
+    plan = batch_plan(job, 1 if split else len(devices), epoch)
     spec = batch_of_windows(job) if through_host else job.schemas.trajectory
     if e.recording is not None:
         spec = recorded_batch(spec, plan.columns)
@@ -80,7 +82,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return bound
 
     donate = combined is not None or not e.learner.check_finite
-    update = data_parallel(agent.update, devices, donate=donate)
+    update = split_update(job, alone, devices, donate) if split else data_parallel(agent.update, devices, donate=donate)
     warn = functools.partial(reporter.event, "warning")
     store = SnapshotStore(f"{job.folder}/snapshots/{STATE_STORE}", keep_last=max(3, e.snapshots.keep), on_warning=warn)
     pack = combined.pack if combined is not None else (lambda state: state)
@@ -89,9 +91,35 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return pack(agent.init(stream_key(e.seed, INIT_STREAM)))
 
     state = restore(job.origin, jax.eval_shape(fresh), fresh) if job.origin.restore else None
-    recorder = make_recorder(job)
-    return Learner(
-        agent, update, settings, spec, connect, store, reporter, state=state, replay=combined, recorder=recorder
+    recorder, ring = make_recorder(job), None if split else combined  # a split update keeps the rings itself
+    return Learner(agent, update, settings, spec, connect, store, reporter, state=state, replay=ring, recorder=recorder)
+
+
+def split_update(job: Job, agent: Agent, devices: list[jax.Device], donate: bool) -> SplitUpdate:
+    """Return the two updates of an agent's policy and critics, each with the replay that the experiment wants.
+
+    Raises:
+      ConfigError: the agent has no such updates.
+    """
+    e = job.experiment
+    check_split(agent, agent_name(e.agent))
+    assert agent.split is not None
+    rings = [replay_on_device(agent._replace(update=u), job) for u in (agent.split.policy, agent.split.critic)]
+    sides = [
+        several_updates(agent._replace(update=u), e.updates_per_call) if ring is None else ring.agent
+        for u, ring in zip((agent.split.policy, agent.split.critic), rings, strict=True)
+    ]
+    ring = rings[0]
+    return SplitUpdate(
+        sides[0],
+        (sides[0].update, sides[1].update),
+        devices,
+        max_lead=e.split_lead,
+        updates_per_call=e.updates_per_call,
+        donate=donate,
+        check_finite=e.learner.check_finite,
+        pack=None if ring is None else ring.pack,
+        unpack=None if ring is None else ring.unpack,
     )
 
 
@@ -191,7 +219,9 @@ def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
             number -= 1
     if number > len(found):
         raise ConfigError(
-            f"learner.num_devices is {number}, but this process sees {len(found)} ({found[0].platform}); lower it."
+            f"the learner wants {number} devices, but this process sees {len(found)} ({found[0].platform}); lower "
+            "learner.num_devices, or leave learner.split out. (For a try on CPU alone, start serial runs with XLA_FLAGS="
+            f"--xla_force_host_platform_device_count={number}.)"
         )
     return found[:number]
 

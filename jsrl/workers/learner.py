@@ -26,6 +26,7 @@ from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.batching import Batch, Batcher, BatchPlan, Prefetcher
 from jsrl.workers.learner_state import begin_state, failed_update, split_metrics
+from jsrl.workers.split_update import SplitUpdate
 
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 
@@ -66,7 +67,7 @@ class Learner:
     def __init__(
         self,
         agent: Agent,
-        update: DataParallel,
+        update: DataParallel | SplitUpdate,
         settings: LearnerSettings,
         spec: Trajectory,
         connect: Callable[[], tuple[SampleConsumer, ParamsPublisher]],
@@ -267,6 +268,8 @@ class Learner:
         self.save(wait=True, tags=("latest", "final"))
         if isinstance(self._batches, Prefetcher | Batcher):
             self._batches.close()
+        if isinstance(self._update, SplitUpdate):
+            self._update.close()
         self._consumer.close()
         facts = self._facts()
         self._publisher.close()

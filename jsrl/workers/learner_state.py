@@ -10,10 +10,11 @@ from jsrl.agents.base import Agent, AgentState
 from jsrl.parallel import DataParallel
 from jsrl.replay.on_device import MADE, OnDevice
 from jsrl.types import Array, map_trajectory
+from jsrl.workers.split_update import SplitUpdate
 
 
 def begin_state(
-    agent: Agent, update: DataParallel, replay: OnDevice | None, restored: AgentState | None, key: Array
+    agent: Agent, update: DataParallel | SplitUpdate, replay: OnDevice | None, restored: AgentState | None, key: Array
 ) -> AgentState:
     """Return the state on all devices: a fresh one, or a snapshot's with an empty ring where it left the rows out."""
     if restored is None:

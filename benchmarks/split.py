@@ -1,0 +1,115 @@
+"""Policy and critics on two devices, against one device and against each batch spread over both; arms alternate.
+
+    python benchmarks/split.py --batch 256 8192 --repeats 5
+
+On CPU it makes two fake devices, which share the cores: the ratios then say what the exchange costs, not what a second
+device brings. Times are wall clock of `calls` calls, each of `--updates` updates; the ratio is of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+
+if "--here" not in sys.argv and os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "device_count" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=2"
+    os.environ.setdefault("PJRT_NPROC", "8")
+
+import jax
+import numpy as np
+
+from jsrl.agents.check import random_trajectory
+from jsrl.agents.sac import SACConfig, sac
+from jsrl.building import compute_in_caller
+from jsrl.networks.model import NetworkConfig
+from jsrl.parallel import data_parallel, split_devices
+from jsrl.replay.several import several_updates
+from jsrl.types import ArraySpec, Continuous, EnvSpec
+from jsrl.workers.split_update import SplitUpdate
+
+SPEC = EnvSpec(ArraySpec((17,), "float32"), Continuous((-1.0,) * 6, (1.0,) * 6), "HalfCheetah's shapes")
+
+
+class Arm:
+    """One way to make the updates: a state, and what makes a call of it."""
+
+    def __init__(self, update, agent, batch, key, *, drain) -> None:
+        self.update, self.batch, self.key, self._drain = update, batch, key, drain
+        self.state = update.make(agent.init, key)
+        update.compile(self.state, batch, key)
+
+    def run(self, calls: int) -> float:
+        """Return the seconds of so many calls."""
+        begin_s = time.perf_counter()
+        for number in range(calls):
+            self.state, output = self.update(self.state, self.batch, jax.random.fold_in(self.key, number))
+            if not self._drain:  # as a learner does after each call
+                self.update.fetch((output.metrics, self.state.params))
+        if self._drain:
+            self.update.fetch(self.state)
+        return time.perf_counter() - begin_s
+
+
+def arms(batch_size: int, updates: int, hidden: tuple[int, ...], lead: int) -> dict[str, Arm]:
+    """Return the arms, compiled."""
+    agent = sac(SACConfig(network=NetworkConfig(hidden=hidden, activation="relu")), SPEC)
+    several, key = several_updates(agent, updates), jax.random.key(0)
+    rng = np.random.default_rng(0)
+    one = random_trajectory(SPEC, rng, num_rows=1, num_envs=batch_size * updates, extras=(), core=(), weighted=False)
+    devices = jax.local_devices()
+    sides = [
+        several_updates(agent._replace(update=u), updates).update for u in (agent.split.policy, agent.split.critic)
+    ]
+    split = SplitUpdate(agent, tuple(sides), devices[:2], max_lead=lead, updates_per_call=updates)
+    made = {
+        "single": Arm(data_parallel(several.update, devices[:1]), agent, split_devices(one, 1), key, drain=False),
+        "split": Arm(split, agent, split_devices(one, 1), key, drain=True),
+    }
+    if batch_size % 2 == 0:
+        spread = data_parallel(several.update, devices[:2])
+        made["data-parallel"] = Arm(spread, agent, split_devices(one, 2), key, drain=False)
+    return made
+
+
+def main() -> None:
+    """Measure and print a line of JSON for each batch size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[256, 8192])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[256, 256])
+    parser.add_argument("--updates", type=int, default=4, help="updates of one call")
+    parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--lead", type=int, default=2, help="learner.split_lead")
+    parser.add_argument("--here", action="store_true", help="make no fake devices")
+    options = parser.parse_args()
+    compute_in_caller()
+    if len(jax.local_devices()) < 2:
+        sys.exit(f"two devices are needed, here is {jax.local_devices()}.")
+    for batch_size in options.batch:
+        made = arms(batch_size, options.updates, tuple(options.hidden), options.lead)
+        taken: dict[str, list[float]] = {name: [] for name in made}
+        for arm in made.values():
+            arm.run(2)
+        for _ in range(options.repeats):
+            for name, arm in made.items():
+                taken[name].append(arm.run(options.calls))
+        rate = {n: options.calls * options.updates / statistics.median(s) for n, s in taken.items()}
+        line = {
+            "batch": batch_size,
+            "device": jax.local_devices()[0].device_kind,
+            "updates_per_s": {n: round(r, 2) for n, r in rate.items()},
+            "to_single": {n: round(r / rate["single"], 3) for n, r in rate.items()},
+            "seconds": {n: [round(x, 4) for x in s] for n, s in taken.items()},
+        }
+        print(json.dumps(line), flush=True)
+        made["split"].update.close()
+
+
+if __name__ == "__main__":
+    main()
