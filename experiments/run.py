@@ -60,7 +60,7 @@ def take_name(arguments: list[str]) -> str | None:
         raise ConfigError(f"there is no experiment {name!r}; {hint} (Add one as experiments/configs/{name}.py.)")
     for index, word in enumerate(arguments):
         before = arguments[index - 1].replace("_", "-") if index else ""
-        if word in known and before not in ("--run-name", "--resume", "--init-from"):
+        if word in known and before not in ("--run-name", "--resume", "--init-from", "--record", "--recording"):
             return arguments.pop(index)
     for index, word in enumerate(arguments):
         follows = arguments[index - 1].startswith("--") and "=" not in arguments[index - 1] if index else False
