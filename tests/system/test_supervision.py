@@ -137,6 +137,24 @@ def test_a_stopped_worker_is_replaced_and_its_late_words_change_nothing(launch, 
     end(run)
 
 
+def test_replay_workers_learner_and_evaluator_are_replaced_apart(launch) -> None:
+    run = launch(experiment="replayed")
+    run.await_updates(50)
+    await_snapshot(run)
+    for worker in ("replay-0", "learner", "evaluator"):
+        victim, since_s = run.workers()[worker], time.monotonic()
+        others = {name: p.pid for name, p in run.workers().items() if name != worker}
+        victim.kill()
+        took_s = await_training(run, since_s, worker, victim.pid)
+        print(f"{worker}: kill -> training in {took_s:.1f} s")  # noqa: T201
+        assert {name: p.pid for name, p in run.workers().items() if name != worker} == others
+    scored = len([line for line in run.lines() if "evaluator/return_mean" in line])
+    run.until(
+        lambda: len([line for line in run.lines() if "evaluator/return_mean" in line]) > scored, "another score", 60.0
+    )
+    end(run)
+
+
 def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
     run = launch("--env.id", "worlds:HangsOnce", "--restart", "1", "--actor.step-deadline-s", "2")
     text = run.expect(0, 60.0)

@@ -1,0 +1,47 @@
+"""Kill and stop workers of a run at random: `python experiments/chaos.py ppo_cartpole --storm-s 60 [options of run.py]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from jsrl.errors import JsrlError
+from jsrl.launch.chaos import KINDS, Storm, StormSettings, storm_command
+
+
+def main() -> int:
+    """Storm, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
+    parser = argparse.ArgumentParser(description=__doc__, epilog="All other options are those of experiments/run.py.")
+    parser.add_argument("--storm-s", type=float, default=60.0, help="seconds that the storm lasts")
+    parser.add_argument("--calm-s", type=float, default=10.0, help="seconds before it, to measure against")
+    parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next blow")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of workers that are hit")
+    parser.add_argument("--pauses", type=float, default=0.25, help="share of blows that stop a process, not kill it")
+    parser.add_argument("--storm-seed", type=int, default=0)
+    parser.add_argument("--patience-s", type=float, default=60.0, help="within which the run must work again")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    options, words = parser.parse_known_args()
+    settings = StormSettings(
+        storm_s=options.storm_s,
+        calm_s=options.calm_s,
+        every_s=options.every_s,
+        kinds=tuple(options.kinds.split(",")),
+        pauses=options.pauses,
+        seed=options.storm_seed,
+        patience_s=options.patience_s,
+    )
+    name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        command = storm_command(Path(__file__).with_name("run.py"), words, options.runs_dir, name)
+        card = Storm(command, options.runs_dir, name, settings).run()
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    print(card.text())
+    return 0 if card.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The storm over a run: its score card, its command, and a short one against a real run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.launch.chaos import Blow, ScoreCard, Storm, StormSettings, storm_command
+from tests.system.launched import DRIVE
+
+LEDGER = {"produced": 10, "consumed": 7, "dropped": {"rolled_back": 2}, "in_flight": 1}
+
+
+def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away() -> None:
+    blows = [Blow("actor-0", "kill", float(i)) for i in range(1, 21)]
+    good = ScoreCard(blows, 10.0, 8.0, {"ledger": LEDGER, "evaluation": {"return_mean": 475.0}, "env_steps": 2000})
+    assert good.passed
+    for words in (
+        "kill actor            20         20   11.0   20.0",
+        "(80%)",
+        "475.0 after 2,000 env steps",
+        "balanced",
+    ):
+        assert words in good.text()
+    for bad in (
+        ScoreCard([*blows, Blow("learner", "pause")], 10.0, 8.0, good.result),
+        ScoreCard(blows, 10.0, 8.0, {"ledger": LEDGER | {"consumed": 6}}),
+        ScoreCard(blows, 10.0, 8.0, good.result, left=["process 7"]),
+        ScoreCard(blows, 10.0, 8.0, good.result, ended="exit status 1"),
+        ScoreCard([], 10.0, 8.0, good.result),
+        ScoreCard(blows, 10.0, 8.0, {}),
+    ):
+        assert not bad.passed and "FAILED" in bad.text()
+
+
+def test_the_run_repairs_itself_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    words = storm_command(Path("run.py"), ["ppo_cartpole", "--restart", "2"], tmp_path, "x")
+    assert words[:3] == [sys.executable, "run.py", "ppo_cartpole"]
+    assert words.count("--restart") == 1 and words[words.index("--restart") + 1] == "2"
+    assert words[words.index("--deadlines.silence-s") + 1] == "3"
+    for wrong in ([], ["--seed", "1"], ["ppo", "--placement", "serial"]):
+        with pytest.raises(ConfigError):
+            storm_command(Path("run.py"), wrong, tmp_path, "x")
+
+
+@pytest.mark.slow
+def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
+    command = storm_command(DRIVE, ["counting", "--deadlines.silence-s", "1.5"], tmp_path, "storm")
+    settings = StormSettings(storm_s=8.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
+    card = Storm(command, tmp_path, "storm", settings).run()
+    assert card.passed, card.text()
+    assert {blow.worker for blow in card.blows} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
+
+
+@pytest.mark.slow
+def test_a_storm_over_a_run_that_cannot_repair_itself_fails(tmp_path: Path) -> None:
+    command = storm_command(DRIVE, ["counting", "--restart", "0"], tmp_path, "storm")
+    settings = StormSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
+    card = Storm(command, tmp_path, "storm", settings).run()
+    assert not card.passed and card.ended == "exit status 1" and card.balanced and card.left == []
