@@ -98,7 +98,12 @@ def make_rendered(config: EnvConfig, seed: int | tuple[int, ...]) -> RenderedEnv
     if is_console(config):
         return RenderedEnv(AtariWithScreen(config, seed), config, CONSOLE_FPS / config.atari.frame_skip)
     drawn = _drawn(config)
-    env: Any = make(drawn, 1, seed)
+    try:
+        env: Any = make(drawn, 1, seed)
+    except EnvironmentFault as error:
+        if not _uses_opengl(config.id):
+            raise
+        raise ConfigError(f"{error}. {_remedy(config.id)}") from error
     fps = (getattr(env, "metadata", None) or {}).get("render_fps")
     if not hasattr(env, "render"):
         env.close()
@@ -118,14 +123,12 @@ def check_rendered(config: EnvConfig) -> None:
     if scheme == "probe":
         raise _draws_nothing(config, "probes have nothing to show")
     if scheme == "envpool" or config.backend == "envpool":
-        raise _draws_nothing(config, "EnvPool's environments are made for speed")
+        raise _draws_nothing(config, "EnvPool's vectors are not drawn")
     if is_console(config) or ":" in config.id:
         return
     register_suites(config.id)
-    spec = gymnasium.registry.get(config.id)
-    entry = str(spec.entry_point) if spec is not None else ""
     for part, (module, extra) in DRAWN_WITH.items():
-        if f".{part}" in entry and find_spec(module) is None:
+        if f".{part}" in _entry(config.id) and find_spec(module) is None:
             raise MissingExtra(
                 f"environment {config.id!r} is drawn with {module}, not installed here: pip install '{extra}'"
             )
@@ -184,15 +187,22 @@ def _draws_nothing(config: EnvConfig, why: str) -> ConfigError:
     )
 
 
-def _remedy(name: str) -> str:
+def _entry(name: str) -> str:
     spec = gymnasium.registry.get(name)
-    entry = str(spec.entry_point) if spec is not None else ""
-    if ".mujoco" in entry:
+    return str(spec.entry_point) if spec is not None else ""
+
+
+def _uses_opengl(name: str) -> bool:
+    return ".mujoco" in _entry(name)
+
+
+def _remedy(name: str) -> str:
+    if _uses_opengl(name):
         return (
             f"MuJoCo draws with OpenGL, here MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}: install libegl1 (egl) or "
             "libosmesa6 (osmesa) and set MUJOCO_GL to the one there is, or leave recorder.enabled off"
         )
-    extra = next((extra for part, (_, extra) in DRAWN_WITH.items() if f".{part}" in entry), None)
+    extra = next((extra for part, (_, extra) in DRAWN_WITH.items() if f".{part}" in _entry(name)), None)
     return (
         f"pip install '{extra}'" if extra else "its own render() says why, above; leave recorder.enabled off without it"
     )

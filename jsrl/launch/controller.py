@@ -253,6 +253,9 @@ class Controller:
                 self._await_recorder(lambda recorder: recorder.ready, "filming is about to begin")
             if kind == "recorder" and film:
                 self._await_recorder(lambda _: self._session.filmed, "final video")
+                if not (self._session.filmed or self._interrupted):
+                    waited = f"within {limits.snapshot_s:g} s (deadlines.snapshot_s)"
+                    self._session.display.message(f"recorder: the last video was not finished {waited}", "warning")
             saves = kind in ("learner", "parameter-server")
             self._stop(kind, limits.snapshot_s if saves else limits.leave_s / 10 if hurried else limits.leave_s)
 

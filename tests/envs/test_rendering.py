@@ -1,0 +1,190 @@
+"""What is filmed is what was trained on: the same observations, and pictures beside them; or a refusal that says why."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from jsrl.envs import rendering
+from jsrl.envs.config import AtariConfig, EnvConfig
+from jsrl.envs.make import make
+from jsrl.envs.rendering import check_rendered, make_rendered
+from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
+
+
+class Painted(gymnasium.Env):
+    """Shows its clock as a grey value."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None):
+        self.render_mode, self.clock = render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.clock = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.clock += 1
+        return np.array([self.clock], np.float32), 1.0, self.clock >= 5, False, {}
+
+    def render(self):
+        return np.full((6, 8, 3), self.clock, np.uint8) if self.render_mode == "rgb_array" else None
+
+
+class Blind(Painted):
+    """Takes no render_mode."""
+
+    def __init__(self):
+        super().__init__()
+
+
+HERE = f"{__name__}:"
+
+
+def test_a_class_of_the_users_own_is_drawn_in_its_own_time():
+    env = make_rendered(EnvConfig(HERE + "Painted"), 0)
+    env.reset()
+    assert env.fps == 7
+    shades = []
+    for _ in range(7):
+        env.step(np.zeros(1, np.int32))
+        shades.append(int(env.picture()[0, 0, 0]))
+    assert shades == [1, 2, 3, 4, 5, 0, 1], "the last observation of an episode is seen, then the first of the next"
+    env.close()
+
+
+def test_one_that_draws_nothing_is_refused():
+    env = make_rendered(EnvConfig(HERE + "Blind"), 0)
+    env.reset()
+    with pytest.raises(ConfigError, match=r"shows NoneType; expected a picture"):
+        env.picture()
+    env.close()
+
+
+@pytest.mark.parametrize(("name", "why"), [("probe:memory", "nothing to show"), ("envpool:CartPole-v1", "EnvPool")])
+def test_what_can_never_be_drawn_is_refused_at_once(name, why):
+    with pytest.raises(ConfigError, match=why) as caught:
+        check_rendered(EnvConfig(name))
+    assert "recorder.enabled" in str(caught.value)
+
+
+def test_a_missing_renderer_names_the_extra(monkeypatch):
+    monkeypatch.setattr(rendering, "find_spec", lambda name: None)
+    for name, extra in (("CartPole-v1", "jsrl[video]"), ("HalfCheetah-v5", "jsrl[mujoco]")):
+        with pytest.raises(MissingExtra) as caught:
+            check_rendered(EnvConfig(name))
+        assert str(caught.value).endswith(f"pip install '{extra}'")
+
+
+def test_a_renderer_that_is_not_there_when_it_draws_names_the_extra():
+    class Lacking:
+        spec, num_envs = None, 1
+
+        def render(self, slot):
+            raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+
+    env = rendering.RenderedEnv(Lacking(), EnvConfig("CartPole-v1"), 30.0)  # type: ignore[arg-type]
+    with pytest.raises(MissingExtra, match=r"jsrl\[video\]"):
+        env.picture()
+
+
+def test_opengl_that_fails_says_what_to_set(monkeypatch):
+    class Lacking:
+        spec, num_envs = None, 1
+
+        def render(self, slot):
+            raise RuntimeError("no context")
+
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    env = rendering.RenderedEnv(Lacking(), EnvConfig("HalfCheetah-v5"), 30.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"no context.*MUJOCO_GL='egl'.*libosmesa6"):
+        env.picture()
+
+
+@pytest.mark.slow
+def test_cartpole_is_played_as_the_single_environment_and_drawn():
+    """Its vectorised implementation would draw as well, but is seeded as a whole; the dynamics are the same."""
+    config = EnvConfig("CartPole-v1")
+    filmed = make_rendered(config, (3, 1))
+    plain = make(EnvConfig("CartPole-v1", backend="sync"), 1, (3, 1))
+    np.testing.assert_array_equal(filmed.reset().observation, plain.reset().observation)
+    assert filmed.fps == 50
+    before = filmed.picture()
+    for step in range(30):
+        action = np.array([step % 2], np.int32)
+        one, two = filmed.step(action), plain.step(action)
+        np.testing.assert_array_equal(one.observation, two.observation)
+        np.testing.assert_array_equal(one.is_first, two.is_first)
+    assert before.shape == (400, 600, 3)
+    assert (before != filmed.picture()).any()
+    filmed.close()
+    plain.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_atari_is_seen_in_colour_while_the_policy_sees_what_it_trained_on(sticky):
+    atari = AtariConfig(repeat_action_probability=sticky)
+    config = EnvConfig("ALE/Breakout-v5", atari=atari, max_episode_steps=150)
+    filmed, plain = make_rendered(config, 5), make(config, 1, 5)
+    rng = np.random.default_rng(0)
+    np.testing.assert_array_equal(filmed.reset().observation, plain.reset().observation)
+    seen, episodes = set(), 0
+    for _ in range(400):
+        action = rng.integers(0, 4, 1).astype(np.int32)
+        one, two = filmed.step(action), plain.step(action)
+        np.testing.assert_array_equal(one.observation, two.observation)
+        assert (one.reward, one.is_first, one.discount) == (two.reward, two.is_first, two.discount)
+        assert [e.return_ for e in one.episodes] == [e.return_ for e in two.episodes]
+        episodes += len(one.episodes)
+        picture = filmed.picture()
+        seen.add(picture.tobytes())
+    assert episodes >= 2
+    assert picture.shape == (210, 160, 3)
+    assert (picture[..., 0] != picture[..., 2]).any(), "grey"
+    assert len(seen) > 100
+    assert filmed.fps == 15
+    # the policy's newest frame is the screen, made grey and small
+    grey = picture.astype(float) @ np.array([0.299, 0.587, 0.114])
+    small = np.asarray(one.observation)[0, :, :, -1]
+    assert np.corrcoef(grey[1::5, 1::4][:42, :40].ravel(), _small(small, 42, 40).ravel())[0, 1] > 0.8
+    filmed.close()
+    plain.close()
+
+
+def _small(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    rows = np.linspace(0, frame.shape[0] - 1, height).round().astype(int)
+    columns = np.linspace(0, frame.shape[1] - 1, width).round().astype(int)
+    return frame[rows][:, columns].astype(float)
+
+
+def test_two_consoles_that_go_different_ways_are_an_error():
+    class Console:
+        def __init__(self, reward: float):
+            self.ale, self.reward = None, reward
+
+        def step(self, action):
+            flags = np.zeros(1, bool)
+            return np.zeros((1, 1, 210, 160, 3), np.uint8), np.array([self.reward]), flags, flags, {}
+
+    with pytest.raises(EnvironmentFault, match="went two ways"):
+        rendering._TwoConsoles(Console(1.0), Console(0.0), "ALE/Pong-v5").step(np.zeros(1, np.int64))
+
+
+@pytest.mark.slow
+def test_mujoco_is_drawn_or_says_what_is_missing():
+    """Where no OpenGL is installed the error names what to install; a picture is never made up."""
+    try:
+        env = make_rendered(EnvConfig("InvertedPendulum-v5"), 0)
+        env.reset()
+        picture = env.picture()
+    except ConfigError as error:
+        assert "MUJOCO_GL" in str(error)
+        return
+    assert picture.shape == (480, 480, 3)
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+    env.close()

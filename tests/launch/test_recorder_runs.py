@@ -1,0 +1,140 @@
+"""Runs with a recorder: refused before the start, planned, filmed in one process, and never ended by it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs import rendering
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError, MissingExtra
+from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
+from jsrl.launch.plan import describe, make_plan, process_environment
+from jsrl.launch.run import run
+from jsrl.services import video
+from jsrl.services.runs import Run, RunFolder
+from jsrl.workers.recorder import VideoRecorder
+from tests.decoded import decode
+
+
+def experiment(**changes) -> Experiment:
+    values = {
+        "agent": PPOConfig(),
+        "env": EnvConfig("CartPole-v1", max_episode_steps=20),
+        "num_envs": 8,
+        "rollout_length": 16,
+        "total_env_steps": 512,
+        "placement": "serial",
+        "evaluator": EvaluatorConfig(enabled=False),
+        "recorder": RecorderConfig(enabled=True, period_env_steps=128, keep_newest=2),
+    }
+    return Experiment(**(values | changes))
+
+
+def test_the_plan_has_a_recorder_with_one_thread_and_no_gpu(tmp_path):
+    e = experiment(placement="served", evaluator=EvaluatorConfig())
+    plan = make_plan(e, str(tmp_path), tmp_path)
+    assert [job.kind for job in plan.jobs] == ["learner", "inference", "actor", "evaluator", "recorder"]
+    text = describe(plan, [])
+    assert "recorder" in text
+    assert "inference, evaluator, recorder   params" in text
+    variables = process_environment(plan.jobs[-1], ["0"])
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "1")
+    assert "recorder" not in describe(make_plan(experiment(recorder=RecorderConfig()), str(tmp_path), tmp_path), [])
+
+
+def test_periods_and_environment():
+    e = experiment(recorder=RecorderConfig(enabled=True, env={"max_episode_steps": 7}), total_env_steps=12_800)
+    assert e.filming_period == 10  # a tenth of the total, in updates of 128
+    assert (e.filmed_env.max_episode_steps, e.evaluation_env.max_episode_steps) == (7, 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"episodes": 0}, "recorder.episodes is 0"),
+        ({"keep_newest": 0}, "recorder.keep_newest is 0"),
+        ({"max_seconds": 0.0}, "recorder.max_seconds"),
+        ({"fps": -1.0}, "recorder.fps"),
+        ({"niceness": 20}, "recorder.niceness is 20"),
+        (
+            {"env": {"max_episode_step": 3}},
+            "recorder.env has no option 'max_episode_step'; did you mean max_episode_steps",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        experiment(recorder=RecorderConfig(enabled=True, **changes))
+
+
+def test_missing_extras_and_environments_that_draw_nothing_are_refused_before_anything_starts(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="nothing to show"):
+        run(experiment(env=EnvConfig("probe:memory")), runs_dir=tmp_path, display="quiet")
+    monkeypatch.setattr(rendering, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'jsrl\[video\]'"):
+        run(experiment(), runs_dir=tmp_path, display="quiet")
+    monkeypatch.setattr(video, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match="imageio-ffmpeg and pillow"):
+        make_plan(experiment(), str(tmp_path), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_serial_run_films_and_its_report_shows_it(tmp_path):
+    result = run(experiment(), runs_dir=tmp_path, display="quiet")
+    videos = json.loads((result.folder / "videos" / "videos.json").read_text())["videos"]
+    assert result.ended == "total_env_steps"
+    assert videos[-1]["version_updates"] == result.updates == 4, "the last params are filmed"
+    assert videos[-1]["env_steps"] == result.env_steps == 512
+    assert sum(one["best"] for one in videos) == 1
+    assert {path.name for path in (result.folder / "videos").glob("*.mp4")} == {one["file"] for one in videos}
+    frames, fps = decode(result.folder / "videos" / videos[-1]["file"])
+    assert (len(frames), fps) == (videos[-1]["frames"], 50.0)
+    assert len(frames) == videos[-1]["return_mean"] + 25  # a picture per step, the last one held for half a second
+    assert frames.shape[1:] == (videos[-1]["height"], videos[-1]["width"], 3)
+    page = (result.folder / "report.html").read_text()
+    assert all(f'<video controls preload="metadata" src="videos/{one["file"]}"' in page for one in videos)
+    columns = Run(RunFolder.open(result.folder)).metrics
+    filmed = columns["recorder/version_updates"]
+    assert filmed[np.isfinite(filmed)].tolist() == [1, 2, 3, 4] or filmed[np.isfinite(filmed)].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    resumed = run(experiment(total_env_steps=640), runs_dir=tmp_path, resume=str(result.folder), display="quiet")
+    assert len(list((resumed.folder / "videos").glob("*.mp4"))) == 3, "a resumed run goes on with its shelf"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["setup", "_begin", "begin_final", "close"])
+def test_a_recorder_that_fails_ends_no_serial_run(tmp_path, monkeypatch, where):
+    def fail(self, *_):
+        raise RuntimeError("the screen fell down")
+
+    monkeypatch.setattr(VideoRecorder, where, fail)
+    result = run(experiment(), runs_dir=tmp_path, display="quiet")
+    assert (result.ended, result.updates) == ("total_env_steps", 4)
+    log = (result.folder / "logs" / "controller.log").read_text()
+    assert "the screen fell down" in log
+    assert "the run goes on without videos" in log
+    assert np.nansum(Run(RunFolder.open(result.folder)).metrics["recorder/lost"]) >= 1
+
+
+@pytest.mark.slow
+def test_filming_changes_nothing_that_is_learned(tmp_path):
+    """A serial run is deterministic; with a recorder it makes the same updates, to the bit."""
+    with_recorder = run(experiment(), runs_dir=tmp_path / "a", display="quiet")
+    without = run(experiment(recorder=RecorderConfig()), runs_dir=tmp_path / "b", display="quiet")
+    for one, other in zip(_leaves(with_recorder.params), _leaves(without.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _leaves(tree):
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

@@ -1,0 +1,247 @@
+"""The recorder films what is due, burns in return and version, survives a lost video, and ends with the last params."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.envs.base import EnvStep, Episode
+from jsrl.services.control import Command
+from jsrl.services.video_shelf import Video, VideoShelf
+from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
+from jsrl.workers.recorder import RecorderSettings, VideoRecorder
+from tests.decoded import decode
+
+ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
+LENGTH = 6
+
+
+def init(key) -> AgentState:
+    return AgentState(ActParams({"w": jnp.zeros(())}), (), (), (), jnp.int32(0))
+
+
+def act(params, key, observation, is_first, core, *, greedy=False):
+    """Play action 1 where the weight is positive and actions are greedy."""
+    rows = observation.shape[0]
+    action = jnp.full(rows, jnp.where(params.weights["w"] > 0, 1, 0) * greedy, jnp.int32)
+    return ActOutput(action, jnp.zeros(rows)), core
+
+
+def update(state, trajectory, key, *, axis_name=None):
+    return state, UpdateOutput({})
+
+
+AGENT = Agent(init, lambda rows: (), act, update)
+
+
+class Painted:
+    """An episode of LENGTH steps; reward 2 for action 1; its picture gets lighter step by step."""
+
+    spec, num_envs, fps = ENV, 1, 4.0
+
+    def __init__(self) -> None:
+        self.closed, self.drawn, self.broken = False, 0, False
+
+    def _step(self, first: bool, reward: float, episodes: list[Episode]) -> EnvStep:
+        ones = np.ones(1, np.float32)
+        return EnvStep(
+            np.zeros((1, 2), np.float32), np.array([first]), ones * reward, ones, ones.astype(np.uint8), episodes
+        )
+
+    def reset(self) -> EnvStep:
+        self.clock, self.total = 0, 0.0
+        return self._step(True, 0.0, [])
+
+    def step(self, action) -> EnvStep:
+        if self.clock == LENGTH:
+            return self.reset()
+        self.clock += 1
+        self.total += 2.0 * action[0]
+        episodes = [Episode(0, self.total, LENGTH, True)] if self.clock == LENGTH else []
+        return self._step(False, 2.0 * float(action[0]), episodes)
+
+    def picture(self) -> np.ndarray:
+        self.drawn += 1
+        size = 32 if self.broken and self.clock == 3 else 64
+        return np.full((size, 64, 3), 30 * self.clock, np.uint8)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict]] = []
+
+    def stage(self, stage: str) -> None: ...
+    def entering(self, activity: str, deadline_s: float | None = None) -> None: ...
+    def left(self) -> None: ...
+    def event(self, name: str, text: str = "", **facts) -> None:
+        self.events.append((name, {"text": text, **facts}))
+
+    def named(self, name: str) -> list[dict]:
+        return [facts for other, facts in self.events if other == name]
+
+
+class Params:
+    newest: tuple[int, list[np.ndarray]] | None = None
+
+    def publish(self, updates: int, weight: float = 1.0) -> None:
+        self.newest = (make_version(0, updates), [np.float32(weight)])
+
+    def poll(self, policy: int = 0):
+        newest, self.newest = self.newest, None
+        return newest
+
+    def close(self) -> None: ...
+
+
+class Rig:
+    def __init__(self, folder: Path, **changes) -> None:
+        values = {
+            "seed": 1,
+            "period_updates": 10,
+            "rows_per_update": 100,
+            "episodes": 1,
+            "fps": None,
+            "max_seconds": 60.0,
+        }
+        self.env, self.params, self.heard = Painted(), Params(), Heard()
+        self.folder = folder
+        settings = RecorderSettings(**(values | changes))
+        self.recorder = VideoRecorder(
+            AGENT,
+            ENV,
+            settings,
+            lambda n, seed: self.env,
+            lambda: self.params,
+            lambda: VideoShelf(folder, 2),
+            self.heard,
+        )
+        self.recorder.setup()
+
+    def film(self) -> None:
+        for _ in range(50):
+            if not self.recorder.due:
+                return
+            self.recorder.step()
+        raise AssertionError("it never ends")
+
+    @property
+    def videos(self) -> list[Video]:
+        return self.recorder._shelf.videos
+
+    def frames(self, number: int = -1) -> tuple[np.ndarray, float]:
+        return decode(self.folder / self.videos[number].file)
+
+
+def test_videos_come_once_per_period_and_hold_the_whole_episode(tmp_path):
+    rig = Rig(tmp_path)
+    for updates in (0, 5, 12, 13, 25):
+        rig.params.publish(updates, weight=updates)
+        rig.film()
+    assert [told["updates"] for told in rig.heard.named("filmed")] == [0, 12, 25]
+    told = rig.heard.named("filmed")[1]
+    assert told["env_steps"] == 1200
+    assert told["metrics"]["recorder/return_mean"] == 12.0
+    assert told["metrics"]["recorder/video_frames"] == LENGTH + 2  # the last picture is held for half a second
+    assert [(v.version_updates, v.return_mean, v.best) for v in rig.videos] == [(12, 12.0, True), (25, 12.0, False)]
+    frames, fps = rig.frames()
+    assert (len(frames), fps) == (LENGTH + 2, 4.0)
+    shades = frames[:, 20:200, 20:300].reshape(len(frames), -1).mean(1)
+    assert np.abs(shades - 30 * np.array([0, 1, 2, 3, 4, 5, 6, 6])).max() < 6
+    assert rig.recorder.report()[0]["recorder/videos"] == 3
+    rig.recorder.close()
+    assert rig.env.closed
+
+
+def test_return_and_version_are_burnt_in(tmp_path):
+    """Two videos of the same pictures differ below them, where return and version stand, and nowhere else."""
+    rig = Rig(tmp_path)
+    for updates, weight in ((0, 0.0), (77, 1.0)):
+        rig.params.publish(updates, weight)
+        rig.film()
+    (first, _), (second, _) = rig.frames(0), rig.frames(1)
+    picture, strip = slice(0, 316), slice(324, None)
+    apart = np.abs(first.astype(int) - second.astype(int))
+    assert apart[:, picture].max() < 12
+    half = strip.start + (first.shape[1] - strip.start) // 2
+    assert apart[-1, strip.start : half].max() > 80, "return 0.0 and 12.0 look the same"
+    assert apart[0, half:].max() > 80, "versions 0 and 77 look the same"
+    assert apart[0, strip.start : half].max() < 40, "both begin with return 0.0"
+    rig.recorder.close()
+
+
+def test_a_video_is_as_long_as_it_may_be_and_the_return_is_that_of_whole_episodes(tmp_path):
+    rig = Rig(tmp_path, episodes=3, max_seconds=2.0, fps=5.0)
+    drawn = rig.env.drawn
+    rig.params.publish(1)
+    rig.film()
+    frames, fps = rig.frames()
+    assert (len(frames), fps) == (10, 5.0)
+    assert rig.env.drawn - drawn <= 10, "what is not shown is not drawn"
+    assert rig.videos[0].return_mean == 12.0
+    assert rig.heard.named("filmed")[0]["metrics"]["recorder/length_mean"] == LENGTH
+    rig.recorder.close()
+
+
+def test_a_video_that_cannot_be_written_is_a_warning_and_the_next_one_is_made(tmp_path):
+    rig = Rig(tmp_path)
+    rig.env.broken = True
+    rig.params.publish(0)
+    rig.film()
+    (warning,) = rig.heard.named("warning")
+    assert "a video was lost" in warning["text"]
+    assert "(32, 64, 3)" in warning["text"]
+    assert rig.recorder.report()[0]["recorder/failed"] == 1
+    assert not list(tmp_path.glob("*.mp4*"))
+    rig.env.broken = False
+    rig.params.publish(10)
+    rig.film()
+    assert [v.version_updates for v in rig.videos] == [10]
+    rig.recorder.close()
+
+
+def test_the_last_params_are_filmed_at_the_end_whatever_the_period_is(tmp_path):
+    rig = Rig(tmp_path)
+    rig.params.publish(0)
+    rig.film()
+    rig.params.publish(3)
+    rig.recorder.command(Command("final"))
+    assert not rig.heard.named("filmed finally")
+    rig.film()
+    assert len(rig.heard.named("filmed finally")) == 1
+    assert [v.version_updates for v in rig.videos] == [0, 3]
+    rig.recorder.close()
+
+
+def test_nothing_is_filmed_twice_at_the_end(tmp_path):
+    rig = Rig(tmp_path)
+    rig.params.publish(4)
+    rig.film()
+    rig.recorder.begin_final()
+    assert len(rig.heard.named("filmed finally")) == 1
+    assert not rig.recorder.due
+    assert len(rig.videos) == 1
+    rig.recorder.close()
+
+
+def test_a_run_that_published_nothing_ends_without_a_video(tmp_path):
+    rig = Rig(tmp_path)
+    rig.recorder.begin_final()
+    assert len(rig.heard.named("filmed finally")) == 1
+    assert not rig.recorder.due
+    rig.recorder.close()
+
+
+def test_leaving_in_the_middle_leaves_no_file(tmp_path):
+    rig = Rig(tmp_path, episodes=100_000)
+    rig.params.publish(1)
+    assert rig.recorder.due
+    rig.recorder.step()
+    assert list(tmp_path.glob("*.part"))
+    rig.recorder.close()
+    assert not list(tmp_path.glob("*.mp4*"))
