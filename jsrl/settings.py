@@ -184,8 +184,6 @@ class SupervisionConfig:
     """Restarts of the evaluator; None: `restart`."""
     recorder: int | None = None
     """Restarts of the recorder, without which a run goes on; None: `restart`."""
-    recorder: int | None = None
-    """Restarts of the recorder; None: `restart`."""
     parameter_server: int | None = None
     """Restarts of the parameter server; None: `restart`."""
 
