@@ -32,27 +32,7 @@ def check(experiment: Experiment) -> None:
         raise ConfigError(
             "several policies in one experiment are not available yet; give one agent (a config such as PPOConfig)."
         )
-    positive = {
-        "total_env_steps": e.total_env_steps,
-        "num_envs": e.num_envs,
-        "rollout_length": e.rollout_length,
-        "num_actors": e.num_actors,
-        "batch_envs": e.batch_columns,
-        "num_inference_servers": e.num_inference_servers,
-        "learner.reuse": e.learner.reuse,
-        "actor.blocks_per_group": e.actor.blocks_per_group,
-        "trace_spans": e.trace_spans,
-        "record_limit_mb": e.record_limit_mb,
-        "evaluator.num_envs": e.evaluator.num_envs,
-        "evaluator.episodes": e.evaluator.episodes,
-        "recorder.episodes": e.recorder.episodes,
-        "recorder.keep_newest": e.recorder.keep_newest,
-    }
-    for name, value in positive.items():
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1.")
-    if e.groups < 1:
-        raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
+    _check_positive(e)
     check_supervision(e)
     if e.max_minutes is not None and not e.max_minutes > 0:
         raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")
@@ -90,6 +70,30 @@ def check(experiment: Experiment) -> None:
         )
     _check_recorder(e)
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
+
+
+def _check_positive(e: Experiment) -> None:
+    positive = {
+        "total_env_steps": e.total_env_steps,
+        "num_envs": e.num_envs,
+        "rollout_length": e.rollout_length,
+        "num_actors": e.num_actors,
+        "batch_envs": e.batch_columns,
+        "num_inference_servers": e.num_inference_servers,
+        "learner.reuse": e.learner.reuse,
+        "actor.blocks_per_group": e.actor.blocks_per_group,
+        "trace_spans": e.trace_spans,
+        "record_limit_mb": e.record_limit_mb,
+        "evaluator.num_envs": e.evaluator.num_envs,
+        "evaluator.episodes": e.evaluator.episodes,
+        "recorder.episodes": e.recorder.episodes,
+        "recorder.keep_newest": e.recorder.keep_newest,
+    }
+    for name, value in positive.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    if e.groups < 1:
+        raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
 
 
 def _check_recorder(e: Experiment) -> None:
