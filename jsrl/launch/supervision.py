@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
+from jsrl.launch.resume import newest_good
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.workers.jobs import Job, Origin
@@ -120,7 +121,8 @@ def last_committed(origin: Origin, folder: Path) -> Origin:
     epoch = max(origin.epoch, life.epoch if life is not None else 0) + 1
     store = SnapshotStore(folder / "snapshots" / "state")
     try:
-        latest = store.meta("latest")
+        version, _ = newest_good(store)
+        updates = int(store.meta(version)["updates"])
     except SnapshotError:  # none was committed yet
         return dataclasses.replace(origin, epoch=epoch)
-    return Origin(epoch, int(latest["updates"]), f"{store.folder}@latest")
+    return Origin(epoch, updates, f"{store.folder}@{version}")

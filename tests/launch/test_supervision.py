@@ -70,4 +70,4 @@ def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_p
     store = SnapshotStore(tmp_path / "snapshots" / "state")
     store.save(12, {"state": [0]}, meta={"updates": 12, "epoch": 5}, tags=("latest",), wait=True)
     store.close()
-    assert last_committed(begun, tmp_path) == Origin(6, 12, f"{store.folder}@latest")
+    assert last_committed(begun, tmp_path) == Origin(6, 12, f"{store.folder}@12")
