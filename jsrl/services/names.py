@@ -63,7 +63,7 @@ class FileNames:
     def __init__(self, folder: str | os.PathLike[str]):
         """Keep the files in `folder` (made when missing)."""
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def register(self, name: str, address: str, incarnation: int = 0, *, lease_s: float = 30.0) -> Registration:
         """Say, or say again, where `name` is found; see NameService."""

@@ -24,6 +24,7 @@ def test_the_search_can_fail(monkeypatch) -> None:
     assert fuzz.fuzz_codec(200, seed=0).failures
 
 
+@pytest.mark.slow
 def test_codec() -> None:
     found = fuzz.own_process("--only", "codec", "--frames", "6000")
     assert found["failures"] == [] and found["memory_bytes"] <= found["limit_bytes"] == 2 * fuzz.LIMITS.message_bytes
