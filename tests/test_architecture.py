@@ -88,6 +88,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 # Files that may import more than their room does, each with its reason.
 MORE: dict[str, tuple[set[str], str]] = {
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
+    "launch/record.py": ({"jsrl.policy"}, "it records what `load_policy` gives"),
     "launch/replay_update.py": ({"jsrl.parallel", "jsrl.replay"}, "it makes one update again, as the learner made it"),
     "services/video.py": ({"PIL", "imageio_ffmpeg"}, "captions and the encoder, of the extra `video`"),
     "services/snapshot_orbax.py": ({"jax", "orbax", "absl"}, "Orbax is a library of jax arrays"),
