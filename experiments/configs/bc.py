@@ -1,4 +1,4 @@
-"""Behaviour cloning of a recording: --recording DIR; choose the environment that was recorded: --env.id Hopper-v5"""
+"""Behaviour cloning: give --recording DIR, and the environment that was recorded"""
 
 from jsrl.agents.bc import BCConfig
 from jsrl.envs.config import EnvConfig

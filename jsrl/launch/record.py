@@ -61,10 +61,7 @@ def record_policy(
     Raises:
       ConfigError: there is no such run or tag. RecordingError, SpecMismatch: the folder holds something else.
     """
-    numbers = {"episodes": episodes, "num_envs": num_envs, "rollout_length": rollout_length, "limit_mb": limit_mb}
-    for name, value in numbers.items():
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
     policy = load_policy(run, tag, runs_dir=runs_dir)
     e = policy.experiment
     changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
@@ -101,6 +98,12 @@ def record_policy(
     text = "; ".join([writer.summary, *told])
     env_steps = writer.recorded * rollout_length * num_envs
     return Recorded(counts["episodes"], env_steps, return_mean, text)
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1.")
 
 
 def _play(actor: Actor, episodes: int, rows: int, writer: RecordingWriter) -> float:
