@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig, SnapshotConfig
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
+from jsrl.services import snapshots
 from jsrl.workers.learner import Learner
 
 UPDATES = 50
@@ -63,6 +65,18 @@ EXPERIMENTS = {
         replay=dataclasses.replace(REPLAY, window=3, prioritised=True),
     ),
 }
+
+
+def fill_disk_after(updates: int) -> None:
+    """Have every snapshot after so many updates fail as on a full disk."""
+    save = snapshots.orbax_save
+
+    def failing(folder: Path, tree: dict) -> None:
+        if int(tree["state"]["updates"]) > updates:
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+        save(folder, tree)
+
+    snapshots.orbax_save = failing  # type: ignore[assignment]
 
 
 class SlowCartPole(CartPoleEnv):
@@ -108,10 +122,13 @@ def main() -> int:
     parser.add_argument("--stop", type=int)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--placement")
+    parser.add_argument("--full-after", type=int)
     given = parser.parse_args()
     experiment = EXPERIMENTS[given.experiment]
     if given.placement:
         experiment = dataclasses.replace(experiment, placement=given.placement)
+    if given.full_after is not None:
+        fill_disk_after(given.full_after)
     if given.stop is not None and experiment.placement == "serial":
         stop_at(given.stop)
     elif given.stop is not None:

@@ -105,6 +105,19 @@ def test_stopped_processes_end_the_same_in_another_placement(whole) -> None:
     assert_equal_ends(folder, "whole-inline", "parts")
 
 
+@slow
+def test_on_a_full_disk_training_goes_on_and_the_last_good_snapshot_leads_to_the_same_end(whole) -> None:
+    folder = whole("ppo")
+    text = live(folder, "ppo", "full", "--full-after", "20", expect=f"ENDED total_env_steps {UPDATES}")
+    assert "No space left on device" in text and "Training goes on" in text
+    lines = [json.loads(line) for line in (folder / "exact" / "full" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line.get("snapshots/failed", 0.0) for line in lines) >= 1.0
+    saved = SnapshotStore(folder / "exact" / "full" / "snapshots" / "state").load("latest").meta["updates"]
+    assert 0 < saved <= 20
+    live(folder, "ppo", "full", "--resume", expect="continuing exactly")
+    assert_equal_ends(folder, "whole-ppo", "full")
+
+
 # -- the journal itself -----------------------------------------------------------------------------------------------
 
 
