@@ -44,7 +44,9 @@ class Usage:
                 resident = known.memory_info().rss
             except psutil.Error:  # it has just ended: whoever watches it says so
                 continue
-            ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)  # a recorder's encoders
+            ended = getattr(times, "children_user", 0.0) + getattr(
+                times, "children_system", 0.0
+            )  # a recorder's encoders
             cpu_s[pid] = times.user + times.system + ended
             kind = f"system/{process.job.kind.replace('-', '_')}"
             share = (cpu_s[pid] - self._cpu_s.get(pid, cpu_s[pid])) / passed_s

@@ -78,7 +78,8 @@ class Job:
     """One worker of one run.
 
     Attributes:
-      kind: actor, inference, learner, replay, evaluator, recorder, parameter-server. index: among its kind. incarnation: which life.
+      kind: actor, inference, learner, replay, evaluator, recorder, parameter-server. index: among its kind.
+      incarnation: which life.
       experiment: the whole; without its agent for workers that must not load jax. folder: the run's.
     """
 
