@@ -1,0 +1,86 @@
+"""What processes hold on to: memory, descriptors, threads, mapped segments. Linux, standard library only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.process_tree import PROC, all_stats, tree
+
+SHARED = "/dev/shm/"
+TICKS_MB = 1024 / 1e6  # of the lines of smaps_rollup, which are in KiB
+
+
+class Holdings(NamedTuple):
+    """What one process holds: megabytes (10^6 bytes) resident, proportional and private; counts of the rest."""
+
+    rss_mb: float
+    pss_mb: float
+    uss_mb: float
+    descriptors: int
+    threads: int
+    segments: int
+
+
+def parse_rollup(text: str) -> tuple[float, float, float]:
+    """Return (RSS, PSS, USS) in megabytes of a smaps_rollup."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB":
+            found[name] = int(words[0]) * TICKS_MB
+    private = found.get("Private_Clean", 0.0) + found.get("Private_Dirty", 0.0) + found.get("Private_Hugetlb", 0.0)
+    return found.get("Rss", 0.0), found.get("Pss", 0.0), private
+
+
+def parse_segments(text: str) -> int:
+    """Return how many files of shared memory a /proc/PID/maps shows, those that were removed already included."""
+    files = set()
+    for line in text.splitlines():
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and words[5].startswith(SHARED):
+            files.add((words[3], words[4]))  # device and inode
+    return len(files)
+
+
+def holdings(pid: int, proc: Path = PROC) -> Holdings | None:
+    """Return what a process holds; None where it has just ended, or is a zombie."""
+    folder = proc / str(pid)
+    try:
+        rss_mb, pss_mb, uss_mb = parse_rollup((folder / "smaps_rollup").read_text())
+        descriptors, threads = len(os.listdir(folder / "fd")), len(os.listdir(folder / "task"))
+        segments = parse_segments((folder / "maps").read_text(errors="replace"))
+    except (OSError, ValueError):
+        return None
+    return Holdings(rss_mb, pss_mb, uss_mb, descriptors, threads, segments) if rss_mb else None
+
+
+def named_tree(root: int, root_name: str, proc: Path = PROC) -> dict[str, int]:
+    """Return name -> process id of a run's processes: workers by their names, what else there is by its command."""
+    found = {root_name: root}
+    for pid in tree(root, all_stats(proc)):
+        if pid == root:
+            continue
+        try:
+            words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            shown = (proc / str(pid) / "comm").read_text().strip()
+        except OSError:
+            continue
+        name = words[words.index("--name") + 1] if "--name" in words[:-1] else shown
+        found[name if name not in found else f"{name} ({pid})"] = pid
+    return found
+
+
+def folder_usage(folder: Path) -> tuple[int, float]:
+    """Return (files, megabytes that they take) of a folder and all below it."""
+    files, size_bytes = 0, 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                stat = os.lstat(os.path.join(path, name))
+            except OSError:
+                continue
+            files, size_bytes = files + 1, size_bytes + 512 * stat.st_blocks
+    return files, size_bytes / 1e6
