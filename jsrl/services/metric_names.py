@@ -73,6 +73,7 @@ CATALOGUE: tuple[Metric, ...] = (
         "actor/return_mean", "raw return of the episodes since the last line", "reward", "rises", "", "actor/episodes"
     ),
     Metric("actor/length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
+    Metric("actor/env_faults", "faulty environments that were built anew so far (env.on_fault)", "count", "0", "total"),
     Metric(
         "actor/recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"
     ),
@@ -88,12 +89,14 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("inference/batch_rows_mean", "rows per batch, before padding", "rows", "half of the largest size or more"),
     Metric("inference/compilations", "compilations of act so far", "count", "one per batch size", "total"),
     Metric("inference/compilations_after_warmup", "compilations once warm", "count", "0", "total"),
+    Metric("inference/refused", "strangers whose hello was turned away", "count", "0", "total"),
     Metric(
         "inference/params_updates", "updates that the oldest params in use have seen", "updates", "updates - 1", "min"
     ),
     *_shares("inference"),
     Metric("parameter_server/relayed", "versions of params passed on", "count", "rises with updates", "total"),
     *_shares("parameter_server"),
+    Metric("learner/refused", "strangers and messages that streams turned away", "count", "0", "total"),
     Metric("learner/updates_per_s", "updates", "1/s", "level"),
     Metric("learner/rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
     Metric("learner/trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),
@@ -142,6 +145,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("replay/trajectories_inserted", "trajectories inserted", "count", "near produced", "sum"),
     Metric("replay/trajectories_dropped", "trajectories dropped, all reasons", "count", "0", "sum"),
     Metric("replay/trajectories_in_flight", "trajectories between actors and replay", "count", "level", "sum"),
+    Metric("replay/refused", "strangers and messages that streams turned away", "count", "0", "total"),
     Metric("replay/size", "env steps that replay holds", "steps", "rises to replay.capacity", "sum"),
     Metric("replay/updates_made", "updates made with the last batch", "count", "0 below replay.min_size, then K"),
     Metric("ledger/produced", "trajectories committed by producers", "count", "the sum of the next three", "sum"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from jsrl.errors import JsrlError, SpecMismatch, StreamClosed
+from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout
 from jsrl.transport.inference_ends import ServerEnd
@@ -30,6 +30,7 @@ from jsrl.transport.unix_socket import listen_socket
 REQUEST = struct.Struct("<iiqq?")  # group, policy, min_updates, step, wants_core
 REPLY = struct.Struct("<iiq?")  # group, policy, version, has_core
 MAX_CONTROL_BYTES = 1 << 16
+MAX_SEGMENT_BYTES = 1 << 30  # that a hello may ask for
 _HELLO_DEADLINE_S = 10.0
 ATTACHED = b"attached"
 
@@ -176,7 +177,7 @@ class SharedInferenceServer(ServerEnd):
                 raise StreamClosed(refusal)
             compare_schemas(self._schema, schema_from_fields(hello.schema), self.address, hello.name)
             self._let_in(client, dict(hello.groups), connection)
-        except (JsrlError, msgspec.DecodeError) as error:
+        except (JsrlError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             mismatch = isinstance(error, SpecMismatch)
             if isinstance(error, SpecMismatch):
                 self._complaints.append(error)
@@ -191,6 +192,11 @@ class SharedInferenceServer(ServerEnd):
 
     def _let_in(self, client: ProducerId, group_sizes: dict[int, int], connection: socket.socket) -> None:
         layout = AreaLayout(self.spec, group_sizes)
+        if layout.size_bytes > MAX_SEGMENT_BYTES:
+            raise ConfigError(
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_SEGMENT_BYTES} are set aside; use "
+                "smaller groups."
+            )
         segment_path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
         segment = Segment.create(segment_path, layout.size_bytes)
         try:

@@ -17,6 +17,7 @@ from jsrl.errors import StreamTimeout
 from jsrl.services.phases import Phases
 from jsrl.transport.base import Lease, SampleConsumer
 from jsrl.types import ArraySpec, Trajectory, map_trajectory, version_epoch, version_updates
+from jsrl.workers.refusals import Refusals
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,22 @@ class Batcher:
     """Takes leases from a consumer, fills batches. `pump` is called from one thread at a time."""
 
     def __init__(
-        self, consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan, phases: Phases | None = None
+        self,
+        consumer: SampleConsumer,
+        spec: Trajectory,
+        plan: BatchPlan,
+        phases: Phases | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         """Allocate the staging buffers.
 
         Args:
           consumer: of the sample stream. spec: schema of one group's trajectory. plan: how batches are made.
-          phases: of the thread that pumps.
+          phases: of the thread that pumps. refusals: count whom the stream turned away.
         """
         self._consumer, self._spec, self._plan = consumer, spec, plan
         self.phases = phases or Phases()
+        self._refusals = refusals or Refusals("learner")
         self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
         for _ in range(plan.buffers):
             self._free.put(self._allocate(spec))
@@ -130,7 +137,7 @@ class Batcher:
         if timeout_s == 0 and not self._consumer.pending():
             return None  # an exception each time, in serial mode at every row, would cost more than the look
         try:
-            lease = self._consumer.get(timeout_s)
+            lease = self._refusals.take(self._consumer.get, timeout_s)
         except StreamTimeout:
             return None
         self.phases.enter("transport")
@@ -148,9 +155,9 @@ class Batcher:
         assert self._staging is not None
         needed = self._plan.columns // self._plan.group_size
         try:
-            self._waiting.append(self._consumer.get(timeout_s))
+            self._waiting.append(self._refusals.take(self._consumer.get, timeout_s))
             while True:
-                self._waiting.append(self._consumer.get(0.0))
+                self._waiting.append(self._refusals.take(self._consumer.get, 0.0))
         except StreamTimeout:
             pass
         self.phases.enter("transport")

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jsrl.errors import StreamTimeout
+from jsrl.errors import SpecMismatch, StreamTimeout
 from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
 from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, Served
 from jsrl.workers.base import Reporter
+from jsrl.workers.refusals import Refusals
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class InferenceWorker:
         self.recorder = self._recorder = recorder or Recorder("inference")
         self._phases = self.recorder.phases
         self._warm_compilations = 0
+        self._refusals = Refusals(name, reporter)
 
     def setup(self) -> None:
         """Compile every batch size, bind the stream, wait for the first params."""
@@ -92,13 +94,13 @@ class InferenceWorker:
         """Take what has arrived. While requests wait for newer params, look for those as well."""
         if not self._held:
             self._phases.enter("wait")
-            arrived = self._server.collect(self._settings.max_rows, self._settings.poll_s)
+            arrived = self._arrived(self._settings.poll_s)
             if arrived and self._settings.max_wait_s > 0:
-                arrived += self._server.collect(self._settings.max_rows, self._settings.max_wait_s)
+                arrived += self._arrived(self._settings.max_wait_s)
             return arrived
         everybody_waits = len(self._held) >= max(1, len(self._served))
         self._phases.enter("wait_params" if everybody_waits else "wait")
-        arrived = self._server.collect(self._settings.max_rows, 0.0 if everybody_waits else 0.0003)
+        arrived = self._arrived(0.0 if everybody_waits else 0.0003)
         if not arrived and everybody_waits:
             try:
                 self._params.wait(0, min(r.request.min_updates for r in self._held), 0.005)
@@ -108,6 +110,13 @@ class InferenceWorker:
         if newer is not None:
             self._engine.set_params(*newer)
         return arrived
+
+    def _arrived(self, max_wait_s: float) -> list[ClientRequest]:
+        try:
+            return self._server.collect(self._settings.max_rows, max_wait_s)
+        except SpecMismatch as error:  # it was told, and turned away
+            self._refusals.note(error)
+            return []
 
     def _answer(self, ready: list[ClientRequest]) -> int:
         rows = 0
@@ -165,6 +174,7 @@ class InferenceWorker:
         compilations = self._engine.compilations
         self._recorder.last("compilations", compilations)
         self._recorder.last("compilations_after_warmup", compilations - self._warm_compilations)
+        self._recorder.last("refused", self._refusals.count)
         if self._engine.version >= 0:
             self._recorder.last("params_updates", version_updates(self._engine.version))
         return self._recorder.flush(), {"rows": self._rows}

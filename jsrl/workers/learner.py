@@ -26,6 +26,7 @@ from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.batching import Batch, Batcher, BatchPlan, Prefetcher
 from jsrl.workers.learner_state import begin_state, failed_update, split_metrics
+from jsrl.workers.refusals import Refusals
 from jsrl.workers.split_update import SplitUpdate
 
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
@@ -88,6 +89,7 @@ class Learner:
         self.recorder = self._recorder = recorder or Recorder("learner")
         self._phases = self.recorder.phases
         self._finished = False
+        self._refusals = Refusals(self.name, reporter)
         self._trained_s = 0.0
         self._snapshot_at = time.monotonic() + settings.snapshot_period_s
 
@@ -119,7 +121,7 @@ class Learner:
         self._consumer, self._publisher = self._connect()
         prefetch = self._settings.prefetch
         phases = self.recorder.thread("prefetch") if prefetch else self._phases
-        batcher = Batcher(self._consumer, self._spec, self._settings.plan, phases)
+        batcher = Batcher(self._consumer, self._spec, self._settings.plan, phases, self._refusals)
         self._publish(self._update.fetch(self._state.params))
         self._reporter.stage("compiling the update")
         self._update.compile(self._state, batcher.example(), self._key)
@@ -233,6 +235,7 @@ class Learner:
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the mean of the updates' metrics, rates, lag, and the ledger."""
         self._recorder.last("queue_depth", self._consumer.pending())
+        self._recorder.last("refused", self._refusals.count)
         if self._trained_s:
             self._recorder.last("trained_s", self._trained_s)
         ledger = self._consumer.ledger

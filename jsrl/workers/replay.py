@@ -23,6 +23,7 @@ from jsrl.services.phases import Phases
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.workers.base import Reporter
 from jsrl.workers.peers import CONNECT_S, REFUSED_S, Peer
+from jsrl.workers.refusals import Refusals
 
 FOLDER = "replay"  # of a run: counters, and rows where asked
 INSERTS = 16  # trajectories of one step at most
@@ -94,6 +95,7 @@ class ReplayWorker:
         self._lost_s = 0.0
         self._drawing = 0  # batches that are being written
         self._snapshot_at = time.monotonic() + settings.period_s
+        self._refusals = Refusals(name, reporter)
 
     def setup(self) -> None:
         """Bind and connect the streams, and begin to draw."""
@@ -133,7 +135,7 @@ class ReplayWorker:
                 break
             self._phases.enter("wait_rows")
             try:
-                lease = self._roads.rows.get(0.0 if inserted else min(self._settings.poll_s, 0.01))
+                lease = self._refusals.take(self._roads.rows.get, 0.0 if inserted else min(self._settings.poll_s, 0.01))
             except StreamTimeout:
                 break
             self._phases.enter("insert")
@@ -157,7 +159,10 @@ class ReplayWorker:
         taken = 0
         while self._roads.priorities.pending():
             self._phases.enter("insert")
-            lease: Any = self._roads.priorities.get(0.0)
+            try:
+                lease: Any = self._refusals.take(self._roads.priorities.get, 0.0)
+            except StreamTimeout:
+                break
             self._replay.feedback(lease.trajectory.ids, lease.trajectory.priorities)
             self._roads.priorities.release(lease)
             taken += 1
@@ -274,6 +279,7 @@ class ReplayWorker:
             "trajectories_inserted": ledger.consumed,
             "trajectories_dropped": sum((ledger.dropped or {}).values()),
             "trajectories_in_flight": ledger.in_flight,
+            "refused": self._refusals.count,
         }
         for name, value in last.items():
             self._recorder.last(name, float(value))
