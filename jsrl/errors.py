@@ -9,6 +9,7 @@ JsrlError
 ├── StreamError
 │   ├── StreamTimeout      nothing arrived (or no room was made) before the deadline
 │   ├── StreamClosed       the other end, or this one, is closed
+│   ├── AccessDenied       keys that are missing, or another run's
 │   └── CodecError         bytes that are not a message of ours
 ├── SnapshotError          a snapshot that is missing, broken, or another experiment's
 ├── RecordingError         recorded trajectories that are missing or broken
@@ -52,6 +53,10 @@ class StreamTimeout(StreamError):
 
 class StreamClosed(StreamError):
     """This end or the other one is closed."""
+
+
+class AccessDenied(StreamError):
+    """The other end of an encrypted stream does not take this one's keys; the message says which are needed."""
 
 
 class CodecError(StreamError):

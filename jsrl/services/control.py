@@ -1,7 +1,8 @@
 """The control road: workers tell the controller how they are, the controller tells them what to do.
 
 Fixed-schema msgpack messages over one ZeroMQ ROUTER at the controller and a DEALER per worker, on a Unix socket that only
-its owner can open. Every worker runs one thread that owns its socket, so that heartbeats go on while the worker works.
+its owner can open, or over tcp with the run's keys. Every worker runs one thread that owns its socket, so that heartbeats
+go on while the worker works.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from typing import Any
 import msgspec
 import zmq
 
-from jsrl.errors import StreamClosed
+from jsrl.errors import AccessDenied, StreamClosed
+from jsrl.transport.curve import Handshakes, bind_guarded, introduce, keys_to_bind, keys_to_connect, shut
+from jsrl.transport.handshake import bind
+from jsrl.transport.keys import KeyPath
 
 _logger = logging.getLogger("jsrl.control")
 MAX_MESSAGE_BYTES = 16 << 20
@@ -91,14 +95,19 @@ class ControlClient:
 
     Attributes:
       stop: set when the controller said stop, or is gone.
+      refused: why the controller did not let this end in (which sets `stop` too), or None.
       commands: what else the controller asked for.
       stuck_s: how long one turn of the worker's loop may take (None: for ever). turned_s: when the present turn began, by
         the monotonic clock; 0: the worker is not at work, nothing is expected of it.
     """
 
-    def __init__(self, address: str, worker: str, incarnation: int, *, parent_pid: int | None = None) -> None:
+    def __init__(
+        self, address: str, worker: str, incarnation: int, *, parent_pid: int | None = None, keys: KeyPath = None
+    ) -> None:
+        self._keys = keys_to_connect(keys)
         self.worker, self.incarnation = worker, incarnation
         self.stop = threading.Event()
+        self.refused: AccessDenied | None = None
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.progress = 0
         self.stuck_s: float | None = None
@@ -137,10 +146,12 @@ class ControlClient:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.setsockopt(zmq.IDENTITY, f"{self.worker}/{self.incarnation}".encode())
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        introduce(socket, self._address, self._keys)
+        handshakes = Handshakes(socket, self._address, self._keys)
         socket.connect(self._address)
         beat_at = 0.0
         try:
-            while not (self._closing.is_set() and self._outgoing.empty()):
+            while self._let_in(handshakes) and not (self._closing.is_set() and self._outgoing.empty()):
                 while not self._outgoing.empty():
                     socket.send(msgspec.msgpack.encode(self._outgoing.get()))
                 if time.monotonic() >= beat_at:
@@ -149,8 +160,22 @@ class ControlClient:
                 if socket.poll(20):
                     self._obey(msgspec.msgpack.decode(socket.recv(), type=Command))
         finally:
+            handshakes.close()
             socket.close()
             context.term()
+
+    def _let_in(self, handshakes: Handshakes) -> bool:
+        """Return whether messages can be sent; over tcp that takes a handshake, which may fail for good."""
+        while not handshakes.made and self._address.startswith("tcp://") and not self._closing.is_set():
+            try:
+                handshakes.look()
+            except AccessDenied as error:
+                _logger.error("%s", error)
+                self.refused = error
+                self.stop.set()
+                return False
+            handshakes.monitor.poll(20)
+        return handshakes.made or not self._address.startswith("tcp://")
 
     def _beat(self, socket: zmq.Socket) -> None:
         activity, since, deadline_s = self._activity
@@ -196,10 +221,10 @@ def main_stack() -> str:
 
 
 class ControlServer:
-    """The controller's end of the control road."""
+    """The controller's end of the control road; `keys` encrypt it, as every other stream that leaves the host."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, *, keys: KeyPath = None) -> None:
+        own_keys = keys_to_bind(address, keys)
         self.refused = 0  # messages that are not ours
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -208,7 +233,7 @@ class ControlServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         old = os.umask(0o177)
         try:
-            self._socket.bind(address)
+            self.address, self._gate = bind_guarded(self._socket, address, own_keys, bind)
         finally:
             os.umask(old)
 
@@ -237,5 +262,4 @@ class ControlServer:
     def close(self) -> None:
         """Close the socket."""
         if not self._socket.closed:
-            self._socket.close()
-            self._context.term()
+            shut(self._context, self._socket, self._gate, 0)

@@ -90,13 +90,13 @@ def check_ipc_path(path: str) -> str:
     return path
 
 
-def check_reach(endpoint: str, allow_remote: bool) -> None:
-    """Check that a tcp endpoint stays on this host, unless told otherwise.
+def check_reach(endpoint: str, *, encrypted: bool) -> None:
+    """Check that a tcp endpoint stays on this host, unless it is encrypted.
 
     Raises:
-      ConfigError: it can be reached from other hosts.
+      ConfigError: it can be reached from other hosts, without keys.
     """
-    if allow_remote or not endpoint.startswith("tcp://"):
+    if encrypted or not endpoint.startswith("tcp://"):
         return
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     try:
@@ -105,6 +105,7 @@ def check_reach(endpoint: str, allow_remote: bool) -> None:
         loopback = host == "localhost"
     if not loopback:
         raise ConfigError(
-            f"{endpoint} can be reached from other hosts, and this stream has no encryption: bind "
-            "tcp://127.0.0.1:PORT, or pass allow_remote=True on a network you trust."
+            f"{endpoint} can be reached from other hosts, and there are no keys to encrypt it with: bind "
+            "tcp://127.0.0.1:PORT, or give keys=FOLDER, as jsrl.transport.keys.make_keys(FOLDER) makes them (a run with "
+            "--road zeromq --bind ADDRESS makes its own)."
         )

@@ -10,16 +10,19 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.transport.address import check_producer
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId
+from jsrl.transport.keys import KeyPath
 
 _SCHEMES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 
 
-def bind_inference(address: str, spec: InferenceSpec, **options: Any) -> InferenceServer:
+def bind_inference(address: str, spec: InferenceSpec, *, keys: KeyPath = None, **options: Any) -> InferenceServer:
     """Return the answering end at `address`; its `.address` is what clients connect to (tcp port 0: a free one).
 
     Args:
       address: where. spec: schema of one environment's request and reply.
-      options: for ZeroMQ, `allow_remote`.
+      keys: folder or file of the keys (jsrl.transport.keys) that encrypt tcp and ipc; a tcp address that other hosts can
+        reach needs them. The other roads do not leave the host, and need none.
+      options: none so far.
 
     Raises:
       ConfigError: the address cannot be, or is taken.
@@ -36,12 +39,19 @@ def bind_inference(address: str, spec: InferenceSpec, **options: Any) -> Inferen
     if scheme in ("tcp", "ipc"):
         from jsrl.transport.inference_zmq import ZmqInferenceServer
 
-        return ZmqInferenceServer(spec, address, **options)
+        return ZmqInferenceServer(spec, address, keys=keys, **options)
     raise ConfigError(f"the inference address {address!r} has no known scheme; expected {_SCHEMES}.")
 
 
 def connect_inference(
-    address: str, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float, **options: Any
+    address: str,
+    spec: InferenceSpec,
+    client: ProducerId,
+    group_sizes: dict[int, int],
+    timeout_s: float,
+    *,
+    keys: KeyPath = None,
+    **options: Any,
 ) -> InferenceClient:
     """Return the asking end, connected and with its schema compared.
 
@@ -50,11 +60,13 @@ def connect_inference(
       client: which life of which worker asks; a higher incarnation fences an older one.
       group_sizes: rows B of each group (group -> B).
       timeout_s: how long to wait for the server to be there and to answer the hello.
+      keys: folder or file of the keys that the server wants, where its stream is encrypted.
       options: none so far.
 
     Raises:
       SpecMismatch: the two ends mean different arrays; names the leaf. StreamTimeout: no server answered in time.
       StreamClosed: the server refused (the message says why). ConfigError: the address cannot be.
+      AccessDenied: the keys are missing, or another run's.
     """
     check_producer(client)
     scheme, _, rest = address.partition(":")
@@ -69,5 +81,5 @@ def connect_inference(
     if scheme in ("tcp", "ipc"):
         from jsrl.transport.inference_zmq_client import ZmqInferenceClient
 
-        return ZmqInferenceClient(address, spec, client, group_sizes, timeout_s, **options)
+        return ZmqInferenceClient(address, spec, client, group_sizes, timeout_s, keys=keys, **options)
     raise ConfigError(f"the inference address {address!r} has no known scheme; expected {_SCHEMES}.")

@@ -22,9 +22,10 @@ import numpy as np
 import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed
-from jsrl.transport.address import check_producer, check_reach
+from jsrl.transport.address import check_producer
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.codec import Limits, Message, decode, encode
+from jsrl.transport.curve import bind_guarded, keys_to_bind, shut
 from jsrl.transport.handshake import (
     HELLO,
     HELLO_LIMITS,
@@ -33,6 +34,7 @@ from jsrl.transport.handshake import (
 )
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout
 from jsrl.transport.inference_ends import ServerEnd
+from jsrl.transport.keys import KeyPath
 from jsrl.transport.schema import compare_schemas, flatten_schema, schema_from_fields
 from jsrl.transport.zmq_socket import bind_alone, configure_socket, remove_ipc_path
 
@@ -136,9 +138,9 @@ _PING = encode("ping")[0]
 class ZmqInferenceServer(ServerEnd):
     """The answering end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
-    def __init__(self, spec: InferenceSpec, endpoint: str, *, allow_remote: bool = False):
+    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None):
         super().__init__()
-        check_reach(endpoint, allow_remote)
+        own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
         self._schema = flatten_schema(spec)
         self._limits = Limits(header_bytes=HELLO_LIMITS.header_bytes, frames=2, message_bytes=MAX_MESSAGE_BYTES)
@@ -149,11 +151,7 @@ class ZmqInferenceServer(ServerEnd):
         configure_socket(self._socket, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        try:
-            self.address = bind_alone(self._socket, endpoint)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
+        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind_alone)
 
     def _gather(self, max_wait_s: float) -> None:
         if max_wait_s > 0 and not self._socket.poll(math.ceil(min(max_wait_s, _PING_S) * 1000)):
@@ -246,5 +244,5 @@ class ZmqInferenceServer(ServerEnd):
 
     def _shut(self) -> None:
         self._routes.clear()
-        self._context.destroy(linger=LINGER_MS)
+        shut(self._context, self._socket, self._gate, LINGER_MS)
         remove_ipc_path(self.address)

@@ -8,13 +8,15 @@ import uuid
 
 import zmq
 
-from jsrl.errors import CodecError, StreamClosed, StreamTimeout
+from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.codec import Limits, decode, encode
-from jsrl.transport.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, no_answer, raise_refusal
+from jsrl.transport.curve import Handshakes, introduce, keys_to_connect
+from jsrl.transport.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, raise_refusal
 from jsrl.transport.inference_area import AreaLayout, AskingArea
 from jsrl.transport.inference_ends import check_request, still_in_flight, unknown_group
 from jsrl.transport.inference_zmq import LINGER_MS, MAX_MESSAGE_BYTES, Answered, ClientBuffer, fill_area, read_fields
+from jsrl.transport.keys import KeyPath
 from jsrl.transport.schema import flatten_schema, schema_to_fields
 from jsrl.transport.zmq_socket import configure_socket
 
@@ -25,8 +27,16 @@ class ZmqInferenceClient:
     """The asking end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
     def __init__(
-        self, endpoint: str, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
+        self,
+        endpoint: str,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        *,
+        keys: KeyPath = None,
     ):
+        own_keys = keys_to_connect(keys)
         self.address = endpoint
         self.identity = client
         self._layout = AreaLayout(spec, group_sizes)
@@ -40,7 +50,8 @@ class ZmqInferenceClient:
             configure_socket(self._socket, MAX_MESSAGE_BYTES)
             self._socket.setsockopt(zmq.ROUTING_ID, b"c" + uuid.uuid4().bytes)
             self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            introduce(self._socket, endpoint, own_keys)
+            self._handshakes = Handshakes(self._socket, endpoint, own_keys)
             self._greet(endpoint, timeout_s)
         except BaseException:
             self._shut()
@@ -58,8 +69,11 @@ class ZmqInferenceClient:
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
-            if not self._socket.poll(max(0, math.ceil(left_s * 1000))):
-                raise no_answer(endpoint, timeout_s)
+            if not self._socket.poll(max(0, math.ceil(min(left_s, _SLICE_S) * 1000))):
+                self._handshakes.look()
+                if left_s <= 0:
+                    raise self._handshakes.no_answer(timeout_s)
+                continue
             message = decode(self._socket.recv_multipart(), HELLO_LIMITS)
             if message.kind != "ping":
                 check_welcome(message)
@@ -105,12 +119,19 @@ class ZmqInferenceClient:
                 found = self._read_one()
                 if found is not None:
                     return found
-            elif self._monitor.poll(0):
+            elif self._is_broken():
                 self._close("the connection to the server broke")
                 self._check_open()
             elif left_s <= 0:
                 waiting = [group for group, area in self._areas.items() if area.in_flight]
                 raise StreamTimeout(f"{self.address} answered nothing in {timeout_s} s (groups in flight: {waiting}).")
+
+    def _is_broken(self) -> bool:
+        try:
+            self._handshakes.look()
+        except AccessDenied:
+            return True  # somebody else is there now
+        return self._handshakes.broken
 
     def _read_one(self) -> tuple[int, Reply] | None:
         frames = self._socket.recv_multipart(copy=False)

@@ -9,15 +9,18 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.transport.base import ParamsPublisher, ParamsSubscriber
+from jsrl.transport.keys import KeyPath
 
 _SCHEMES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 
 
-def bind_params(address: str, **options: Any) -> ParamsPublisher:
+def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsPublisher:
     """Return the publishing end at `address`; its `.address` is what subscribers connect to (tcp port 0: a free one).
 
     Args:
-      address: where. options: as the road's publisher takes them (shm: `checksum`; ZeroMQ: `allow_remote`).
+      address: where. options: as the road's publisher takes them (shm: `checksum`).
+      keys: folder or file of the keys (jsrl.transport.keys) that encrypt tcp and ipc; a tcp address that other hosts can
+        reach needs them. The other roads do not leave the host, and need none.
 
     Raises:
       ConfigError: the address cannot be, or is taken.
@@ -34,15 +37,17 @@ def bind_params(address: str, **options: Any) -> ParamsPublisher:
     if scheme in ("tcp", "ipc"):
         from jsrl.transport.params_zmq import ZmqParamsPublisher
 
-        return ZmqParamsPublisher(address, **options)
+        return ZmqParamsPublisher(address, keys=keys, **options)
     raise ConfigError(f"the params address {address!r} has no known scheme; expected {_SCHEMES}.")
 
 
-def connect_params(address: str, **options: Any) -> ParamsSubscriber:
+def connect_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsSubscriber:
     """Return the reading end; the publisher may come later, go, and come back.
 
     Args:
       address: the publisher's. options: as the road's subscriber takes them.
+      keys: folder or file of the keys that the publisher wants, where its road is encrypted; missing or wrong ones show as
+        AccessDenied when params are polled or waited for.
 
     Raises:
       ConfigError: the address cannot be.
@@ -59,5 +64,5 @@ def connect_params(address: str, **options: Any) -> ParamsSubscriber:
     if scheme in ("tcp", "ipc"):
         from jsrl.transport.params_zmq import ZmqParamsSubscriber
 
-        return ZmqParamsSubscriber(address, **options)
+        return ZmqParamsSubscriber(address, keys=keys, **options)
     raise ConfigError(f"the params address {address!r} has no known scheme; expected {_SCHEMES}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import numpy as np
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.transport.schema import Leaf, compare_schemas, flatten_schema
 from jsrl.types import version_updates
+
+_CHECK_S = 0.25  # how often a wait looks whether it is in vain
 
 
 class Latest(NamedTuple):
@@ -43,8 +46,13 @@ class LatestStore:
         seen[policy] = found.version
         return found.version, [array.copy() for array in found.values]
 
-    def wait(self, policy: int, min_updates: int, timeout_s: float, address: str) -> None:
+    def wait(
+        self, policy: int, min_updates: int, timeout_s: float, address: str, *, check: Callable[[], None] | None = None
+    ) -> None:
         """Block until a version with at least `min_updates` updates is here.
+
+        Args:
+          check: called now and then; raises where the wait is in vain.
 
         Raises:
           StreamTimeout: it did not come in time.
@@ -58,7 +66,9 @@ class LatestStore:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise too_late(address, policy, min_updates, timeout_s, found and found.version)
-                self.changed.wait(left_s)
+                if check is not None:
+                    check()
+                self.changed.wait(left_s if check is None else min(left_s, _CHECK_S))
 
 
 def too_late(address: str, policy: int, min_updates: int, timeout_s: float, version: int | None) -> StreamTimeout:

@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 import zmq
 
-from jsrl.errors import CodecError, StreamClosed
-from jsrl.transport.address import check_reach
+from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamError
 from jsrl.transport.codec import Limits, Message, decode, encode
+from jsrl.transport.curve import Handshakes, bind_guarded, introduce, keys_to_bind, keys_to_connect, shut
+from jsrl.transport.keys import KeyPath
 from jsrl.transport.params_local import LatestStore
 from jsrl.transport.schema import Leaf, compare_schemas, flatten_schema
 from jsrl.transport.zmq_socket import bind_alone, configure_socket, remove_ipc_path
@@ -31,7 +32,6 @@ _QUESTION_LIMITS = Limits(header_bytes=4096, frames=1, message_bytes=4096)
 _PARAMS_LIMITS = Limits(message_bytes=_MAX_MESSAGE_BYTES)
 _MAX_POLICIES = 1024
 _RETRY_MS = 20
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class _Want(msgspec.Struct, frozen=True):
@@ -138,21 +138,17 @@ class ZmqParamsPublisher:
     Over ZeroMQ the params live in this process: they stay readable until it closes this end.
     """
 
-    def __init__(self, endpoint: str, *, allow_remote: bool = False):
-        check_reach(endpoint, allow_remote)
+    def __init__(self, endpoint: str, *, keys: KeyPath = None):
+        own_keys = keys_to_bind(endpoint, keys)
         self._store = LatestStore()
         self._schemas: dict[int, tuple[Leaf, ...]] = {}
         self._closed = False
         self._context = zmq.Context()
-        socket = self._context.socket(zmq.ROUTER)
+        self._socket = socket = self._context.socket(zmq.ROUTER)
         configure_socket(socket, 1 << 16)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        try:
-            self.address = bind_alone(socket, endpoint)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
+        self.address, self._gate = bind_guarded(socket, endpoint, own_keys, bind_alone)
         self._thread = _PublisherThread(socket, self._store)
         self._thread.start()
 
@@ -174,31 +170,29 @@ class ZmqParamsPublisher:
         if not self._closed:
             self._closed = True
             self._thread.stop()
-            self._context.destroy(linger=0)
+            shut(self._context, self._socket, self._gate, 0)
             remove_ipc_path(self.address)
 
 
 class _SubscriberThread(_Thread):
     """Keeps one question open per policy that was ever polled, and puts the answers into a store."""
 
-    def __init__(self, socket: zmq.Socket, store: LatestStore):
+    def __init__(self, socket: zmq.Socket, store: LatestStore, handshakes: Handshakes):
         super().__init__("params-subscriber", socket)
-        self._store = store
-        self._monitor = socket.get_monitor_socket(_EVENTS)
+        self._store, self._handshakes = store, handshakes
         self.wanted: set[int] = set()
         self._asked: set[int] = set()
-        self.failure: CodecError | None = None
+        self.failure: StreamError | None = None
 
     def sources(self) -> list[zmq.Socket]:
-        return [self.socket, self._monitor]
+        return [self.socket, self._handshakes.monitor]
 
     def patience_ms(self) -> int | None:
         return _RETRY_MS if self.wanted - self._asked else None
 
     def serve(self, ready: dict[Any, int]) -> None:
-        if self._monitor in ready:
-            self._monitor.recv_multipart()
-            self._asked.clear()  # a question may have been lost with the connection: ask again
+        if self._handshakes.monitor in ready:
+            self._look()
         if self.socket in ready:
             frames = [frame.buffer for frame in self.socket.recv_multipart(copy=False)]
             try:
@@ -208,6 +202,15 @@ class _SubscriberThread(_Thread):
         for policy in list(self.wanted - self._asked):
             found = self._store.latest.get(policy)
             self.ask(policy, -1 if found is None else found.version)
+
+    def _look(self) -> None:
+        try:
+            self._handshakes.look()
+        except AccessDenied as error:
+            self.failure = error
+        if self._handshakes.changed:
+            self._handshakes.changed = False
+            self._asked.clear()  # a question may have been lost with the connection: ask again
 
     def ask(self, policy: int, have: int) -> None:
         try:
@@ -230,13 +233,14 @@ class _SubscriberThread(_Thread):
 
     def stop(self) -> None:
         super().stop()
-        self.socket.disable_monitor()
+        self._handshakes.close()
 
 
 class ZmqParamsSubscriber:
     """The reading end of `tcp://HOST:PORT` and `ipc://PATH`; a policy is fetched from its first poll or wait on."""
 
-    def __init__(self, endpoint: str):
+    def __init__(self, endpoint: str, *, keys: KeyPath = None):
+        own_keys = keys_to_connect(keys)
         self.address = endpoint
         self._store = LatestStore()
         self._seen: dict[int, int] = {}
@@ -248,7 +252,8 @@ class ZmqParamsSubscriber:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._thread = _SubscriberThread(socket, self._store)
+        introduce(socket, endpoint, own_keys)
+        self._thread = _SubscriberThread(socket, self._store, Handshakes(socket, endpoint, own_keys))
         socket.connect(endpoint)
         self._thread.start()
 
@@ -260,16 +265,19 @@ class ZmqParamsSubscriber:
     def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
         """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
         self._want(policy)
-        self._store.wait(policy, min_updates, timeout_s, self.address)
+        self._store.wait(policy, min_updates, timeout_s, self.address, check=self._check)
 
     def _want(self, policy: int) -> None:
+        self._check()
+        if policy not in self._thread.wanted:
+            self._thread.wanted.add(policy)
+            self._thread.wake()
+
+    def _check(self) -> None:
         if self._closed:
             raise StreamClosed(f"the params subscriber {self.address} is closed.")
         if self._thread.failure is not None:
             raise self._thread.failure
-        if policy not in self._thread.wanted:
-            self._thread.wanted.add(policy)
-            self._thread.wake()
 
     def close(self) -> None:
         """Leave. May be called twice."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jsrl.transport.address import parse_address
 from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProducer
+from jsrl.transport.keys import KeyPath
 from jsrl.types import Tree
 
 
@@ -12,7 +13,7 @@ def bind_samples(
     schema: Tree,
     *,
     blocks_per_producer: int | None = None,
-    allow_remote: bool = False,
+    keys: KeyPath = None,
     ledger: Ledger | None = None,
 ) -> SampleConsumer:
     """Return the reading end of a sample stream; its `address` is what producers connect to.
@@ -22,7 +23,8 @@ def bind_samples(
       schema: tree of ArraySpec leaves, as jsrl.types.make_trajectory_spec returns it.
       blocks_per_producer: how many trajectories of one producer may be written, on their way or lent at once; None: two
         per group.
-      allow_remote: let a tcp address be reached from other hosts (the stream is not encrypted).
+      keys: folder or file of the keys (jsrl.transport.keys) that encrypt tcp and ipc, and keep out who has none; a tcp
+        address that other hosts can reach needs them. The other roads do not leave the host, and need none.
       ledger: to count in, such as that of the learner's lives before this one; None: a new one.
 
     Raises:
@@ -41,13 +43,11 @@ def bind_samples(
         )
     from jsrl.transport.samples_zmq_consumer import ZmqSampleConsumer
 
-    return ZmqSampleConsumer(
-        parsed.endpoint, schema, blocks_per_producer=blocks_per_producer, allow_remote=allow_remote, ledger=ledger
-    )
+    return ZmqSampleConsumer(parsed.endpoint, schema, blocks_per_producer=blocks_per_producer, keys=keys, ledger=ledger)
 
 
 def connect_samples(
-    address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float
+    address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, *, keys: KeyPath = None
 ) -> SampleProducer:
     """Return the writing end of a sample stream, waiting up to `timeout_s` for the consumer.
 
@@ -56,9 +56,11 @@ def connect_samples(
       schema: as at the consumer; both sides compare.
       producer: who writes, and in which life; a life is admitted once.
       num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
+      keys: folder or file of the keys that the consumer wants, where its stream is encrypted.
 
     Raises:
       StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this life is refused.
+      AccessDenied: the keys are missing, or another run's.
     """
     parsed = parse_address(address)
     if parsed.road == "local":
@@ -71,4 +73,4 @@ def connect_samples(
         return SharedSampleProducer(parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s)
     from jsrl.transport.samples_zmq import ZmqSampleProducer
 
-    return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s)
+    return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, keys=keys)

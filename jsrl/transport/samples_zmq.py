@@ -31,7 +31,9 @@ import zmq
 from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
 from jsrl.transport.base import Entry, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
-from jsrl.transport.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, no_answer, remaining
+from jsrl.transport.curve import Handshakes, introduce, keys_to_connect
+from jsrl.transport.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, remaining
+from jsrl.transport.keys import KeyPath
 from jsrl.transport.samples_ends import OpenBlock, ProducerEnd
 from jsrl.transport.samples_local import aligned_zeros
 from jsrl.transport.schema import make_layout
@@ -75,8 +77,18 @@ class _ZmqBlock:
 class ZmqSampleProducer(ProducerEnd):
     """The writing end of `tcp://` and `ipc://` addresses."""
 
-    def __init__(self, endpoint: str, schema: Tree, producer: ProducerId, num_groups: int, *, timeout_s: float):
+    def __init__(
+        self,
+        endpoint: str,
+        schema: Tree,
+        producer: ProducerId,
+        num_groups: int,
+        *,
+        timeout_s: float,
+        keys: KeyPath = None,
+    ):
         super().__init__(schema, producer, num_groups)
+        own_keys = keys_to_connect(keys)
         self.address = endpoint
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -84,11 +96,14 @@ class ZmqSampleProducer(ProducerEnd):
         self._socket.setsockopt(zmq.ROUTING_ID, b"p" + uuid.uuid4().bytes)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        introduce(self._socket, endpoint, own_keys)
         self._closed = ""
         self._lock = threading.RLock()  # whoever uses the socket, or counts what is on the way, holds it
         self._stop = threading.Event()
+        handshakes = Handshakes(self._socket, endpoint, own_keys)
         try:
-            num_blocks = self._join(endpoint, num_groups, timeout_s)
+            num_blocks = self._join(endpoint, num_groups, timeout_s, handshakes)
+            handshakes.close()
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -105,7 +120,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
         self._thread.start()
 
-    def _join(self, endpoint: str, num_groups: int, timeout_s: float) -> int:
+    def _join(self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes) -> int:
         self._socket.connect(endpoint)
         deadline = time.monotonic() + timeout_s
         answered = False
@@ -113,8 +128,9 @@ class ZmqSampleProducer(ProducerEnd):
             left_s = remaining(deadline)
             self._socket.send_multipart(hello_frames(self.producer, self.leaves, num_groups))
             answered = bool(self._socket.poll(math.ceil(1000 * min(left_s, _SYNC_S))))
+            handshakes.look()
             if not answered and left_s <= 0:
-                raise no_answer(endpoint, timeout_s)
+                raise handshakes.no_answer(timeout_s)
         welcome = check_welcome(decode(self._socket.recv_multipart(), HELLO_LIMITS))
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:

@@ -12,11 +12,12 @@ import numpy as np
 import zmq
 
 from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, StreamError
-from jsrl.transport.address import check_reach
 from jsrl.transport.allocator import reuse_freed_memory
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
+from jsrl.transport.curve import bind_guarded, keys_to_bind, shut
 from jsrl.transport.handshake import HELLO, WELCOME, bind, read_hello, refusal_frames, remaining
+from jsrl.transport.keys import KeyPath
 from jsrl.transport.samples_ends import Admissions, SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples_zmq import configure, read_number
 from jsrl.transport.schema import compare_schemas, flatten_schema, make_layout
@@ -57,10 +58,10 @@ class ZmqSampleConsumer:
         schema: Tree,
         *,
         blocks_per_producer: int | None = None,
-        allow_remote: bool = False,
+        keys: KeyPath = None,
         ledger: Ledger | None = None,
     ):
-        check_reach(endpoint, allow_remote)
+        own_keys = keys_to_bind(endpoint, keys)
         self.schema = schema
         self.leaves = flatten_schema(schema)
         self._layout = make_layout(self.leaves)
@@ -78,11 +79,7 @@ class ZmqSampleConsumer:
         self._socket = self._context.socket(zmq.ROUTER)
         configure(self._socket, max(self._layout.size_bytes, _HEADER_BYTES))
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        try:
-            self.address = bind(self._socket, endpoint)
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
+        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind)
         self._queue = SampleQueue(self.address, ledger)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
@@ -158,7 +155,7 @@ class ZmqSampleConsumer:
                 self._part(peer, "the consumer is closed.")
         with self._socket_lock:
             self._receive_and_send()
-            self._context.destroy(linger=_LINGER_MS)
+            shut(self._context, self._socket, self._gate, _LINGER_MS)
 
     def _part(self, peer: _Peer, reason: str) -> None:
         self._peers.pop(peer.route, None)

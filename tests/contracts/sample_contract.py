@@ -30,10 +30,11 @@ ACTOR = ProducerId("actor-0", 0)
 
 
 class Road(NamedTuple):
-    """One road: `new_address()` gives an address to bind that nobody used yet."""
+    """One road: `new_address()` gives an address to bind that nobody used yet; `keys` are those of its producers."""
 
     new_address: Callable[[], str]
     between_processes: bool
+    keys: str | None = None
 
 
 class RunningProducer:
@@ -81,7 +82,7 @@ class RunningProducer:
 @contextmanager
 def producing(road: Road, address: str, **options: Any) -> Iterator[RunningProducer]:
     defaults = {"name": "actor-0", "incarnation": 0, "groups": 2, "count": 5}
-    running = RunningProducer(road.between_processes, {"address": address, **defaults, **options})
+    running = RunningProducer(road.between_processes, {"address": address, "keys": road.keys, **defaults, **options})
     try:
         yield running
     finally:

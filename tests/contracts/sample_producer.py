@@ -69,7 +69,8 @@ def main() -> None:
     producer_id = ProducerId(options["name"], options["incarnation"])
     schema = make_schema(options.get("image_bytes", 1024))
     try:
-        producer = connect_samples(options["address"], schema, producer_id, options["groups"], TIMEOUT_S)
+        groups, keys = options["groups"], options.get("keys")
+        producer = connect_samples(options["address"], schema, producer_id, groups, TIMEOUT_S, keys=keys)
         committed = produce(producer, options["groups"], options["count"], options.get("seed", 0))
         if options.get("then") == "hang":
             block = producer.reserve(TIMEOUT_S)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -7,16 +8,22 @@ import pytest
 from jsrl.errors import ConfigError
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import bind_inference, connect_inference
+from jsrl.transport.keys import make_keys
+from tests.contracts import inference_contract
 from tests.contracts.inference_contract import *  # noqa: F403
 from tests.contracts.inference_contract import SPEC, Road
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["local", "shm", "tcp", "ipc"])
-def road(request: pytest.FixtureRequest, tmp_path) -> Road:
+@pytest.fixture(params=["local", "shm", "tcp", "ipc", pytest.param("curve", marks=pytest.mark.slow)])
+def road(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Road:
     scheme = request.param
     folder = tmp_path / "run"
+    if scheme == "curve":
+        scheme, keys = "tcp", make_keys(tmp_path / "keys")
+        monkeypatch.setattr(inference_contract, "bind_inference", functools.partial(bind_inference, keys=keys))
+        monkeypatch.setattr(inference_contract, "connect_inference", functools.partial(connect_inference, keys=keys))
 
     def new_address() -> str:
         name = f"inference-{next(_numbers)}"

@@ -1,20 +1,27 @@
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 
 from jsrl.errors import ConfigError
+from jsrl.transport.keys import make_keys
 from jsrl.transport.params import bind_params, connect_params
+from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403
 from tests.contracts.params_contract import Road
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["local", "shm", "tcp", "ipc"])
-def road(request: pytest.FixtureRequest, tmp_path) -> Road:
+@pytest.fixture(params=["local", "shm", "tcp", "ipc", pytest.param("curve", marks=pytest.mark.slow)])
+def road(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Road:
     scheme = request.param
+    if scheme == "curve":
+        scheme, keys = "tcp", make_keys(tmp_path / "keys")
+        monkeypatch.setattr(params_contract, "bind_params", functools.partial(bind_params, keys=keys))
+        monkeypatch.setattr(params_contract, "connect_params", functools.partial(connect_params, keys=keys))
 
     def new_address() -> str:
         name = f"params-{next(_numbers)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -18,8 +19,10 @@ import pytest
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError
 from jsrl.transport.base import ProducerId
+from jsrl.transport.keys import make_keys
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import zeros
+from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
 from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Road, connect, drain, producing, wait_for
 
@@ -36,9 +39,14 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(params=["local", "shm", "tcp", "ipc"])
-def road(request: pytest.FixtureRequest, tmp_path: Path) -> Road:
-    return make_road(request.param, tmp_path)
+@pytest.fixture(params=["local", "shm", "tcp", "ipc", pytest.param("curve", marks=pytest.mark.slow)])
+def road(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Road:
+    if request.param != "curve":
+        return make_road(request.param, tmp_path)
+    keys = str(make_keys(tmp_path / "keys"))
+    monkeypatch.setattr(sample_contract, "bind_samples", functools.partial(bind_samples, keys=keys))
+    monkeypatch.setattr(sample_contract, "connect_samples", functools.partial(connect_samples, keys=keys))
+    return make_road("tcp", tmp_path)._replace(keys=keys)
 
 
 def make_road(scheme: str, tmp_path: Path) -> Road:
@@ -65,12 +73,13 @@ def test_addresses_that_cannot_be(address: str) -> None:
         connect_samples(address, SCHEMA, ACTOR, 1, 0.1)
 
 
-def test_other_hosts_are_let_in_only_when_told() -> None:
+def test_other_hosts_are_let_in_only_with_keys(tmp_path: Path) -> None:
     for address in ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0"):
         with pytest.raises(ConfigError, match="other hosts"):
             bind_samples(address, SCHEMA)
-    consumer = bind_samples("tcp://0.0.0.0:0", SCHEMA, allow_remote=True)
-    connect_samples(consumer.address.replace("0.0.0.0", "127.0.0.1"), SCHEMA, ACTOR, 1, TIMEOUT_S).close()
+    keys = make_keys(tmp_path / "keys")
+    consumer = bind_samples("tcp://0.0.0.0:0", SCHEMA, keys=keys)
+    connect_samples(consumer.address, SCHEMA, ACTOR, 1, TIMEOUT_S, keys=keys).close()
     consumer.close()
 
 

@@ -1,0 +1,180 @@
+"""Keys of a run's encrypted streams: made by the run, kept in files that only their owner can read.
+
+    RUN/keys/server.key    for the ends that bind: never leaves its host
+    RUN/keys/client.key    for the ends that connect: all that another host needs
+
+A server takes connections of one client key only, and a client talks to one server key only, so that either file of
+another run is worth nothing here. Keys are CURVE's (Curve25519, 32 bytes) as text of 40 letters (Z85).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import zmq
+from zmq.utils import z85
+
+from jsrl.errors import ConfigError
+
+SERVER_FILE, CLIENT_FILE = "server.key", "client.key"
+KeyPath: TypeAlias = str | os.PathLike[str] | None
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
+_MAX_FILE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """What an end that binds needs: its own pair, and the public key of those that it lets in."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+    client: bytes
+
+    def __post_init__(self) -> None:
+        _check_pair(self.public, self.secret)
+
+
+@dataclass(frozen=True)
+class ClientKeys:
+    """What an end that connects needs: its own pair, and the public key of those that it talks to."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+    server: bytes
+
+    def __post_init__(self) -> None:
+        _check_pair(self.public, self.secret)
+
+
+def check_encryption() -> None:
+    """See that ZeroMQ can encrypt.
+
+    Raises:
+      ConfigError: it was built without CURVE.
+    """
+    if not zmq.has("curve"):
+        raise ConfigError(
+            f"this ZeroMQ ({zmq.zmq_version()}) was built without CURVE, so streams cannot be encrypted: install pyzmq from "
+            "its wheel (pip install --force-reinstall --only-binary pyzmq pyzmq), or stay on loopback."
+        )
+
+
+def make_keys(folder: str | os.PathLike[str]) -> Path:
+    """Return `folder` with a run's keys in it (mode 0700, files 0600); made where there are none, else kept.
+
+    Raises:
+      ConfigError: they cannot be written, or what is there is not a run's keys.
+    """
+    check_encryption()
+    folder = Path(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+        if not (folder / SERVER_FILE).exists():  # written last: without it no server can have had these keys
+            server, client = zmq.curve_keypair(), zmq.curve_keypair()
+            _write(folder / CLIENT_FILE, public=client[0], secret=client[1], server=server[0])
+            _write(folder / SERVER_FILE, public=server[0], secret=server[1], client=client[0])
+    except OSError as error:
+        raise ConfigError(
+            f"the keys of encrypted streams cannot be written to {folder} ({error.strerror or error}); make it writable or "
+            "choose another place with --runs-dir."
+        ) from error
+    load_server_keys(folder)
+    load_client_keys(folder)
+    return folder
+
+
+def load_server_keys(keys: str | os.PathLike[str]) -> ServerKeys:
+    """Return the keys of an end that binds, from a run's folder of keys or from the file itself.
+
+    Raises:
+      ConfigError: there are none, they are broken, or others can read them.
+    """
+    path = _file(keys, SERVER_FILE)
+    return _make(ServerKeys, path, _read(path, ("public", "secret", "client")))
+
+
+def load_client_keys(keys: str | os.PathLike[str]) -> ClientKeys:
+    """Return the keys of an end that connects, from a run's folder of keys or from the file itself.
+
+    Raises:
+      ConfigError: there are none, they are broken, or others can read them.
+    """
+    path = _file(keys, CLIENT_FILE)
+    return _make(ClientKeys, path, _read(path, ("public", "secret", "server")))
+
+
+def _file(keys: str | os.PathLike[str], name: str) -> Path:
+    path = Path(keys)
+    return path / name if path.is_dir() else path
+
+
+def _make(kind: Any, path: Path, fields: dict[str, bytes]) -> Any:
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise ConfigError(f"{path} is broken: {error}. {_ADVICE}") from None
+
+
+def _check_pair(public: bytes, secret: bytes) -> None:
+    if zmq.curve_public(secret) != public:
+        raise ValueError("its public key does not belong to its secret one")
+
+
+_ADVICE = (
+    "Copy it once more from RUN/keys of the run that binds; there, delete the folder and the next start makes new keys."
+)
+
+
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"no keys at {path} ({error.strerror or error}). {_ADVICE}") from error
+    if mode & 0o077:
+        raise ConfigError(f"{path} has mode {mode:04o}, so others may read this secret: chmod 600 {path}")
+    try:
+        if len(content) > _MAX_FILE_BYTES:
+            raise ValueError(len(content))
+        found = json.loads(content)
+        fields = {name: found[name] for name in names}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{path} is not a key file with {', '.join(names)}. {_ADVICE}") from None
+    for name, value in fields.items():
+        if not isinstance(value, str) or not _is_key(value):
+            raise ConfigError(f"{path} is broken: {name} is not a key of 40 letters. {_ADVICE}")
+    return {name: value.encode() for name, value in fields.items()}
+
+
+def _is_key(text: str) -> bool:
+    """Return whether a text is 32 bytes as Z85: each 5 letters are one number below 2^32."""
+    if _KEY.fullmatch(text) is None:
+        return False
+    try:
+        z85.decode(text)
+    except struct.error:
+        return False
+    return True
+
+
+def _write(path: Path, **keys: bytes) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o600)
+        json.dump({name: key.decode() for name, key in keys.items()}, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(descriptor)
+    os.replace(draft, path)

@@ -1,0 +1,444 @@
+"""Encrypted streams: the run's keys open them; no key, another run's, or half of the right ones open nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from jsrl.errors import AccessDenied, ConfigError, StreamError, StreamTimeout
+from jsrl.services.control import ControlClient, ControlServer, Event
+from jsrl.transport.base import ProducerId
+from jsrl.transport.handshake import hello_frames
+from jsrl.transport.inference import bind_inference, connect_inference
+from jsrl.transport.keys import load_client_keys, make_keys
+from jsrl.transport.params import bind_params, connect_params
+from jsrl.transport.samples import bind_samples, connect_samples
+from tests.contracts.inference_contract import SPEC, Serving, check_answer, make_request
+from tests.contracts.params_contract import check_values, make_values, poll_until
+from tests.contracts.sample_contract import SCHEMA, drain
+from tests.contracts.sample_producer import fill
+
+slow = pytest.mark.slow
+TIMEOUT_S = 20.0
+LOOPBACK = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture(scope="module", name="world")
+def world_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys of a run, and everything that a stranger may have instead."""
+    folder = tmp_path_factory.mktemp("world")
+    ours, theirs = (json.loads((make_keys(folder / name) / "client.key").read_text()) for name in ("run", "other"))
+    strangers = {
+        "wrong-client": theirs | {"server": ours["server"]},  # knows whom it talks to, as anybody may
+        "wrong-server": ours | {"server": theirs["server"]},
+    }
+    for name, content in strangers.items():
+        path = folder / name
+        path.write_text(json.dumps(content))
+        path.chmod(0o600)
+    return folder
+
+
+STRANGERS = {
+    "no-key": (None, "is encrypted and this end has no keys"),
+    "wrong-client": ("wrong-client", "refused this end's key"),
+    "wrong-server": ("wrong-server", "server key is not the one"),
+    "another-run": ("other", "server key is not the one"),
+}
+
+
+QUICKLY = ("no-key", "wrong-client")  # found out at once; a server that cannot even read the first message says nothing
+
+
+def stranger_keys(world: Path, stranger: str) -> Path | None:
+    name = STRANGERS[stranger][0]
+    return None if name is None else world / name
+
+
+# -- the roads, each as: bind, connect and use as the run would, connect and use with keys of any kind
+
+
+class Samples:
+    """A sample stream whose consumer takes what comes."""
+
+    def __init__(self, address: str, keys: Path | None) -> None:
+        self.end = bind_samples(address, SCHEMA, keys=keys)
+        self.address = self.end.address
+
+    def use(self, name: str, keys: Path | None, timeout_s: float = TIMEOUT_S) -> None:
+        producer = connect_samples(self.address, SCHEMA, ProducerId(name, 0), 1, timeout_s, keys=keys)
+        block = producer.reserve(timeout_s)
+        fill(block.trajectory, 5)
+        block.commit(0)
+        drain(self.end, 1)
+        producer.close()
+
+    def accepted(self) -> int:
+        return self.end.ledger.produced
+
+    def close(self) -> None:
+        self.end.close()
+
+
+class Inference:
+    """An inference stream that is answered."""
+
+    def __init__(self, address: str, keys: Path | None) -> None:
+        self.end = Serving(bind_inference(address, SPEC, keys=keys))
+        self.address = self.end.address
+
+    def use(self, name: str, keys: Path | None, timeout_s: float = TIMEOUT_S) -> None:
+        client = connect_inference(self.address, SPEC, ProducerId(name, 0), {0: 3}, timeout_s, keys=keys)
+        request = make_request(3, 1, wants_core=True)
+        client.send(0, request)
+        check_answer(request, client.receive(timeout_s)[1])
+        client.close()
+
+    def accepted(self) -> int:
+        return sum(self.end.batches)
+
+    def close(self) -> None:
+        self.end._stop.set()
+        self.end.thread.join(10)
+
+
+class Params:
+    """A params road with something published."""
+
+    def __init__(self, address: str, keys: Path | None) -> None:
+        self.end = bind_params(address, keys=keys)
+        self.address = self.end.address
+        self.end.publish(0, 7, make_values(3))
+        self.given = 0
+
+    def use(self, name: str, keys: Path | None, timeout_s: float = TIMEOUT_S) -> None:
+        subscriber = connect_params(self.address, keys=keys)
+        try:
+            subscriber.wait(0, 0, timeout_s)
+            check_values(poll_until(subscriber, 7), 3)
+            self.given += 1
+        finally:
+            subscriber.close()
+
+    def accepted(self) -> int:
+        return self.given
+
+    def close(self) -> None:
+        self.end.close()
+
+
+ROADS = {"samples": Samples, "inference": Inference, "params": Params}
+
+
+@contextlib.contextmanager
+def opened(road: str, keys: Path | None, address: str = LOOPBACK) -> Iterator[Any]:
+    end = ROADS[road](address, keys)
+    try:
+        yield end
+    finally:
+        end.close()
+
+
+def own_address() -> str | None:
+    """Return an address of this machine that is not loopback, if it has one."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        return probe.getsockname()[0]
+    return None
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_the_runs_keys_open_every_road(world: Path, road: str) -> None:
+    with opened(road, world / "run") as end:
+        end.use("actor-0", world / "run")
+        end.use("actor-1", world / "run" / "client.key")  # as copied to another host
+        assert end.accepted() == 2
+
+
+@slow
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:0", "tcp://[::1]:0", "ipc", "own"])
+def test_every_kind_of_address(world: Path, tmp_path: Path, road: str, address: str) -> None:
+    own = own_address()
+    if address == "own" and own is None:
+        pytest.skip("this machine has loopback only")
+    if address == "tcp://[::1]:0" and not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("this machine has no IPv6")
+    place = {"ipc": f"ipc://{tmp_path}/s", "own": f"tcp://{own}:0"}.get(address, address)
+    with opened(road, world / "run", place) as end:
+        end.use("actor-0", world / "run")
+        with pytest.raises(AccessDenied, match="no keys"):
+            end.use("stranger", None)
+        assert end.accepted() == 1
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("stranger", [*QUICKLY, *(pytest.param(x, marks=slow) for x in STRANGERS if x not in QUICKLY)])
+def test_strangers_get_nowhere_are_told_why_and_disturb_nobody(world: Path, road: str, stranger: str) -> None:
+    with opened(road, world / "run") as end:
+        end.use("actor-0", world / "run")
+        started = time.monotonic()
+        with pytest.raises(AccessDenied, match=STRANGERS[stranger][1]) as caught:
+            end.use("stranger", stranger_keys(world, stranger))
+        assert time.monotonic() - started < 10.0  # not only at the deadline
+        assert end.address in str(caught.value)
+        assert end.accepted() == 1
+        end.use("actor-1", world / "run")
+        assert end.accepted() == 2
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_short_deadline_names_the_reason_too(world: Path, road: str) -> None:
+    with opened(road, world / "run") as end, pytest.raises(StreamError) as caught:
+        end.use("stranger", world / "wrong-server", 0.6)
+    if road != "params":  # whose ends may come and go, so that its waits say what they waited for
+        assert isinstance(caught.value, StreamTimeout | AccessDenied)
+        assert "server key is not the one" in str(caught.value)
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_keys_are_of_no_use_where_nothing_is_encrypted(world: Path, road: str) -> None:
+    with opened(road, None) as end:
+        with pytest.raises(AccessDenied, match="not encrypted"):
+            end.use("stranger", world / "run")
+        end.use("actor-0", None)
+        assert end.accepted() == 1
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]", "10.1.2.3", "[fd00::2]"])
+def test_another_address_than_loopback_needs_keys(road: str, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"reached from other hosts.*no keys.*--bind ADDRESS"):
+        ROADS[road](f"tcp://{host}:0", None)
+
+
+def test_the_control_road_may_not_leave_the_host_either() -> None:
+    with pytest.raises(ConfigError, match="reached from other hosts"):
+        ControlServer("tcp://0.0.0.0:0")
+
+
+def control_messages(server: ControlServer, seconds: float) -> list[Any]:
+    deadline, heard = time.monotonic() + seconds, []
+    while time.monotonic() < deadline and not any(isinstance(m, Event) for m in heard):
+        heard += server.poll(0.05)
+    return heard
+
+
+@slow
+def test_the_control_road_with_keys(world: Path) -> None:
+    server = ControlServer(LOOPBACK, keys=world / "run")
+    ends: list[ControlClient] = []
+    try:
+        for stranger in STRANGERS:
+            ends.append(ControlClient(server.address, stranger, 0, keys=stranger_keys(world, stranger)))
+            ends[-1].send(Event, name="warning", text="let me in")
+        for end, (_, reason) in zip(ends, STRANGERS.values(), strict=True):
+            assert end.stop.wait(TIMEOUT_S) and reason in str(end.refused)
+        assert control_messages(server, 0.1) == []
+        ends.append(ControlClient(server.address, "actor-0", 0, keys=world / "run"))
+        ends[-1].send(Event, name="note", text="here")
+        heard = control_messages(server, TIMEOUT_S)
+        assert {m.worker for m in heard} == {"actor-0"} and [m.text for m in heard if isinstance(m, Event)] == ["here"]
+        server.tell("actor-0", 0, "stop")
+        assert ends[-1].stop.wait(TIMEOUT_S)
+    finally:
+        for end in ends:
+            end.close()
+        server.close()
+    assert server.refused == 0
+
+
+# -- at the level of sockets
+
+
+def test_a_client_that_only_knows_the_servers_key_delivers_nothing(world: Path, caplog) -> None:
+    """What CURVE alone would let in; raw, so that no client of ours stands between."""
+    consumer: Any = bind_samples(LOOPBACK, SCHEMA, keys=world / "run")
+    context = zmq.Context()
+    public, secret = zmq.curve_keypair()
+    strangers = []
+    for _ in range(9):
+        stranger = context.socket(zmq.DEALER)
+        stranger.curve_publickey, stranger.curve_secretkey = public, secret
+        stranger.curve_serverkey = load_client_keys(world / "run").server
+        stranger.connect(consumer.address)
+        stranger.send_multipart(hello_frames(ProducerId("stranger", 0), consumer.leaves, 1))
+        strangers.append(stranger)
+    deadline = time.monotonic() + TIMEOUT_S
+    while consumer._gate.refused < 9:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert [stranger.poll(20) for stranger in strangers] == [0] * 9
+    assert consumer._peers == {} and consumer.ledger.produced == 0
+    context.destroy(linger=0)
+    consumer.close()
+    told = [record.getMessage() for record in caplog.records if "refused a connection from 127.0.0.1" in record.message]
+    assert len(told) == 4, "the 1st, 2nd, 4th and 8th"
+
+
+def test_what_travels_cannot_be_read_on_the_way(world: Path) -> None:
+    """A relay between the ends sees neither what is written nor who writes."""
+    with opened("samples", world / "run") as end:
+        seen, address = bytearray(), end.address
+        relay = Relay(address, seen)
+        end.address = relay.address
+        end.use("actor-of-mine", world / "run")
+        relay.close()
+    plain = bytearray()
+    with opened("samples", None) as end:
+        relay = Relay(end.address, plain)
+        end.address = relay.address
+        end.use("actor-of-mine", None)
+        relay.close()
+    for text in (b"actor-of-mine", b"observation", b"checksum"):
+        assert text in plain, "the relay sees what it is for"
+        assert text not in seen
+    assert len(seen) > 1000
+
+
+class Relay:
+    """Passes bytes between a producer and a consumer, and keeps a copy of them."""
+
+    def __init__(self, target: str, seen: bytearray) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._seen, self._port = seen, int(target.rpartition(":")[2])
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._sockets += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._pass, args=(one, other), daemon=True))
+                    self._threads[-1].start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while received := source.recv(65536):
+                self._seen += received
+                target.sendall(received)
+
+    def close(self) -> None:
+        for one in [self._listener, *self._sockets]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for thread in self._threads:
+            thread.join(10)
+
+
+def test_a_trajectory_of_the_largest_size_fits(world: Path) -> None:
+    """What CURVE adds to a message does not count against the limit of the stream."""
+    from tests.contracts.sample_producer import make_schema
+
+    schema = make_schema(image_bytes=300_000)
+    consumer = bind_samples(LOOPBACK, schema, keys=world / "run")
+    producer = connect_samples(consumer.address, schema, ProducerId("actor-0", 0), 1, TIMEOUT_S, keys=world / "run")
+    for number in range(4):
+        block = producer.reserve(TIMEOUT_S)
+        fill(block.trajectory, number)
+        block.commit(0)
+        drain(consumer, 1)
+    producer.close()
+    consumer.close()
+
+
+def test_nothing_is_left_behind(world: Path) -> None:
+    def count() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def once() -> None:
+        for road in ROADS:
+            with opened(road, world / "run") as end:
+                end.use("actor-0", world / "run")
+
+    once()
+    before = count()
+    for _ in range(3):
+        once()
+    deadline = time.monotonic() + 5.0
+    while any(now > then for now, then in zip(count(), before, strict=True)):
+        assert time.monotonic() < deadline, f"threads and descriptors: {before} before, {count()} now"
+        time.sleep(0.05)  # what ZeroMQ closes goes a moment later
+
+
+def test_a_taken_port_is_told_and_leaves_no_gate(world: Path) -> None:
+    with opened("params", world / "run") as end:
+        threads = threading.active_count()
+        for road in ROADS.values():
+            with pytest.raises(ConfigError, match="cannot bind"):
+                road(end.address, world / "run")
+        assert threading.active_count() == threads
+
+
+def test_a_missing_key_is_told_before_anything_is_opened(world: Path, tmp_path: Path) -> None:
+    for road in ROADS.values():
+        with pytest.raises(ConfigError, match="no keys at"):
+            road("tcp://0.0.0.0:0", tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="no keys at"):
+        connect_params(LOOPBACK, keys=tmp_path)
+
+
+def test_other_roads_take_keys_and_need_none(world: Path) -> None:
+    for road in ROADS:
+        with opened(road, world / "run", f"local:encrypted-{road}") as end:
+            end.use("actor-0", world / "run")
+
+
+@slow
+def test_keys_made_anew_lock_out_whoever_has_the_old_ones(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    old = Path(shutil.copy(folder / "client.key", tmp_path / "old"))
+    old.chmod(0o600)
+    shutil.rmtree(folder)
+    with opened("samples", make_keys(folder)) as end:
+        with pytest.raises(AccessDenied):
+            end.use("stranger", old)
+        end.use("actor-0", folder)
+
+
+Strange = Callable[[str], None]
+
+
+def speak_http(address: str) -> None:
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 5.0) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
+        stranger.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            while stranger.recv(4096):
+                pass
+
+
+def speak_noise(address: str) -> None:
+    rng = np.random.default_rng(0)
+    place = ("127.0.0.1", int(address.rpartition(":")[2]))
+    for size in (1, 63, 64, 65, 200, 5000):
+        with contextlib.suppress(OSError), socket.create_connection(place, 5.0) as stranger:
+            stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + rng.bytes(size))
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("speak", [speak_http, speak_noise])
+def test_garbage_before_the_handshake(world: Path, road: str, speak: Strange) -> None:
+    with opened(road, world / "run") as end:
+        for _ in range(5):
+            speak(end.address)
+        end.use("actor-0", world / "run")
+        assert end.accepted() == 1
