@@ -7,7 +7,7 @@ a staging buffer, as a learner does. Each arm has two processes of its own, so t
 is not the others' gain; all stay alive and take turns in every round, and medians over the rounds are shown, of the rate
 and of the CPU seconds of both processes (which a loaded machine changes less). Yardsticks, all TCP with pickle:
 `pickle`, sockets tuned by hand; `stdlib`, multiprocessing.connection; `kept`, as `pickle` but with an allocator that
-keeps freed memory, as the ZeroMQ road sets it. Pickle is used in this file only.
+keeps freed memory, as the ZeroMQ road sets it. Pickle is used in this file only. `curve` is the road `tcp`, encrypted.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ import numpy as np
 
 from jsrl.transport.allocator import reuse_freed_memory
 from jsrl.transport.base import ProducerId
+from jsrl.transport.keys import make_keys
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, zeros
 
 TIMEOUT_S = 30.0
 GROUPS = 2
 WARM_UP = 5  # trajectories before each measurement
-ARMS = ("pickle", "stdlib", "kept", "shm", "tcp", "ipc")
+ARMS = ("pickle", "stdlib", "kept", "shm", "tcp", "ipc", "curve")
 SIZES = {"large": (ArraySpec((84, 84), "uint8"), 20, 16), "small": (ArraySpec((4,), "float32"), 15, 8)}
 COUNTS = {"large": 150, "small": 3000}
 
@@ -101,7 +102,9 @@ def run_producer(arm: str, size: str, address: str) -> None:
 
 def stream_writer(arm: str, address: str, schema: Trajectory, source: Trajectory) -> Callable[[int], object]:
     """Return a function that writes one trajectory into a block of the stream and commits it."""
-    producer = connect_samples(address, schema, ProducerId(f"bench-{arm}", 0), GROUPS, TIMEOUT_S)
+    address, _, keys = address.partition(" ")
+    who = ProducerId(f"bench-{arm}", 0)
+    producer = connect_samples(address, schema, who, GROUPS, TIMEOUT_S, keys=keys or None)
     arrays = leaves(source)
 
     def put(group: int) -> None:
@@ -163,9 +166,11 @@ class Reader:
             self._pickling = listener_.accept()
             self.take = self._take_stdlib
         else:
-            address = {"tcp": "tcp://127.0.0.1:0", "shm": f"shm:{folder}/{size}", "ipc": f"ipc://{folder}/{size}.ipc"}
-            self._consumer = bind_samples(address[name], schema)
-            self._writer = start("producer", name, size, self._consumer.address)
+            address = {"shm": f"shm:{folder}/{size}", "ipc": f"ipc://{folder}/{size}.ipc"}
+            keys = make_keys(folder / "keys") if name == "curve" else None
+            self._consumer = bind_samples(address.get(name, "tcp://127.0.0.1:0"), schema, keys=keys)
+            there = self._consumer.address if keys is None else f"{self._consumer.address} {keys}"
+            self._writer = start("producer", name, size, there)
             self.take = self._take_stream
 
     def _take_stream(self) -> None:
@@ -297,6 +302,11 @@ def table(size: str, figures: dict[str, dict[str, list[float]]]) -> str:
             pages = statistics.median(arm["reader_faults"])
             line += f" {writer:7.3f} {reader:7.3f} {less[0]:23.2f} {less[1]:9.2f} {pages:6.0f}"
         lines.append(line)
+    curve, tcp = figures["curve"], figures["tcp"]
+    lines.append(
+        f"encryption: {ratio(cpu_of(curve), cpu_of(tcp)):.2f} times the CPU seconds of tcp, "
+        f"{ratio(curve['per_s'], tcp['per_s']):.2f} of its rate"
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment_checks import check
+from jsrl.experiment_checks import check, split_bind
 from jsrl.settings import (
     ActorConfig,
     AgentReference,
@@ -81,6 +82,11 @@ class Experiment:
     """Inference servers, which share the actors between them."""
     road: Literal["shared-memory", "zeromq"] = "shared-memory"
     """What streams between processes go over; zeromq also between hosts, and without shared memory."""
+    bind: str = "127.0.0.1"
+    """IP address of this host that streams listen on, with road zeromq: ADDRESS or ADDRESS:FIRST_PORT (else free ports).
+    Where other hosts can reach it, streams are encrypted, and only take who has the run's keys."""
+    encrypt: bool = False
+    """Encrypt streams on loopback too, with road zeromq: keeps out other users of this machine."""
     deterministic: bool = False
     """Same bits for any placement and number of actors: fixed groups, never merged, taken in order (serial always is)."""
     restart: int = 0
@@ -202,6 +208,17 @@ class Experiment:
         asked = self.max_policy_lag is not None or self.deterministic or on_device
         by_group = self.batch_columns == self.num_envs and asked
         return "by_group" if by_group else "fifo"
+
+    @property
+    def bind_to(self) -> tuple[str, int | None]:
+        """Return the IP address that streams listen on, and the first port; None: any that are free."""
+        return split_bind(self.bind)
+
+    @property
+    def encrypted(self) -> bool:
+        """Return whether streams between processes are encrypted."""
+        wanted = self.encrypt or not ipaddress.ip_address(self.bind_to[0]).is_loopback
+        return wanted and self.road == "zeromq" and self.placement != "serial"
 
     @property
     def is_deterministic(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import re
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ def check(experiment: Experiment) -> None:
             "Leave one of them out (`run.py bc --recording DIR` has no replay)."
         )
     _check_recorder(e)
+    _check_bind(e)
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
 
 
@@ -94,6 +96,36 @@ def _check_positive(e: Experiment) -> None:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
     if e.groups < 1:
         raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
+
+
+def split_bind(bind: str) -> tuple[str, int | None]:
+    """Return the IP address and the first port that an option `bind` says; None: any free ports.
+
+    Raises:
+      ConfigError: it is not ADDRESS, ADDRESS:PORT, or for IPv6 [ADDRESS]:PORT.
+    """
+    found = re.fullmatch(r"\[(.*)\](?::(\d{1,5}))?", bind) or re.fullmatch(r"([^:]*)(?::(\d{1,5}))?", bind)
+    host, port = found.groups() if found else (bind, None)
+    try:
+        address = str(ipaddress.ip_address(host))
+        if port is not None and not 0 < int(port) < 65536:
+            raise ValueError(port)
+    except ValueError:
+        raise ConfigError(
+            f"bind is {bind!r}; expected an IP address of this host, such as 10.0.0.5, or 0.0.0.0 for all it has; with the "
+            "first of its ports 10.0.0.5:7000, for IPv6 [fd00::5]:7000."
+        ) from None
+    return address, None if port is None else int(port)
+
+
+def _check_bind(e: Experiment) -> None:
+    address, port = split_bind(e.bind)
+    listens = e.encrypt or port is not None or not ipaddress.ip_address(address).is_loopback
+    if e.road != "zeromq" and listens:
+        given = "encrypt" if e.encrypt else f"bind {e.bind}"
+        raise ConfigError(
+            f"{given} is for streams over ZeroMQ, but the road is {e.road}, which never leaves this host; add --road zeromq."
+        )
 
 
 def _check_recorder(e: Experiment) -> None:

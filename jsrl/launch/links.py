@@ -1,27 +1,77 @@
-"""Where the streams of an experiment are bound."""
+"""Where the streams of an experiment are bound, and with which keys."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
+from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.replay_plan import replay_links
+from jsrl.transport.keys import CLIENT_FILE, check_encryption, make_keys
 from jsrl.workers.jobs import Links
 
+KEYS = "keys"  # in the run folder
+_MAX_PORT = 65535
 
-def make_links(experiment: Experiment, memory_folder: Path) -> Links:
-    """Return where the streams of an experiment are bound."""
+
+def make_links(experiment: Experiment, folder: str, memory_folder: Path) -> Links:
+    """Return where the streams of an experiment are bound.
+
+    Args:
+      experiment: what to run. folder: the run's, where its keys lie. memory_folder: for shared memory and sockets.
+
+    Raises:
+      ConfigError: streams are to be encrypted, and cannot be; or there are not enough ports.
+    """
     names = str(memory_folder / "names")
     served = experiment.placement in ("served", "apart")
     served = served and experiment.recording is None  # nobody acts, but the evaluator, who does it alone
     servers = range(experiment.num_inference_servers if served else 0)
-    replays = replay_links(experiment, memory_folder)
+    addresses = zmq_addresses(experiment)
     if experiment.placement == "serial":
         unique = memory_folder.name
+        replays = replay_links(experiment, memory_folder, addresses)
         return Links(names, f"local:{unique}-samples", f"local:{unique}-params", None, (), replays)
     params = f"shm:{memory_folder}/params"
     if experiment.road == "zeromq":
-        free_port = "tcp://127.0.0.1:0"
-        return Links(names, free_port, params, free_port, tuple(free_port for _ in servers), replays)
+        samples, relay = next(addresses), next(addresses)
+        inference = tuple(next(addresses) for _ in servers)
+        replays = replay_links(experiment, memory_folder, addresses)
+        if not experiment.encrypted:
+            return Links(names, samples, params, relay, inference, replays)
+        check_encryption()
+        return Links(names, samples, params, relay, inference, replays, f"{folder}/{KEYS}")
     inference = tuple(f"shm:{memory_folder}/inference-{i}" for i in servers)
+    replays = replay_links(experiment, memory_folder, addresses)
     return Links(names, f"shm:{memory_folder}/samples", params, None, inference, replays)
+
+
+def zmq_addresses(experiment: Experiment) -> Iterator[str]:
+    """Yield the addresses that streams over ZeroMQ are bound to, one after another: free ports, or from the first one on.
+
+    Raises:
+      ConfigError: there are not enough ports above the first one.
+    """
+    host, first_port = experiment.bind_to
+    host = f"[{host}]" if ":" in host else host
+    for number in itertools.count():
+        port = 0 if first_port is None else first_port + number
+        if port > _MAX_PORT:
+            raise ConfigError(
+                f"--bind {experiment.bind} leaves {number} ports for its streams; begin with a lower one."
+            )
+        yield f"tcp://{host}:{port}"
+
+
+def begin_encryption(experiment: Experiment, keys: str | None) -> list[str]:
+    """Make a run's keys where its streams are encrypted and it has none yet; return what to tell.
+
+    Raises:
+      ConfigError: they cannot be written, or those that are there are broken.
+    """
+    if keys is None:
+        return []
+    path = make_keys(keys) / CLIENT_FILE
+    return [f"streams listen on {experiment.bind} and are encrypted; ends on other hosts need {path}"]

@@ -162,7 +162,7 @@ def make_plan(experiment: Experiment, folder: str, memory_folder: Path, origin: 
     """
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     schemas = make_schemas(experiment)
-    links = make_links(experiment, memory_folder)
+    links = make_links(experiment, folder, memory_folder)
     served = experiment.placement in ("served", "apart")
     without_agent = dataclasses.replace(experiment, agent=None)
 
@@ -295,7 +295,8 @@ def describe(plan: Plan, gpus: list[str]) -> str:
 
 
 def _road(e: Experiment) -> str:
-    return "in-process" if e.placement == "serial" else e.road
+    road = f"{e.road} (encrypted)" if e.encrypted else e.road
+    return "in-process" if e.placement == "serial" else road
 
 
 def _memory_mb(plan: Plan, job: Job) -> int:

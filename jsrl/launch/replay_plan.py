@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from jsrl.experiment import Experiment
@@ -9,8 +10,11 @@ from jsrl.types import leaves, map_trajectory
 from jsrl.workers.jobs import ReplayLink, Schemas
 
 
-def replay_links(e: Experiment, memory_folder: Path) -> tuple[ReplayLink, ...]:
-    """Return where each replay worker binds its streams; none where there are no such workers."""
+def replay_links(e: Experiment, memory_folder: Path, addresses: Iterator[str]) -> tuple[ReplayLink, ...]:
+    """Return where each replay worker binds its streams; none where there are no such workers.
+
+    `addresses` are those of the ZeroMQ road, of which each stream takes the next.
+    """
     if e.replay is None or not e.has_replay_workers:
         return ()
     numbers = range(e.replay.num_replays)
@@ -18,7 +22,7 @@ def replay_links(e: Experiment, memory_folder: Path) -> tuple[ReplayLink, ...]:
         base = f"local:{memory_folder.name}"
         return tuple(ReplayLink(f"{base}-rows-{i}", f"{base}-priorities-{i}") for i in numbers)
     if e.road == "zeromq":
-        return tuple(ReplayLink("tcp://127.0.0.1:0", "tcp://127.0.0.1:0") for _ in numbers)
+        return tuple(ReplayLink(next(addresses), next(addresses)) for _ in numbers)
     base = f"shm:{memory_folder}"
     return tuple(ReplayLink(f"{base}/rows-{i}", f"{base}/priorities-{i}") for i in numbers)
 

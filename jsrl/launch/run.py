@@ -17,6 +17,7 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
+from jsrl.launch.links import begin_encryption
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.recording_plan import begin_record, check_recording
 from jsrl.launch.report import leave_report
@@ -83,6 +84,8 @@ def run(
             check_shared_memory(plan)
             check_recording(plan.experiment, plan.schemas)
             begin_record(plan.experiment, plan.schemas, source=folder.name)
+            for line in begin_encryption(plan.experiment, plan.jobs[0].links.keys):
+                screen.message(line)
         except BaseException:
             screen.close()
             raise

@@ -61,12 +61,13 @@ class ActorStreams:
 
     def _connect_samples(self, address: str, timeout_s: float) -> SampleProducer:
         e, spec = self._job.experiment, self._job.schemas.trajectory
-        producer = connect_samples(address, spec, self._job.producer, e.groups, timeout_s)
+        producer = connect_samples(address, spec, self._job.producer, e.groups, timeout_s, keys=self._job.links.keys)
         return producer if e.actor.rows_in_place else CopyingProducer(producer, spec)
 
     def _connect_inference(self, address: str, timeout_s: float) -> InferenceClient:
         job = self._job
-        return connect_inference(address, job.schemas.act, job.producer, self._group_sizes, timeout_s=timeout_s)
+        sizes, keys = self._group_sizes, job.links.keys
+        return connect_inference(address, job.schemas.act, job.producer, sizes, timeout_s=timeout_s, keys=keys)
 
     def _read_epoch(self) -> int:
         """Return the epoch of the present learner; 0 where rows go to a replay worker, which takes those of any."""

@@ -36,7 +36,8 @@ def make_agent(job: Job) -> Agent:
 
 def subscribe(job: Job) -> ParamsSubscriber:
     """Return the subscriber to the run's params, whichever life of their publisher is the present one."""
-    return FollowingParams(Peer(job.names, job.params_name, job.find(job.params_name)), connect_params)
+    connect = functools.partial(connect_params, keys=job.links.keys)
+    return FollowingParams(Peer(job.names, job.params_name, job.find(job.params_name)), connect)
 
 
 def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
@@ -59,7 +60,7 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
 
     def connect() -> tuple[InferenceServer, ParamsSubscriber]:
-        server = bind_inference(job.links.inference[job.index], job.schemas.act)
+        server = bind_inference(job.links.inference[job.index], job.schemas.act, keys=job.links.keys)
         job.announce(job.name, server.address)
         return server, subscribe(job)
 

@@ -69,7 +69,9 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         if e.recording is not None:
             return recorded_consumer(e.recording, spec, seed=e.seed, start=trained, ledger=ledger), publisher()
         schema, blocks = (replay_batch_spec(spec) if through_host else spec), blocks_per_producer(e)
-        consumer = bind_samples(job.links.samples, schema, blocks_per_producer=blocks, ledger=ledger)
+        consumer = bind_samples(
+            job.links.samples, schema, blocks_per_producer=blocks, ledger=ledger, keys=job.links.keys
+        )
         job.announce(EPOCH, str(epoch))
         job.announce("samples", consumer.address)
         if through_host:
@@ -77,7 +79,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return consumer, publisher()
 
     def publisher() -> ParamsPublisher:
-        bound = bind_params(job.links.params)
+        bound = bind_params(job.links.params, keys=job.links.keys)
         job.announce("params", bound.address)
         return bound
 

@@ -70,16 +70,17 @@ def _connect(job: Job) -> Callable[[], Roads]:
     assert config is not None
 
     def connect() -> Roads:
-        links, number = job.links.replays[job.index], config.batch_size
-        rows = bind_samples(links.rows, job.schemas.trajectory, blocks_per_producer=e.ring * e.actor.blocks_per_group)
+        links, number, keys = job.links.replays[job.index], config.batch_size, job.links.keys
+        blocks = e.ring * e.actor.blocks_per_group
+        rows = bind_samples(links.rows, job.schemas.trajectory, blocks_per_producer=blocks, keys=keys)
         job.announce(f"replay-{job.index}", rows.address)
-        priorities = bind_samples(links.priorities, priorities_spec(number), blocks_per_producer=16)
+        priorities = bind_samples(links.priorities, priorities_spec(number), blocks_per_producer=16, keys=keys)
         job.announce(f"priorities-{job.index}", priorities.address)
         windows = windows_spec(job.schemas.trajectory, window=config.window, number=number, weighted=config.prioritised)
         spec = replay_batch_spec(windows)
 
         def connect_batches(address: str, timeout_s: float) -> SampleProducer:
-            return connect_samples(address, spec, job.producer, 1, timeout_s)
+            return connect_samples(address, spec, job.producer, 1, timeout_s, keys=keys)
 
         learner = Peer(job.names, "samples", job.find("samples"))
         batches = connect_batches(learner.known.address, CONNECT_TIMEOUT_S)

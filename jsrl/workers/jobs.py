@@ -45,7 +45,10 @@ class ReplayLink:
 
 @dataclass(frozen=True)
 class Links:
-    """Where streams are bound, and the folder of the names under which their ends find each other."""
+    """Where streams are bound, and the folder of the names under which their ends find each other.
+
+    `keys` is the folder of the keys that encrypt what goes over ZeroMQ; None: it is not encrypted.
+    """
 
     names: str
     samples: str
@@ -53,6 +56,7 @@ class Links:
     params_relay: str | None
     inference: tuple[str, ...]
     replays: tuple[ReplayLink, ...] = ()
+    keys: str | None = None
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,10 @@ class ParameterServer:
         agent = build_agent(self._job.experiment.agent, self._job.schemas.env)
         self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
         peer = Peer(self._job.names, "params", self._job.find("params"))
-        self._subscriber = FollowingParams(peer, connect_params)
-        assert self._job.links.params_relay is not None
-        self._relay = bind_params(self._job.links.params_relay)
+        links = self._job.links
+        self._subscriber = FollowingParams(peer, functools.partial(connect_params, keys=links.keys))
+        assert links.params_relay is not None
+        self._relay = bind_params(links.params_relay, keys=links.keys)
         self._job.announce("params-relay", self._relay.address)
         self.recorder.begin()
 

@@ -149,6 +149,6 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> Any:
 
     def priorities(index: int) -> SampleProducer:
         address = job.names.lookup(f"priorities-{index}", CONNECT_S).address  # bound before its first batch was drawn
-        return connect_samples(address, priorities_spec(number), job.producer, 1, CONNECT_S)
+        return connect_samples(address, priorities_spec(number), job.producer, 1, CONNECT_S, keys=job.links.keys)
 
     return ReplayConsumer(batches, priorities, number, wait=job.experiment.placement != "serial")

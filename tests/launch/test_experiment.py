@@ -44,6 +44,12 @@ def experiment(**values) -> Experiment:
         ({"num_envs": 16, "batch_envs": 32, "max_policy_lag": 1}, r"batch_envs=32 .* the nearest that works is 16\."),
         ({"learner": LearnerConfig(num_devices=3)}, r"batch of 16 environments .*num_devices=3; use 2 or 4 devices"),
         ({"learner": LearnerConfig(num_devices=0)}, r"num_devices=0; use 1 device"),
+        ({"bind": "0.0.0.0"}, r"bind 0\.0\.0\.0 is for streams over ZeroMQ, but the road is shared-memory"),
+        ({"bind": "127.0.0.1:7000"}, r"add --road zeromq"),
+        ({"encrypt": True}, r"encrypt is for streams over ZeroMQ"),
+        *(({"bind": bind, "road": "zeromq"}, r"bind is .*; expected an IP address of this host, such as 10\.0\.0\.5")
+          for bind in ("", "eth0", "10.0.0", "10.0.0.5:", "10.0.0.5:0", "10.0.0.5:70000", "fd00::5:7000:", "[fd00::5]7",
+                       "tcp://10.0.0.5", "10.0.0.5:7000:1", "*")),
         ({"max_policy_lag": -1}, r"max_policy_lag is -1; use 0 \(synchronous\), a positive number, or None"),
         ({"batch_envs": 8}, r"max_policy_lag=0 \(synchronous\) needs batches of one trajectory of every group"),
         ({"batch_envs": 8, "learner": LearnerConfig(order="by_group")}, r"use learner\.order=fifo, or make them equal"),
@@ -133,3 +139,23 @@ def test_schedules_get_the_run_s_number_of_updates():
 def test_what_is_no_agent_is_refused():
     with pytest.raises(ConfigError, match=r"agent is 3, which is neither a config such as PPOConfig nor an AgentRef"):
         build_agent(3, None)
+
+
+@pytest.mark.parametrize(
+    ("bind", "address", "port", "encrypted"),
+    [
+        ("127.0.0.1", "127.0.0.1", None, False),
+        ("127.0.0.1:7000", "127.0.0.1", 7000, False),
+        ("[::1]", "::1", None, False),
+        ("10.0.0.5", "10.0.0.5", None, True),
+        ("10.0.0.5:7000", "10.0.0.5", 7000, True),
+        ("0.0.0.0:65535", "0.0.0.0", 65535, True),
+        ("[fd00::5]", "fd00::5", None, True),
+        ("[fd00::5]:7000", "fd00::5", 7000, True),
+    ],
+)
+def test_what_others_can_reach_is_encrypted(bind: str, address: str, port: int | None, encrypted: bool) -> None:
+    e = experiment(bind=bind, road="zeromq")
+    assert (e.bind_to, e.encrypted) == ((address, port), encrypted)
+    assert experiment(bind=bind, road="zeromq", encrypt=True).encrypted
+    assert not experiment(bind=bind, road="zeromq", placement="serial").encrypted  # there are no sockets

@@ -13,10 +13,13 @@ from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment, InferenceConfig, LearnerConfig
+from jsrl.experiment import AgentReference, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
+from jsrl.launch.links import begin_encryption
 from jsrl.launch.plan import accelerators, describe, make_plan, make_schemas, process_environment
 from jsrl.networks.model import NetworkConfig
 from jsrl.reference import from_json, to_json
+from jsrl.transport import keys
+from jsrl.workers.jobs import Links
 
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
@@ -240,3 +243,66 @@ def test_accelerators_are_those_that_the_caller_may_use(monkeypatch, variables, 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert accelerators() == expected
+
+
+REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
+
+
+def addresses_of(links: Links) -> list[str]:
+    """Every address that a run's streams over ZeroMQ are bound to."""
+    replays = [address for link in links.replays for address in (link.rows, link.priorities)]
+    return [links.samples, str(links.params_relay), *links.inference, *replays]
+
+
+def test_streams_stay_on_loopback_unless_told() -> None:
+    links = plan_of(road="zeromq", num_inference_servers=2, num_actors=2).jobs[0].links
+    assert addresses_of(links) == ["tcp://127.0.0.1:0"] * 4
+    assert links.keys is None
+
+
+@pytest.mark.parametrize(
+    ("bind", "expected"),
+    [
+        ("10.0.0.5", ["tcp://10.0.0.5:0"] * 4),
+        ("10.0.0.5:7000", [f"tcp://10.0.0.5:{port}" for port in range(7000, 7004)]),
+        ("[fd00::5]:7000", [f"tcp://[fd00::5]:{port}" for port in range(7000, 7004)]),
+    ],
+)
+def test_what_others_can_reach_gets_the_runs_keys(bind: str, expected: list[str]) -> None:
+    plan = plan_of(road="zeromq", bind=bind, num_inference_servers=2, num_actors=2)
+    links = plan.jobs[0].links
+    assert addresses_of(links) == expected
+    assert links.keys == "runs/x/keys" and {job.links for job in plan.jobs} == {links}
+    assert not Path("runs/x/keys").exists()  # only a start makes them
+    text = describe(plan, [])
+    assert "road zeromq (encrypted)" in text and "samples    zeromq (encrypted)" in text
+
+
+def test_each_stream_of_replay_workers_has_a_port_of_its_own() -> None:
+    plan = plan_of(
+        road="zeromq", bind="127.0.0.1:7000", replay=REPLAY, placement="inline", num_actors=2, max_policy_lag=None
+    )
+    assert addresses_of(plan.jobs[0].links) == [f"tcp://127.0.0.1:{port}" for port in range(7000, 7006)]
+
+
+def test_ports_that_run_out() -> None:
+    with pytest.raises(ConfigError, match=r"--bind 127\.0\.0\.1:65534 leaves 2 ports for its streams"):
+        plan_of(road="zeromq", bind="127.0.0.1:65534")
+
+
+def test_a_zeromq_without_encryption_is_told_before_anything_starts(monkeypatch) -> None:
+    monkeypatch.setattr(keys.zmq, "has", lambda what: False)
+    plan_of(road="zeromq")
+    with pytest.raises(ConfigError, match="built without CURVE"):
+        plan_of(road="zeromq", bind="0.0.0.0")
+
+
+def test_a_start_makes_keys_where_streams_are_encrypted_and_refuses_those_that_others_can_read(tmp_path: Path) -> None:
+    e = experiment(road="zeromq", bind="10.0.0.5")
+    assert begin_encryption(experiment(), None) == []
+    (line,) = begin_encryption(e, str(tmp_path / "keys"))
+    path = tmp_path / "keys" / "client.key"
+    assert line == f"streams listen on 10.0.0.5 and are encrypted; ends on other hosts need {path}" and path.exists()
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644"):
+        begin_encryption(e, str(tmp_path / "keys"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import stat
@@ -12,13 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jsrl.errors import ConfigError
-from jsrl.transport.inference import bind_inference
-from jsrl.transport.params import bind_params
-from jsrl.transport.samples import bind_samples
+from jsrl.errors import AccessDenied, ConfigError
+from jsrl.services.names import FileNames
+from jsrl.transport.base import ProducerId
+from jsrl.transport.inference import bind_inference, connect_inference
+from jsrl.transport.keys import make_keys
+from jsrl.transport.params import bind_params, connect_params
+from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec
 from tests.contracts.inference_contract import SPEC
-from tests.system.launched import FOREVER, WORLD
+from tests.system.launched import FOREVER, WORLD, Launched
 
 SPYING = WORLD / "spying"
 slow = pytest.mark.slow
@@ -114,3 +119,106 @@ ROADS = {
 def test_streams_refuse_addresses_that_others_can_reach(road: str, host: str) -> None:
     with pytest.raises(ConfigError, match="reached from other hosts"):
         ROADS[road](f"tcp://{host}:0").close()
+
+
+# -- streams that other hosts can reach
+
+
+def reachable() -> str:
+    """Return an address of this machine that other hosts could reach, else every one that it has."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        return str(probe.getsockname()[0])
+    return "0.0.0.0"
+
+
+def keys_of(run: Launched) -> dict[str, dict[str, str]]:
+    return {path.name: json.loads(path.read_text()) for path in (run.folder / "keys").iterdir()}
+
+
+def assert_keys_are_nowhere_else(run: Launched) -> None:
+    secrets = {content["secret"].encode() for content in keys_of(run).values()}
+    assert len(secrets) == 2
+    files = [path for path in run.folder.rglob("*") if path.is_file() and path.parent.name != "keys"]
+    assert {"experiment.json", "environment.json", "metrics.jsonl"} <= {path.name for path in files}
+    assert [path for path in [*files, run._output] for secret in secrets if secret in path.read_bytes()] == []
+
+
+def knock(addresses: dict[str, str], keys: Path | None) -> None:
+    """Try every stream of a run, as an actor, an inference client and a reader of params would."""
+    who, spec = ProducerId("actor-0", 999), {"x": ArraySpec((2, 2), "float32")}
+    with pytest.raises(AccessDenied):
+        connect_samples(addresses["samples"], spec, who, 1, 20.0, keys=keys)
+    with pytest.raises(AccessDenied):
+        connect_inference(addresses["inference-0"], SPEC, who, {0: 2}, 20.0, keys=keys)
+    subscriber = connect_params(addresses["params-relay"], keys=keys)
+    with pytest.raises(AccessDenied):
+        subscriber.wait(0, 0, 20.0)
+    subscriber.close()
+
+
+@slow
+def test_a_run_that_others_can_reach_takes_only_who_has_its_keys(launch, tmp_path: Path) -> None:
+    bind = reachable()
+    encrypted = ("--road", "zeromq", "--placement", "served", "--bind", bind, "--num-actors", "4", "--num-groups", "4")
+    run = launch(*FOREVER, *encrypted, "--snapshots.period-s", "0.3")
+    run.await_updates()
+    keys = run.folder / "keys"
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in keys.iterdir()} == {
+        "server.key": 0o600,
+        "client.key": 0o600,
+    }
+    (memory,) = run.memory_folders()
+    found = {name: entry.address for name, entry in FileNames(memory / "names").names().items()}
+    addresses = {name: found[name] for name in ("samples", "inference-0", "params-relay")}
+    assert all(address.startswith(f"tcp://{bind}:") for address in addresses.values())
+
+    lives = {name: process.pid for name, process in run.workers().items()}
+    for stranger in (None, make_keys(tmp_path / "another-run")):
+        knock(addresses, stranger)
+    invited = connect_params(addresses["params-relay"], keys=keys / "client.key")
+    invited.wait(0, 1, 20.0)
+    assert invited.poll() is not None
+    invited.close()
+    updates = run.lines()[-1]["updates"]
+    run.await_updates(updates + 5)
+    assert {name: process.pid for name, process in run.workers().items()} == lives  # nobody took any notice
+    run.popen.terminate()
+    text = run.expect(130, 20.0)
+    assert f"streams listen on {bind} and are encrypted" in text and str(keys / "client.key") in text
+    ledger = run.result()["ledger"]
+    assert ledger["produced"] > 0
+    assert_keys_are_nowhere_else(run)
+
+    before = keys_of(run)
+    steps = str(run.result()["env_steps"] + 800)
+    again = launch("--resume", str(run.folder), "--total-env-steps", steps, experiment="", runs_dir=run.runs_dir)
+    again.expect(0, 90.0)
+    assert keys_of(run) == before, "what was copied to other hosts still fits"
+
+
+@slow
+def test_a_run_with_replay_workers_encrypts_all_of_its_streams(launch) -> None:
+    words = (
+        "--road",
+        "zeromq",
+        "--encrypt",
+        "--placement",
+        "inline",
+        "--total-env-steps",
+        "4000",
+        "--max-minutes",
+        "1",
+    )
+    run = launch(*words, experiment="replayed")
+    text = run.expect(0, 90.0)
+    assert "streams listen on 127.0.0.1 and are encrypted" in text
+    assert run.result()["updates"] > 0
+    assert_keys_are_nowhere_else(run)
+
+
+@slow
+def test_a_run_without_the_road_to_other_hosts_is_refused_before_it_starts(launch) -> None:
+    run = launch(*FOREVER, "--bind", "0.0.0.0")
+    assert "add --road zeromq" in run.expect_status(2, 30.0)
