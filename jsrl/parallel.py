@@ -10,6 +10,7 @@ sign of it: tests compare all shards with `replicas`.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,21 +34,22 @@ class DataParallel:
     def __init__(self, update: Update, devices: Sequence[jax.Device], *, donate: bool = True) -> None:
         self.devices = tuple(devices)
         every = self._every = list(self.devices) if jax.process_count() == 1 else None
+        on_each = functools.partial(update, axis_name=AXIS_NAME)
         self._update = jax.pmap(
-            functools.partial(update, axis_name=AXIS_NAME),
+            on_each,
             axis_name=AXIS_NAME,
             in_axes=(None, 0, None),
             out_axes=(None, UpdateOutput(None, 0)),  # type: ignore[arg-type]
             donate_argnums=(0,) if donate else (),
             devices=every,
         )
-        self._copy = jax.pmap(
-            lambda tree, _: jax.tree.map(jnp.copy, tree),
-            axis_name=AXIS_NAME,
-            in_axes=(None, 0),
-            out_axes=None,
-            devices=every,
-        )
+
+        def copy(tree: Tree, _: Array) -> Tree:
+            return jax.tree.map(jnp.copy, tree)
+
+        self._copy = jax.pmap(copy, axis_name=AXIS_NAME, in_axes=(None, 0), out_axes=None, devices=every)
+        for function in (on_each, copy):
+            weakref.finalize(self, forget_pmap, function)
 
     @property
     def num_devices(self) -> int:
@@ -63,10 +65,15 @@ class DataParallel:
 
     def make(self, init: Callable[[Array], Tree], key: Array) -> Tree:
         """Return `init(key)`, made on all devices: nothing of it passes through the host's memory."""
-        made = jax.pmap(
-            lambda k, _: init(k), axis_name=AXIS_NAME, in_axes=(None, 0), out_axes=None, devices=self._every
-        )
-        return jax.block_until_ready(made(key, np.zeros(len(self.devices))))
+
+        def on_each(key: Array, _: Array) -> Tree:
+            return init(key)
+
+        made = jax.pmap(on_each, axis_name=AXIS_NAME, in_axes=(None, 0), out_axes=None, devices=self._every)
+        try:
+            return jax.block_until_ready(made(key, np.zeros(len(self.devices))))
+        finally:
+            forget_pmap(on_each)
 
     def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
         """Update `state` with a batch whose leaves are [D, T+1, B/D, ...] (core: [D, B/D, ...]).
@@ -97,6 +104,20 @@ class DataParallel:
     def fetch(self, tree: Tree) -> Tree:
         """Return a tree of replicated arrays as numpy arrays of their own, from the first shard: nothing is gathered."""
         return jax.tree.map(_first_shard, tree)
+
+
+def forget_pmap(function: Callable[..., Any]) -> None:
+    """Free what jax keeps of a function that `jax.pmap` was given, once nothing calls it any more.
+
+    jax 0.10 keeps it for ever: its cache is keyed weakly by the function, but what it holds refers to the function. That is
+    about 20 MB of compiled program for each run that starts in one process. Another jax, without that cache, needs nothing.
+    """
+    try:
+        from jax._src import pmap
+
+        pmap._cached_shard_map.evict_function(function)
+    except (ImportError, AttributeError):
+        return
 
 
 def data_parallel(update: Update, devices: Sequence[jax.Device] | None = None, *, donate: bool = True) -> DataParallel:
