@@ -40,7 +40,13 @@ class AgentFault(JsrlError):
 
 
 class EnvironmentFault(JsrlError):
-    """An environment raised, hung, or returned something it must not (NaN, shape, dtype)."""
+    """An environment raised, hung, or returned something it must not (NaN, shape, dtype).
+
+    Attributes:
+      slot: index of the environment inside its vector; None: not known.
+    """
+
+    slot: int | None = None
 
 
 class StreamError(JsrlError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -73,7 +74,8 @@ def check_env(
     Raises:
       EnvironmentFault: it breaks the contract; the message names the rule, the slot and the values.
     """
-    build: Factory = (lambda num, s: make(env, num, s)) if isinstance(env, EnvConfig) else env
+    # whatever the policy, faults are what is looked for
+    build: Factory = partial(make, replace(env, on_fault="auto")) if isinstance(env, EnvConfig) else env
     raw = not isinstance(env, EnvConfig) or (env.reward_clip is None and env.reward_scale == 1.0)
     games = isinstance(env, EnvConfig) and env.id.startswith("ALE/") and env.atari.episodic_life
     one = _Walk(build(num_envs, seed), num_envs, seed, raw_rewards=raw, whole_episodes=not games)

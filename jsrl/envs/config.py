@@ -10,6 +10,7 @@ from jsrl.errors import ConfigError
 from jsrl.importing import importable_target
 
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
+ON_FAULT = ("auto", "stop", "restart-env", "restart-actor")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class EnvConfig:
       backend: `auto` takes the fastest that fits; `native` asks for the environment's own vector entry point, `sync` for
         a loop over single environments, `envpool` for EnvPool.
       reseed_episodes: seed every reset by (seed, slot, episode) instead of only the first one (`sync` only).
+      on_fault: what follows when an environment of an actor raises, returns NaN or what does not fit its space, hangs, or ends
+        its process: `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; `restart-env`
+        builds it anew and cuts its episode (what hangs or ends the process: as `auto`); `restart-actor` replaces the actor.
+      fault_limit: how often `restart-env` does so in each group, and `restart-actor` with each actor.
+      fault_window_s: seconds after which environments built anew no longer count (actors: supervision.window_s).
       atari: options of `ALE/...` ids.
     """
 
@@ -86,6 +92,9 @@ class EnvConfig:
     action_transform: Literal["clip", "rescale", "squash"] = "clip"
     backend: Literal["auto", "sync", "native", "envpool"] = "auto"
     reseed_episodes: bool = False
+    on_fault: Literal["auto", "stop", "restart-env", "restart-actor"] = "auto"
+    fault_limit: int = 10
+    fault_window_s: float = 600.0
     atari: AtariConfig = AtariConfig()
 
     def __post_init__(self) -> None:
@@ -95,6 +104,12 @@ class EnvConfig:
             raise ConfigError("the environment's id is empty; give a Gymnasium id, `probe:NAME` or `module:factory`")
         if self.backend not in ("auto", "sync", "native", "envpool"):
             raise ConfigError(f"backend {self.backend!r} is unknown; choose auto, sync, native or envpool")
+        if self.on_fault not in ON_FAULT:
+            raise ConfigError(f"on_fault {self.on_fault!r} is unknown; choose {', '.join(ON_FAULT)}")
+        if self.fault_limit < 1 or not self.fault_window_s > 0:
+            raise ConfigError(
+                f"fault_limit is {self.fault_limit} and fault_window_s {self.fault_window_s}; give at least 1, and more than 0"
+            )
         if self.reward_clip is not None and not self.reward_clip > 0:
             raise ConfigError(f"reward_clip is {self.reward_clip}; give a positive number, or None for no clipping")
         if self.max_episode_steps is not None and self.max_episode_steps < 1:

@@ -14,10 +14,15 @@ def fault(
     name: str, what: str, advice: str, *, slot: int, seed: int | None = None, episode: int, step: int
 ) -> EnvironmentFault:
     """Return the error for environment `name`, slot `slot`, in its `episode`-th episode (from 0) after `step` steps."""
-    place = f"slot {slot}, episode {episode}, step {step}"
-    if seed is not None:
-        place += f", seed {seed}"
-    return EnvironmentFault(f"environment {name!r} ({place}) {what}. {advice}")
+    where = place(slot, seed, episode, step)
+    error = EnvironmentFault(f"environment {name!r} ({where}) {what}. {advice}")
+    error.slot = slot
+    return error
+
+
+def place(slot: int, seed: int | None, episode: int, step: int) -> str:
+    """Return where in the life of a vector something is."""
+    return f"slot {slot}, episode {episode}, step {step}" + (f", seed {seed}" if seed is not None else "")
 
 
 def describe(value: Any, limit: int = 80) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.envs.config import EnvConfig, main_target, split_wrapper
 from jsrl.envs.probes import make_probe
+from jsrl.envs.repair import RebuiltVector, Repairs
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
@@ -28,13 +29,16 @@ Seed = int | tuple[int, ...]
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
-def make(config: EnvConfig, num_envs: int, seed: Seed, *, group: int = 0) -> VectorEnv:
+def make(
+    config: EnvConfig, num_envs: int, seed: Seed, *, group: int = 0, tell: Callable[[str], None] | None = None
+) -> VectorEnv:
     """Build a vector of `num_envs` environments.
 
     Args:
       config: which environment. num_envs: B, slots of this vector (one group).
       seed: the experiment's; different (seed, group, slot) give different episodes, equal ones the same run.
       group: index of this group of environments.
+      tell: takes a line for people whenever a faulty environment is built anew (`on_fault` restart-env).
 
     Raises:
       ConfigError: unknown id, unsupported space, or options that do not fit together.
@@ -43,6 +47,16 @@ def make(config: EnvConfig, num_envs: int, seed: Seed, *, group: int = 0) -> Vec
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
+    if config.on_fault != "restart-env":
+        return _make(config, num_envs, seed, group)
+    env, repairs = _make(config, num_envs, seed, group), Repairs(config, tell)
+    if isinstance(env, SyncVectorEnv):  # which replaces single slots
+        env.repairs = repairs
+        return env
+    return RebuiltVector(env, lambda fresh: _make(config, num_envs, fresh, group), seed, repairs, str(config.id))
+
+
+def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv:
     if callable(config.id):
         return _from_factory(replace(config, id=main_target(config.id)), num_envs, seed, group, config.id)
     if config.id.partition(":")[0].lower() in JAX_SUITES:

@@ -97,7 +97,7 @@ def make_rendered(config: EnvConfig, seed: int | tuple[int, ...]) -> RenderedEnv
     prepare_headless()
     if is_console(config):
         return RenderedEnv(AtariWithScreen(config, seed), config, CONSOLE_FPS / config.atari.frame_skip)
-    drawn = _drawn(config)
+    drawn = replace(_drawn(config), on_fault="auto")
     try:
         env: Any = make(drawn, 1, seed)
     except EnvironmentFault as error:

@@ -9,7 +9,8 @@ import numpy as np
 
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.config import EnvConfig, split_metric
-from jsrl.envs.faults import fault, first_non_finite, float_leaves
+from jsrl.envs.faults import fault, first_non_finite, float_leaves, place
+from jsrl.errors import EnvironmentFault
 from jsrl.types import Tree
 
 
@@ -128,14 +129,15 @@ class Rows:
         """
         reward = reward.astype(np.float32)  # always our own copy: the environment may keep its array
         first = self.first
+        if self.any_first:
+            reward[first] = 0.0
+        self.check_finite(observation, reward)  # before anything is counted: a repaired step is counted once
         ended = terminated | truncated
         self._time += 1
         if self.any_first:
-            reward[first] = 0.0
             ended &= ~first
             self._return[first] = 0.0
             self._opened_at[first] = self._time
-        self.check_finite(observation, reward)
         self._return += reward
         discount, episodes = self._ones, []
         self.any_first = bool(ended.any())
@@ -144,6 +146,16 @@ class Rows:
             discount = np.where(ended & terminated, np.float32(0.0), np.float32(1.0))
         self.first = ended
         return EnvStep(observation, first, self.learned(reward), discount, self._acts, episodes)
+
+    def cut(self, slot: int) -> None:
+        """Let the step that is being made begin an episode in a slot, and forget the one that was open.
+
+        The row that was to be played becomes a last observation like any other, and the row before it a truncation.
+        """
+        self.first, self.any_first = self.first.copy(), True
+        self.first[slot] = True
+        self.episode[slot] += 1
+        self.metrics.close(slot)
 
     def learned(self, reward: np.ndarray) -> np.ndarray:
         """Return the reward that is learned from, of the raw one."""
@@ -156,11 +168,19 @@ class Rows:
         """Return the env steps of each slot's open episode: int64 [B]."""
         return self._time - self._opened_at
 
-    def fault(self, slot: int, what: str, advice: str) -> Exception:
+    def fault(self, slot: int, what: str, advice: str) -> EnvironmentFault:
         """Return an EnvironmentFault that says where in which slot's life it happened."""
+        seed, episode, step = self._life(slot)
+        return fault(self.name, what, advice, slot=slot, seed=seed, episode=episode, step=step)
+
+    def where(self, slot: int) -> str:
+        """Return where in its life a slot is, for people."""
+        return place(slot, *self._life(slot))
+
+    def _life(self, slot: int) -> tuple[int | None, int, int]:
         seed = self._seeds[slot] if self._seeds else None
         step = 0 if self.first[slot] else int(self._time - self._opened_at[slot])
-        return fault(self.name, what, advice, slot=slot, seed=seed, episode=int(self.episode[slot]), step=step)
+        return seed, int(self.episode[slot]), step
 
     def check_finite(self, observation: Tree, reward: np.ndarray | None = None) -> None:
         """Raise EnvironmentFault where a float of the observation or the reward is NaN or infinite."""

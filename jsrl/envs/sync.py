@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,8 @@ import numpy as np
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
-from jsrl.envs.rows import Rows, slot_seeds
+from jsrl.envs.repair import Repairs, close_quietly
+from jsrl.envs.rows import Rows, slot_seeds, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
 from jsrl.errors import EnvironmentFault
 from jsrl.types import Array, EnvSpec, Tree
@@ -25,6 +27,9 @@ class SyncVectorEnv:
 
     Args:
       factory: makes one environment. num_envs: B. seed, group: see jsrl.envs.make.make.
+
+    Attributes:
+      repairs: where slots that fail are to be replaced: how often. None: a fault is raised.
     """
 
     def __init__(
@@ -36,11 +41,14 @@ class SyncVectorEnv:
         group: int = 0,
     ):
         self.num_envs = num_envs
+        self.repairs: Repairs | None = None
+        self._factory = factory
         self._seeds = slot_seeds(seed, group, num_envs)
         self._reseeds = config.reseed_episodes
         self._rows = Rows(config, num_envs, self._seeds)
         self._envs: list[gymnasium.Env] = []
         self._started = False
+        self._at = 0  # the slot whose environment has the floor
         self._opening: tuple[Any, dict[str, Any]] | None = None  # slot 0's first reset, made early
         try:
             for _ in range(num_envs):
@@ -72,10 +80,9 @@ class SyncVectorEnv:
 
     def reset(self) -> EnvStep:
         """Start every slot anew; the first time with its seed, later with the random state it has come to."""
-        for slot in range(self.num_envs):
-            self._open(slot)
+        step = self._visited(self._open_slots, lambda: self._rows.opened(self._tree))
         self._started = True
-        return self._rows.opened(self._tree)
+        return step
 
     def step(self, action: Array) -> EnvStep:
         """Step every slot with `action` [B, ...]; slots whose episode ended start another instead.
@@ -87,10 +94,60 @@ class SyncVectorEnv:
         converted = self._actions.convert(np.asarray(action))
         actions: Any = converted.tolist() if converted.ndim == 1 and self._actions.num_choices else converted
         first = self._rows.first.tolist() if self._rows.any_first else None
+        return self._visited(partial(self._step_slots, actions, first), self._stepped)
+
+    def _visited(self, visit: Callable[[int], None], finish: Callable[[], EnvStep]) -> EnvStep:
+        """Return `finish()` after `visit(slot)` went over that slot and all behind; faulty ones are replaced on the way."""
+        begin = 0
+        while True:
+            try:
+                visit(begin)
+                begin = self.num_envs
+                return finish()
+            except EnvironmentFault as fault:
+                if self.repairs is None or fault.slot is None:
+                    raise
+                self._replace(fault, fault.slot, self.repairs)
+                begin = max(begin, fault.slot + 1)
+
+    def _replace(self, fault: EnvironmentFault, slot: int, repairs: Repairs) -> None:
+        """Put a fresh environment in the place of a faulty one; the step that is being made begins its first episode.
+
+        Raises:
+          EnvironmentFault: all repairs are used up.
+        """
+        opened = False
+        while not opened:
+            seed = vector_seed(self._seeds[slot], 0)
+            repairs.take(fault, f"Slot {slot} is built anew, with seed {seed}")
+            close_quietly(self._envs[slot])
+            self._rows.cut(slot)
+            self._seeds[slot] = seed
+            try:
+                self._envs[slot] = self._factory()
+                self._open(slot, seed)
+                opened = True
+            except EnvironmentFault as error:
+                fault = error
+
+    def where(self) -> str:
+        """Return which slot is being stepped or reset, and where in its life it is; may be asked by another thread."""
+        return self._rows.where(self._at)
+
+    def _open_slots(self, begin: int) -> None:
+        for slot in range(begin, self.num_envs):
+            self._open(slot)
+
+    def _stepped(self) -> EnvStep:
+        return self._rows.step(self._tree, self._reward, self._terminated, self._truncated)
+
+    def _step_slots(self, actions: Any, first: list[bool] | None, begin: int) -> None:
+        """Step the slots from `begin` on; those that are `first` start an episode instead."""
         plain, reward, terminated, truncated = self._plain, self._reward, self._terminated, self._truncated
-        slot = 0
+        slot = begin
         try:
-            for slot, env in enumerate(self._envs):
+            for slot, env in enumerate(self._envs[begin:] if begin else self._envs, begin):
+                self._at = slot
                 if first is not None and first[slot]:
                     reward[slot], terminated[slot], truncated[slot] = 0.0, False, False
                     self._open(slot)
@@ -110,11 +167,11 @@ class SyncVectorEnv:
             raise self._rows.fault(slot, str(error), ADVICE_SPACE) from None
         except (Exception, SystemExit) as error:
             raise self._raised(slot, "step", error) from error
-        return self._rows.step(self._tree, reward, terminated, truncated)
 
-    def _open(self, slot: int) -> None:
-        """Reset one environment and write its first observation."""
-        observation, info = self._reset(slot)
+    def _open(self, slot: int, seed: int | None = None) -> None:
+        """Reset one environment (a replaced one with its new seed) and write its first observation."""
+        self._at = slot
+        observation, info = self._reset(slot, seed)
         try:
             self._layout.write(self._arrays, slot, observation)
             if self._layout.mask_in_info:
@@ -122,12 +179,13 @@ class SyncVectorEnv:
         except BadValue as error:
             raise self._rows.fault(slot, f"(in reset) {error}", ADVICE_SPACE) from None
 
-    def _reset(self, slot: int) -> tuple[Any, dict[str, Any]]:
+    def _reset(self, slot: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Return what the environment's reset returns (slot 0's first one may have been made before)."""
         if slot == 0 and self._opening is not None:
             opening, self._opening = self._opening, None
             return opening
-        seed = None if self._started else self._seeds[slot]
+        if not self._started:
+            seed = self._seeds[slot]
         if self._reseeds:
             seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
         try:
@@ -141,7 +199,7 @@ class SyncVectorEnv:
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, info)
 
-    def _raised(self, slot: int, where: str, error: BaseException) -> Exception:
+    def _raised(self, slot: int, where: str, error: BaseException) -> EnvironmentFault:
         if isinstance(error, ValueError | TypeError) and error.__traceback__ and not error.__traceback__.tb_next:
             # raised by our own line: it did not return five values, or not numbers
             return self._rows.fault(

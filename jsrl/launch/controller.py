@@ -12,15 +12,16 @@ from typing import Any
 from jsrl.errors import WorkerDied
 from jsrl.launch.actor_host import ActorHost
 from jsrl.launch.filming import loss_notice
-from jsrl.launch.interrupts import interrupts
+from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.processes import Process, start
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
-from jsrl.launch.supervision import Restart, Supervision, next_life
+from jsrl.launch.supervision import Restart, Supervision, ends_run, next_life
 from jsrl.launch.usage import Usage
+from jsrl.launch.watchdog import Watchdog
 from jsrl.reference import spawn_environment
-from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage
+from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
 from jsrl.transport.segment import make_folder
 
 POLL_S = 0.05
@@ -40,11 +41,12 @@ class Controller:
         self._processes: dict[str, Process] = {}
         self._host: ActorHost | None = None
         self._crashes: dict[str, Crash] = {}
-        self._interrupted = False
+        self._interrupted = self._asked = False
         self._usage = Usage()
         self._deadlines = plan.experiment.deadlines
         self._supervision = Supervision(plan.experiment)
         self._restarts: list[Restart] = []
+        self._watchdog = Watchdog(session, self._processes, self._ask_stacks, self._listen)
 
     def run(self) -> Result:
         """Run until the session says why to stop.
@@ -57,12 +59,16 @@ class Controller:
         """
         make_folder(self._plan.memory_folder)
         self._control = ControlServer(f"ipc://{self._plan.memory_folder}/control")
-        with interrupts(self._interrupt) as signals:
+        with interrupts(self._interrupt) as signals, requests(self._request):
             try:
                 self._work()
             except KeyboardInterrupt:
                 self._session.end("interrupted")
             except BaseException as error:
+                if not isinstance(error, WorkerDied):  # of which there is a report already
+                    self._session.display.message(
+                        self._watchdog.write("controller", repr(error), self._watchdog.look())
+                    )
                 self._session.fail(error)
                 raise
             finally:
@@ -88,6 +94,12 @@ class Controller:
         self._interrupted = True
         self._session.end("interrupted")
 
+    def _request(self) -> None:
+        self._asked = True
+
+    def _ask_stacks(self, process: Process) -> None:
+        self._tell(process.name, "stacks")
+
     def _clear(self) -> None:
         """Leave nothing behind: no process, no shared memory, no socket."""
         for process in self._processes.values():
@@ -97,7 +109,9 @@ class Controller:
         if self._host is not None:
             self._host.close()
         self._control.close()
+        self._watchdog.close()
         shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
+        self._session.hub.receive("controller", "controller", self._supervision.metrics())  # also of the last moment
         self._session.close()
 
     def _start_host(self) -> ActorHost | None:
@@ -116,8 +130,7 @@ class Controller:
     # -- watching -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        for message in self._control.poll(POLL_S):
-            self._hear(message)
+        self._listen(POLL_S)
         for process in list(self._processes.values()):
             self._check(process)
         self._start_due()
@@ -126,13 +139,21 @@ class Controller:
             self._session.hub.receive("controller", "controller", usage)
         self._session.tick()
 
+    def _listen(self, timeout_s: float) -> None:
+        """Hear what workers say, waiting so long for the first; look at them all where somebody asked for that."""
+        for message in self._control.poll(timeout_s):
+            self._hear(message)
+        if self._asked:
+            self._asked = False
+            told = self._watchdog.write("request", "SIGUSR1 asked for it", self._watchdog.look())
+            self._session.display.message(told)
+
     def _hear(self, message: AnyMessage) -> None:
         process = self._processes.get(message.worker)
         if process is None or message.incarnation != process.job.incarnation:
             return  # the last words of a life that was replaced
-        process.beat_s = time.monotonic()
+        process.hear(message)
         if isinstance(message, Stage):
-            process.stage, process.stage_s = message.stage, time.monotonic()
             self._session.stage(message.worker, message.stage)
         elif isinstance(message, Report):
             self._session.report(message)
@@ -143,8 +164,6 @@ class Controller:
         elif isinstance(message, Bye):
             process.left = True
             self._session.facts(message.facts)
-        else:
-            assert isinstance(message, Heartbeat)
 
     def _check(self, process: Process) -> None:
         """See that a worker lives, becomes ready in time, and is heard of."""
@@ -152,7 +171,7 @@ class Controller:
             return
         now, limits = time.monotonic(), self._deadlines
         if process.exit_status is not None and not process.left:
-            self._last_words(process)
+            self._listen(0.1)
             if not process.left:
                 self._died(process, f"ended unexpectedly: {process.exit_text()}")
         if process.left:
@@ -163,26 +182,25 @@ class Controller:
             what = "stopped, or stuck in a call that holds the GIL"
             self._died(process, f"was not heard of for {limits.silence_s:g} s ({what})")
 
-    def _last_words(self, process: Process) -> None:
-        """Hear what a dead worker had still sent."""
-        for message in self._control.poll(0.1):
-            self._hear(message)
-
     def _died(self, process: Process, what: str) -> None:
         """Replace a worker while its budget allows it and the run goes on; end the run otherwise.
 
         Raises:
           WorkerDied: with the worker's own traceback where it could send one, else the end of its log.
         """
+        seen = self._watchdog.look(process)  # before it is killed
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.kill()
         process, what, crash = self._cause(process, what)
-        if self._replace(process, what, crash):
+        reason = f"{crash.error}: {crash.text}" if crash else what
+        noticed = f"{process.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
+        told = self._watchdog.write(process.name, noticed, seen)
+        if self._replace(process, crash, f"{reason.splitlines()[0]} ({told})"):
             return
         if process.job.kind == "actor" and crash is None:
             what += f" (environment {process.job.experiment.env.id!r})"
         notice, spent = death_notice(process, what, crash), self._supervision.used_up(process.job)
-        notice = f"{notice}\n({spent})" if spent else notice
+        notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
         if process.job.kind == "recorder":
             process.replaced = True  # by nobody: nothing waits for it
             self._session.lose_recorder(loss_notice(notice, crash))
@@ -195,20 +213,20 @@ class Controller:
         if crash is not None and crash.error == "StreamClosed":
             for other in self._processes.values():
                 if other is not process and not other.left and not other.replaced and other.exit_status is not None:
-                    self._last_words(other)
+                    self._listen(0.1)
                     if not other.left:
                         ended = f"ended unexpectedly: {other.exit_text()}"
                         return other, ended, self._crashes.pop(other.name, None)
         return process, what, crash
 
-    def _replace(self, process: Process, what: str, crash: Crash | None) -> bool:
-        """Plan a worker's next life; return whether it may have one."""
-        pause_s = self._supervision.take(process.job) if self._session.reason is None else None
+    def _replace(self, process: Process, crash: Crash | None, notice: str) -> bool:
+        """Plan a worker's next life; return whether it may have one. `notice`: why, for people."""
+        going_on = self._session.reason is None and not ends_run(process.job, process.exit_status, crash)
+        pause_s = self._supervision.take(process.job) if going_on else None
         if pause_s is None:
             return False
-        reason = f"{crash.error}: {crash.text}" if crash else what
         count = f"{self._supervision.text(process.job)}, in {pause_s:.2g} s"
-        self._session.display.message(f"{process.name} {reason.splitlines()[0]}; {count}", "warning")
+        self._session.display.message(f"{process.name} {notice}; {count}", "warning")
         process.replaced = True
         self._session.stage(process.name, "restarting")
         self._restarts.append(Restart(time.monotonic() + pause_s, process.job, process.restarts + 1))
@@ -229,8 +247,7 @@ class Controller:
         self._tell("learner", "stop")
         until = time.monotonic() + RESCUE_S
         while time.monotonic() < until and learner.exit_status is None:
-            for message in self._control.poll(0.02):
-                self._hear(message)
+            self._listen(0.02)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -281,10 +298,9 @@ class Controller:
             self._tell(process.name, "stop")
         until = time.monotonic() + limit_s
         while time.monotonic() < until and any(p.exit_status is None for p in leaving):
-            for message in self._control.poll(0.02):
-                self._hear(message)
+            self._listen(0.02)
         for process in leaving:
-            self._last_words(process) if not process.left else None
+            self._listen(0.1) if not process.left else None
             if not process.left:
                 late = process.exit_status is None
                 what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {process.exit_text()}"
@@ -292,6 +308,8 @@ class Controller:
                     kind == "learner" and not self._interrupted
                 ):  # without its last snapshot the run is not what was asked
                     self._died(process, what)
+                if late and not self._interrupted:
+                    what += f" ({self._watchdog.write(process.name, what, self._watchdog.look(process))})"
                 crash = self._crashes.get(process.name)
                 what = f"{crash.error}: {crash.text}" if crash else what
                 self._session.display.message(f"{process.name} while stopping: {what}", "warning")
@@ -300,8 +318,7 @@ class Controller:
         self._session.stage("evaluator", "final evaluation")
         evaluator = self._processes["evaluator"]
         while not self._session.final and not self._interrupted:
-            for message in self._control.poll(POLL_S):
-                self._hear(message)
+            self._listen(POLL_S)
             self._check(evaluator)
             self._session.tick()
 
@@ -314,8 +331,7 @@ class Controller:
         """Wait until the recorder has reached something, no longer than a snapshot may take."""
         recorder, until = self._processes["recorder"], time.monotonic() + self._deadlines.snapshot_s
         while not (reached(recorder) or self._interrupted or recorder.replaced or time.monotonic() > until):
-            for message in self._control.poll(POLL_S):
-                self._hear(message)
+            self._listen(POLL_S)
             self._check(recorder)
             if recorder.ready:
                 self._session.stage("recorder", stage)

@@ -49,6 +49,23 @@ def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
 
 
 @contextlib.contextmanager
+def requests(asked: Callable[[], None]) -> Iterator[None]:
+    """Call `asked` at each SIGUSR1 inside the `with` block, which would end the process otherwise.
+
+    Somebody else's handler (a cluster's, for one) stays; so does everything from a thread other than the main one.
+    """
+    free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    if not free or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGUSR1, lambda *_: asked())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
 def deadline(limit_s: float, error: Exception) -> Iterator[None]:
     """Raise `error` inside the `with` block when it takes longer; has no effect outside the main thread.
 

@@ -11,10 +11,15 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jsrl.launch.actor_host import ActorHost, HostedActor
 from jsrl.reference import SpawnEnvironment, to_json
+from jsrl.services.control import AnyMessage, Heartbeat, Report, Stacks, Stage
 from jsrl.workers.jobs import Job
+
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in the process
+MOST_CRASH_LINES = 40
 
 
 @dataclass
@@ -24,6 +29,8 @@ class Process:
     Attributes:
       stage: of its start; `ready` ends it. beat_s: when it was heard of last. left: it said goodbye. restarts: lives before.
       replaced: it is dead, and its next life is about to be started.
+      activity: what it was inside of at its last heartbeat. known: its last metrics and counters. stacks: what its threads
+        were doing at `stacks_s`, where it told that.
     """
 
     job: Job
@@ -36,6 +43,10 @@ class Process:
     left: bool = False
     restarts: int = 0
     replaced: bool = False
+    activity: str = ""
+    known: dict[str, Any] = field(default_factory=dict)
+    stacks: str = ""
+    stacks_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -52,6 +63,18 @@ class Process:
         """Return the exit status, None while it lives."""
         return self.popen.poll()
 
+    def hear(self, message: AnyMessage) -> None:
+        """Take note of what the worker says of itself."""
+        self.beat_s = time.monotonic()
+        if isinstance(message, Stage):
+            self.stage, self.stage_s = message.stage, self.beat_s
+        elif isinstance(message, Heartbeat):
+            self.activity = f"{message.activity} for {message.activity_s:.1f} s" if message.activity else ""
+        elif isinstance(message, Report):
+            self.known |= message.metrics | message.facts
+        elif isinstance(message, Stacks):
+            self.stacks, self.stacks_s = message.text, self.beat_s
+
     def exit_text(self) -> str:
         """Return how the process ended, for people."""
         if isinstance(self.popen, HostedActor) and self.popen.died_with_host:
@@ -63,9 +86,11 @@ class Process:
         hosted = isinstance(self.popen, HostedActor) and self.popen.died_with_host
         log = self.popen.host.log if hosted else self.log  # type: ignore[union-attr]
         try:
-            return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+            lines = log.read_text(errors="replace").splitlines()
         except OSError:
             return ""
+        crashed = -(self.popen.poll() or 0) in CRASHES
+        return "\n".join((crash_lines(lines) if crashed else []) or lines[-count:])
 
     def kill(self) -> None:
         """End the process and whatever it started."""
@@ -75,6 +100,16 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(5.0)
+
+
+def crash_lines(lines: list[str]) -> list[str]:
+    """Return what a log says of the thread that crashed in C code (faulthandler's words); empty: nothing."""
+    fatal = max((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), default=None)
+    current = max((i for i, line in enumerate(lines) if line.startswith("Current thread")), default=None)
+    if fatal is None or current is None or current < fatal:
+        return []
+    ends = (i for i, line in enumerate(lines) if i > current and not line.startswith("  "))
+    return [lines[fatal], *lines[current : min(next(ends, len(lines)), current + MOST_CRASH_LINES)]]
 
 
 def ending(status: int | None) -> str:

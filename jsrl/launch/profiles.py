@@ -26,6 +26,7 @@ from jsrl.services.provenance import hardware_facts
 
 VARIABLE = "JSRL_PROFILES"
 OFF, AUTO = "none", "auto"
+FAULT_FIELDS = ("on_fault", "fault_limit", "fault_window_s")  # of an environment: no work
 # What of an agent decides how much there is to compute; of agents without these fields everything counts.
 COSTLY_FIELDS = ("network", "num_epochs", "num_minibatches")
 # What a tuning may change: a profile that was tuned with some of these given holds for runs that are given the same.
@@ -63,10 +64,13 @@ def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str,
     """
     e = experiment
     own = options_of(experiment)
+    environment = to_json(e.env)
+    for name in FAULT_FIELDS:
+        environment["fields"].pop(name, None)
     agent = {name: getattr(e.agent, name) for name in COSTLY_FIELDS if hasattr(e.agent, name)} or {"whole": e.agent}
     return {
         "experiment": e.name,
-        "env": to_json(e.env),
+        "env": environment,
         "agent": {"kind": type(e.agent).__name__, **{name: to_json(value) for name, value in agent.items()}},
         "num_envs": e.num_envs,
         "rollout_length": e.rollout_length,

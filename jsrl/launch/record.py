@@ -184,7 +184,7 @@ class Quiet:
     def event(self, name: str, text: str = "", **facts: Any) -> None:
         """Say nothing: the writer's words are in its summary."""
 
-    def entering(self, activity: str, deadline_s: float | None = None) -> None:
+    def entering(self, activity: object, deadline_s: float | None = None) -> None:
         """Watch nothing."""
 
     def left(self) -> None:

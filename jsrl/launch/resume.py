@@ -21,9 +21,9 @@ from jsrl.workers.journaled import exact_obstacle
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
-    "bind", "encrypt", "restart", "trace", "record", "actor.", "inference.", "evaluator.", "recorder.", "snapshots.", "deadlines.",
-    "supervision.", "env.on-fault", "env.fault-", "learner.num-devices", "learner.split", "learner.threads", "learner.prefetch",
-    "learner.memory-share", "learner.check-finite",
+    "bind", "encrypt", "restart", "trace", "record", "actor.", "inference.", "evaluator.", "recorder.", "snapshots.",
+    "deadlines.", "supervision.", "learner.num-devices", "learner.split", "learner.threads", "learner.prefetch",
+    "learner.memory-share", "learner.check-finite", "env.on-fault", "env.fault-",
 )  # fmt: skip
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.filming import loss_notice
-from jsrl.launch.interrupts import interrupts
+from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
+from jsrl.launch.watchdog import Watchdog
 from jsrl.services.control import Crash, Event, Report
 from jsrl.workers.actor import Actor
 from jsrl.workers.evaluator import Evaluator
@@ -36,7 +37,7 @@ class SerialReporter:
         """Hand an event to the session."""
         self._session.event(Event(self._worker, 0, name, text, facts))
 
-    def entering(self, activity: str, deadline_s: float | None = None) -> None:
+    def entering(self, activity: object, deadline_s: float | None = None) -> None:
         """Nothing watches a single process: what hangs can be looked at."""
 
     def left(self) -> None:
@@ -49,6 +50,7 @@ class SerialRun:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
+        self._reports: list[str] = []
 
     def run(self) -> Result:
         """Run until the session says why to stop.
@@ -58,7 +60,7 @@ class SerialRun:
         """
         keep_compiled_here()
         self._running = self._interrupted = False
-        with interrupts(self._interrupt) as signals:
+        with interrupts(self._interrupt) as signals, requests(self._report_on_request):
             try:
                 self._set_up()
                 self._running = True
@@ -84,6 +86,11 @@ class SerialRun:
         if not self._running:
             raise KeyboardInterrupt
 
+    def _report_on_request(self) -> None:
+        """Write down what this process is doing, inside the signal's handler; the loop shows where."""
+        watchdog = Watchdog(self._session, {}, lambda _: None, lambda _: None)
+        self._reports.append(watchdog.write("request", "SIGUSR1 asked for it", ""))
+
     def _set_up(self) -> None:
         for job in self._plan.jobs:
             self._workers[job.name] = build(job, SerialReporter(job.name, self._session))
@@ -103,6 +110,8 @@ class SerialRun:
     def _loop(self) -> None:
         session, learner = self._session, self._learner
         while session.reason is None:
+            while self._reports:
+                session.display.message(self._reports.pop())
             for actor in self._actors:
                 actor.step()
             for replay in self._replays:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
+from jsrl.launch.processes import CRASHES
 from jsrl.launch.resume import newest_good
+from jsrl.services.control import Crash
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.workers.jobs import Job, Origin
@@ -67,6 +69,8 @@ class Supervision:
             e, s = self._experiment, self._experiment.supervision
             own = getattr(s, job.kind.replace("-", "_"))
             limit = e.restart if own is None else own
+            if job.kind == "actor" and own is None and e.env.on_fault == "restart-actor":
+                limit = max(limit, e.env.fault_limit)
             self._budgets[job.name] = Budget(limit, s.window_s, s.backoff_s, s.max_backoff_s, self._clock)
         return self._budgets[job.name]
 
@@ -96,6 +100,20 @@ class Supervision:
             f"{job.name}'s {budget.limit} restart(s) are used up, within {budget.window_s:g} s. What ends a worker again and "
             "again is not repaired so: see the reason above, or allow more with --restart."
         )
+
+
+def ends_run(job: Job, status: int | None, crash: Crash | None) -> bool:
+    """Return whether a worker is not to be replaced, because an environment ended it and `env.on_fault` is `stop`.
+
+    Args:
+      job: of the dead worker. status: its exit status. crash: its last words. A signal from elsewhere (SIGKILL, SIGTERM) is
+        no fault of an environment.
+    """
+    if job.kind != "actor" or job.experiment.env.on_fault != "stop":
+        return False
+    if crash is not None:
+        return crash.error == "EnvironmentFault"
+    return status is not None and (status > 0 or -status in CRASHES)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from jsrl.transport.keys import KeyPath
 _logger = logging.getLogger("jsrl.control")
 MAX_MESSAGE_BYTES = 16 << 20
 HEARTBEAT_S = 0.2
+MAX_MESSAGES = 4096  # taken in at once
+MAX_FRAMES, MAX_STACKS_CHARS = 60, 1 << 16  # of one thread, of all
 
 
 class Message(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
@@ -74,6 +76,12 @@ class Crash(Message, tag="crash"):
     trace: str
 
 
+class Stacks(Message, tag="stacks"):
+    """What every thread is doing: the answer to `stacks`, and sent with the last words of a worker that hangs."""
+
+    text: str
+
+
 class Bye(Message, tag="bye"):
     """A worker has closed in order; `facts` holds its ledger and last counters."""
 
@@ -81,13 +89,13 @@ class Bye(Message, tag="bye"):
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True):
-    """What the controller asks of a worker: `stop`, `snapshot`, `evaluate`, ..."""
+    """What the controller asks of a worker: `stop`, `stacks`, `snapshot`, `evaluate`, ..."""
 
     name: str
     facts: dict[str, Any] = {}
 
 
-AnyMessage = Stage | Heartbeat | Report | Event | Crash | Bye
+AnyMessage = Stage | Heartbeat | Report | Event | Crash | Stacks | Bye
 
 
 class ControlClient:
@@ -112,7 +120,7 @@ class ControlClient:
         self.progress = 0
         self.stuck_s: float | None = None
         self.turned_s = 0.0
-        self._activity: tuple[str, float, float | None] = ("", 0.0, None)
+        self._activity: tuple[object, float, float | None] = ("", 0.0, None)
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._address, self._parent_pid = address, parent_pid
@@ -127,8 +135,8 @@ class ControlClient:
         """Say which stage of the start this worker is in; `ready` ends it."""
         self.send(Stage, stage=stage, pid=os.getpid())
 
-    def entering(self, activity: str, deadline_s: float | None = None) -> None:
-        """Note what the worker enters; after `deadline_s` inside it, the process ends with a typed report."""
+    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+        """Note what the worker enters (its `str`); after `deadline_s` inside it, the process ends with a typed report."""
         self._activity = (activity, time.monotonic(), deadline_s)
 
     def left(self) -> None:
@@ -178,7 +186,8 @@ class ControlClient:
         return handshakes.made or not self._address.startswith("tcp://")
 
     def _beat(self, socket: zmq.Socket) -> None:
-        activity, since, deadline_s = self._activity
+        entered, since, deadline_s = self._activity
+        activity = str(entered)
         inside_s = time.monotonic() - since if activity else 0.0
         beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
         socket.send(msgspec.msgpack.encode(beat))
@@ -203,6 +212,7 @@ class ControlClient:
     def _give_up(self, socket: zmq.Socket, error: str, text: str, status: int) -> None:
         """End the process with last words: what it hangs in cannot be interrupted from here."""
         crash = Crash(self.worker, self.incarnation, error, text, main_stack())
+        socket.send(msgspec.msgpack.encode(Stacks(self.worker, self.incarnation, all_stacks())))
         socket.send(msgspec.msgpack.encode(crash))
         time.sleep(0.3)
         os._exit(status)
@@ -210,6 +220,8 @@ class ControlClient:
     def _obey(self, command: Command) -> None:
         if command.name == "stop":
             self.stop.set()
+        elif command.name == "stacks":
+            self.send(Stacks, text=all_stacks())
         else:
             self.commands.put(command)
 
@@ -218,6 +230,17 @@ def main_stack() -> str:
     """Return the main thread's stack, as text."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+def all_stacks() -> str:
+    """Return the Python stack of every thread, the main thread first, as text of bounded length."""
+    names, main = {thread.ident: thread.name for thread in threading.enumerate()}, threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda entry: entry[0] != main)
+    parts = [
+        f"thread {names.get(number, 'of C code')}:\n" + "".join(traceback.format_stack(frame, MAX_FRAMES))
+        for number, frame in frames
+    ]
+    return "".join(parts)[:MAX_STACKS_CHARS]
 
 
 class ControlServer:
@@ -244,7 +267,9 @@ class ControlServer:
         messages: list[AnyMessage] = []
         if not self._socket.poll(int(timeout_s * 1000)):
             return messages
-        while self._socket.poll(0):
+        for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from looking after its workers
+            if not self._socket.poll(0):
+                break
             frames = self._socket.recv_multipart()
             try:
                 messages.append(msgspec.msgpack.decode(frames[-1], type=AnyMessage))

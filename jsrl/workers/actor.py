@@ -17,17 +17,16 @@ import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv
 from jsrl.envs.faults import foreign
-from jsrl.envs.make import make
 from jsrl.errors import JsrlError, StreamClosed, StreamTimeout
 from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.transport.base import InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, version_epoch, version_updates
-from jsrl.workers.actor_group import Group
+from jsrl.workers.actor_envs import make_group
+from jsrl.workers.actor_group import Activity, Group
 from jsrl.workers.actor_streams import ActorStreams
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job, make_recorder
-from jsrl.workers.journaled import journaled
 from jsrl.workers.recording import RecordingWriter, recording_writer
 
 OUTDATED_S = 0.01  # between questions while params of the new learner are on their way
@@ -85,10 +84,11 @@ class Actor:
     def setup(self) -> None:
         """Make and reset the environments, connect, and ask for the first actions."""
         self._reporter.stage("making environments")
-        for number, make_group in self._environments.items():
-            with self._watched(self._activity("making", number), number):
-                env = make_group()
-                self._groups[number] = Group(number, env, env.reset(), self._activity("step", number))
+        for number, make_vector in self._environments.items():
+            with self._watched(self._named("making", number) + ",", number):
+                env = make_vector()
+            with self._watched(Activity(self._named("reset", number), env), number):
+                self._groups[number] = Group(number, env, env.reset(), Activity(self._named("step", number), env))
         self._reporter.stage("connecting to streams")
         self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
         for group in self._groups.values():
@@ -96,11 +96,11 @@ class Actor:
         self.recorder.begin()
 
     def _restart_environments(self, group: Group) -> None:
-        with self._watched(self._activity("reset", group.number), group.number):
+        with self._watched(Activity(self._named("reset", group.number), group.env), group.number):
             group.latest = group.env.reset()
 
     @contextlib.contextmanager
-    def _watched(self, activity: str, number: int) -> Iterator[None]:
+    def _watched(self, activity: object, number: int) -> Iterator[None]:
         """Have the control road watch that the environment returns in time; name it in what it raises."""
         self._reporter.entering(activity, self._settings.step_deadline_s)
         try:
@@ -243,9 +243,9 @@ class Actor:
         where = f"{self.name}: environment {self._settings.environment!r}, group {number},"
         return foreign(where, error)
 
-    def _activity(self, what: str, number: int) -> str:
-        """Return what the control road says where an environment does not return in time."""
-        return f"{self.name}: {what} of environment {self._settings.environment!r}, group {number},"
+    def _named(self, what: str, number: int) -> str:
+        """Return what the control road says of an environment that does not return in time."""
+        return f"{self.name}: {what} of environment {self._settings.environment!r}, group {number}"
 
     def _write_observation(self, group: Group, row: int) -> None:
         assert group.block is not None
@@ -340,10 +340,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     recorder = make_recorder(job)
     groups = range(job.index * e.ring, (job.index + 1) * e.ring)
 
-    def make_group(group: int) -> VectorEnv:
-        return journaled(job, group, make(e.env, e.group_size, job.life_seed, group=group), reporter)
-
-    environments = {group: partial(make_group, group) for group in groups}
+    environments = {group: partial(make_group, job, group, reporter, recorder) for group in groups}
     streams = ActorStreams(job, recorder)
     alone = e.placement == "serial"  # nobody is replaced there
     again, writer = None if alone else streams, recording_writer(job, recorder, reporter)

@@ -7,6 +7,19 @@ from dataclasses import dataclass, field
 from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.transport.base import Block, Reply
 from jsrl.types import Array
+from jsrl.workers.journaled import where
+
+
+class Activity:
+    """What an actor is inside of, in the words of messages; which slot has the floor is looked up only when it is read."""
+
+    def __init__(self, text: str, env: VectorEnv) -> None:
+        self._text, self._env = text, env
+
+    def __str__(self) -> str:
+        """Return what the control road says where it does not end."""
+        place = where(self._env)
+        return f"{self._text} ({place})," if place else f"{self._text},"
 
 
 @dataclass
@@ -23,7 +36,7 @@ class Group:
     number: int
     env: VectorEnv
     latest: EnvStep
-    stepping: str
+    stepping: Activity
     row: int = 0
     trajectory: int | None = None
     block: Block | None = None

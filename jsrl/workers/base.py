@@ -29,8 +29,8 @@ class Reporter(Protocol):
         """Tell the controller that something happened."""
         ...
 
-    def entering(self, activity: str, deadline_s: float | None = None) -> None:
-        """Note what may hang, and for how long it may."""
+    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+        """Note what may hang (its `str` says that), and for how long it may."""
         ...
 
     def left(self) -> None:

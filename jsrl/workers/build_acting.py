@@ -92,7 +92,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
     )
 
     def make_env(num_envs: int, seed: int) -> VectorEnv:
-        return make(e.evaluation_env, num_envs, seed, group=0)
+        return make(e.evaluation_env, num_envs, seed, group=0, tell=functools.partial(reporter.event, "warning"))
 
     store = params_store(job, reporter)
     connect = functools.partial(subscribe, job)

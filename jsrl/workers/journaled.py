@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.sync import SyncVectorEnv
 from jsrl.errors import EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.transport.schema import to_dtype
@@ -27,6 +28,8 @@ def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | N
         return "the run is not deterministic"
     if not e.snapshots.exact:
         return "snapshots.exact is off"
+    if e.env.on_fault == "restart-env":
+        return "journals do not hold which environments were built anew (--env.on-fault restart-env)"
     if e.has_replay_workers:
         return "its replay workers draw ahead of the learner (--replay.kind device does not)"
     if e.order != "by_group":
@@ -108,6 +111,10 @@ class JournaledEnv:
                 self._writer.append(self._actions, digest(latest))
         return latest
 
+    def where(self) -> str:
+        """Return where the environment is, as far as it tells."""
+        return where(self._env)
+
     def _warn(self, text: str) -> None:
         self._reporter.event("warning", text)
 
@@ -116,6 +123,11 @@ class JournaledEnv:
         if self._writer is not None:
             self._writer.close()
         self._env.close()
+
+
+def where(env: VectorEnv) -> str:
+    """Return which slot of a vector has the floor and where in its life it is; empty where it does not tell."""
+    return env.where() if isinstance(env, SyncVectorEnv | JournaledEnv) else ""
 
 
 def journaled(job: Job, group: int, env: VectorEnv, reporter: Reporter) -> VectorEnv:

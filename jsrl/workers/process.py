@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -22,6 +24,7 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
     die_with_parent(parent_pid)
     show_name(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    leave_traces(stacks_path(job_path.parent.parent, name))
     from jsrl.services.control import ControlClient
 
     control = ControlClient(control_address, name, incarnation, parent_pid=parent_pid)
@@ -41,6 +44,25 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
         return worker
 
     return run(build_from_file, control)
+
+
+def stacks_path(folder: Path, name: str) -> Path:
+    """Return where a worker of the run in `folder` writes what all its threads are doing when it is sent SIGUSR1."""
+    return folder / "logs" / f"{name}.stacks"
+
+
+def leave_traces(path: Path) -> None:
+    """Have a crash of C code write all threads' Python stacks to the log, and SIGUSR1 have them written to `path`.
+
+    Neither needs the GIL, which a thread that hangs in C code may hold.
+    """
+    faulthandler.enable()
+    try:
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:  # then whoever looks sees that the signal would not be caught
+        logging.getLogger("jsrl.workers").warning("SIGUSR1 will not be answered: %s", error)
+        return
+    faulthandler.register(signal.SIGUSR1, file=target, all_threads=True)
 
 
 class _TellOfJax:

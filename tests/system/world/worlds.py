@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -97,6 +99,46 @@ class CallsOsExit(World):
         os._exit(3)
 
 
+class Segfaults(World):
+    def misbehave(self, action):
+        ctypes.string_at(0)
+
+
+class HangsInReset(World):
+    def reset(self, *, seed=None, options=None):
+        if self.steps >= self.count:
+            time.sleep(3600.0)
+        return super().reset(seed=seed)
+
+
+class HoldsTheGil(World):
+    """Hangs in a C function that does not let other threads of Python run."""
+
+    def misbehave(self, action):
+        ctypes.PyDLL(None).sleep(3600)
+
+
+class Allocates(World):
+    """Wants 2 GB in a process that may have 1 GB more than it has now."""
+
+    def misbehave(self, action):
+        pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), limits[1]))
+        try:
+            return np.ones(1 << 28, np.float64)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+class AllocatesAndGoesOn(World):
+    """Takes 2 GB and keeps them, which a process may do."""
+
+    def misbehave(self, action):
+        self.kept = np.zeros(1 << 28, np.float64)
+        return super().misbehave(action)
+
+
 class Prints(World):
     def misbehave(self, action):
         for _ in range(10):
@@ -143,13 +185,33 @@ class Counts(gymnasium.Env):
         return np.full(1, self.count, np.float32), 0.0, self.count >= self.length, False, {}
 
 
-class HangsOnce(World):
-    """Gets stuck in the first life of an actor; `count` steps in."""
+class Once(World):
+    """Fails in the first life of an actor; `count` steps in."""
 
     def misbehave(self, action):
         if "--incarnation" not in sys.orig_argv or sys.orig_argv[sys.orig_argv.index("--incarnation") + 1] == "0":
-            time.sleep(3600.0)
+            self.fail()
         return super().misbehave(action)
+
+
+class HangsOnce(Once):
+    def fail(self):
+        time.sleep(3600.0)
+
+
+class RaisesOnce(Once):
+    def fail(self):
+        raise ZeroDivisionError("step gave up on purpose")
+
+
+class ExitsOnce(Once):
+    def fail(self):
+        os._exit(3)
+
+
+class SegfaultsOnce(Once):
+    def fail(self):
+        ctypes.string_at(0)
 
 
 class TellsOfJax(World):
@@ -177,3 +239,20 @@ class RaisesAsVector:
 
 def in_worker() -> bool:
     return "jsrl.workers" in " ".join(sys.orig_argv)
+
+
+class Wide(World):
+    """Shows 64 KiB at each step, so that whoever keeps rows that nobody takes grows fast."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (65536,), np.uint8)
+
+    def __init__(self) -> None:
+        super().__init__(count=-1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(65536, np.uint8), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.full(65536, self.steps % 256, np.uint8), *rest

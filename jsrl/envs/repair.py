@@ -1,0 +1,132 @@
+"""What `env.on_fault` restart-env does: environments that fail are closed and built anew, with fresh seeds, so many times.
+
+The row at which it happens becomes a last observation (jsrl.types): its action was ignored, its mask is 0, and the row
+before it is a truncation, which bootstraps from what was last seen. Nothing is learned from the transition that failed, and
+the episode is not reported. What never returns, or ends the process, can only be repaired with its actor.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import foreign
+from jsrl.envs.rows import vector_seed
+from jsrl.errors import EnvironmentFault, JsrlError
+from jsrl.types import Array
+
+log = logging.getLogger("jsrl.envs")
+
+
+class Repairs:
+    """The repairs of one vector of environments: counted within a window, and told.
+
+    Args:
+      config: with `fault_limit` and `fault_window_s`. tell: takes a line for people at each repair. clock: returns seconds.
+    """
+
+    def __init__(
+        self, config: EnvConfig, tell: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit, self._window_s = config.fault_limit, config.fault_window_s
+        self._tell, self._clock = tell, clock
+        self._taken_s: deque[float] = deque()
+
+    def take(self, fault: EnvironmentFault, cure: str) -> None:
+        """Take a repair of what `fault` says by `cure`.
+
+        Raises:
+          EnvironmentFault: all are used up; the fault, and that.
+        """
+        now_s = self._clock()
+        while self._taken_s and now_s - self._taken_s[0] > self._window_s:
+            self._taken_s.popleft()
+        if len(self._taken_s) >= self._limit:
+            raise EnvironmentFault(
+                f"{fault}. Its vector's {self._limit} repair(s) within {self._window_s:g} s are used up: what fails again and "
+                "again is not repaired so. See what it raised, or allow more with env.fault_limit"
+            ) from fault
+        self._taken_s.append(now_s)
+        count = f"repair {len(self._taken_s)} of {self._limit} within {self._window_s:g} s"
+        log.warning("%s: %s", count, cure, exc_info=fault)
+        if self._tell is not None:
+            self._tell(f"{fault}. {cure} ({count}; its traceback is in the log)")
+
+
+def close_quietly(env: Any) -> None:
+    """Close an environment that failed: what it raises then is logged, and changes nothing."""
+    try:
+        env.close()
+    except (Exception, SystemExit):
+        log.warning("a faulty environment raised as it was closed", exc_info=True)
+
+
+class RebuiltVector:
+    """A vector that cannot replace one of its slots: after a fault all of it is built anew, and all slots begin episodes.
+
+    Args:
+      vector: the first one. build: seed -> another one. seed: of the first. repairs: how often. name: what messages call it.
+    """
+
+    def __init__(
+        self,
+        vector: VectorEnv,
+        build: Callable[[int], VectorEnv],
+        seed: int | tuple[int, ...],
+        repairs: Repairs,
+        name: str,
+    ) -> None:
+        self.spec, self.num_envs = vector.spec, vector.num_envs
+        self._vector, self._build, self._seed, self._repairs = vector, build, seed, repairs
+        self._name, self._lives = name, 0
+
+    def reset(self) -> EnvStep:
+        """Start every slot anew.
+
+        Raises:
+          EnvironmentFault: the environment failed, and no repair is left.
+        """
+        return self._guarded(self._vector.reset)
+
+    def step(self, action: Array) -> EnvStep:
+        """Step every slot with `action` [B, ...]; where that fails, every slot begins an episode instead.
+
+        Raises:
+          EnvironmentFault: the environment failed, and no repair is left.
+        """
+        return self._guarded(lambda: self._vector.step(action))
+
+    def _guarded(self, call: Callable[[], EnvStep]) -> EnvStep:
+        while True:
+            try:
+                return call()
+            except EnvironmentFault as error:
+                fault = error
+            except JsrlError:
+                raise
+            except (Exception, SystemExit) as error:
+                fault = foreign(f"environment {self._name!r}", error)
+                fault.__cause__ = error
+            call = self._rebuild(fault)
+
+    def _rebuild(self, fault: EnvironmentFault) -> Callable[[], EnvStep]:
+        """Return what begins the episodes of a vector that takes the place of the faulty one."""
+        self._lives += 1
+        seed = vector_seed(self._seed, self._lives)
+        self._repairs.take(fault, f"All {self.num_envs} slots of its vector are built anew, with seed {seed}")
+        close_quietly(self._vector)
+
+        def begin() -> EnvStep:
+            self._vector = self._build(seed)
+            return self._vector.reset()
+
+        return begin
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._vector.close()

@@ -1,0 +1,21 @@
+"""The environments of an actor: made from its job, with a journal, and with a word for each one that is built anew."""
+
+from __future__ import annotations
+
+from jsrl.envs.base import VectorEnv
+from jsrl.envs.make import make
+from jsrl.services.metrics import Recorder
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job
+from jsrl.workers.journaled import journaled
+
+
+def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> VectorEnv:
+    """Return a group's environments; whenever a faulty one is built anew, that is told and counted."""
+    e = job.experiment
+
+    def tell(text: str) -> None:
+        recorder.count("env_faults")
+        reporter.event("warning", f"group {group}: {text}")
+
+    return journaled(job, group, make(e.env, e.group_size, job.life_seed, group=group, tell=tell), reporter)

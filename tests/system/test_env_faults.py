@@ -1,0 +1,91 @@
+"""Environments that fail in real processes: what test_wrong_inputs leaves out, and what follows by `--env.on-fault`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.system.launched import FOREVER, Launched
+
+pytestmark = pytest.mark.slow
+PLACE = r"\(slot \d, episode {}, step \d, seed \d+\)"
+
+
+def watchdog_reports(run: Launched) -> list[str]:
+    return [path.read_text() for path in sorted((run.folder / "watchdog").glob("*.txt"))]
+
+
+def test_memory_that_cannot_be_had_is_a_fault_like_any_other(launch) -> None:
+    run = launch(*FOREVER, "--env.id", "worlds:Allocates")
+    text = run.expect(1, 30.0)
+    assert (
+        re.search(f"environment 'worlds:Allocates' {PLACE.format(19)}", text) and "Unable to allocate 2.00 GiB" in text
+    )
+    (report,) = watchdog_reports(run)
+    assert "Unable to allocate" in report and "== learner" in report and "the process has ended" in report
+
+
+@pytest.mark.parametrize(("name", "episode"), [("HangsInStep", 19), ("HangsInReset", 20)])
+def test_the_message_of_a_hang_says_where_as_well(launch, name: str, episode: int) -> None:
+    text = launch(*FOREVER, "--env.id", f"worlds:{name}", "--actor.step-deadline-s", "1.5").expect(1, 30.0)
+    assert re.search(f"worlds:{name}', group 0 {PLACE.format(episode)}, did not return within 1.5 s", text)
+
+
+def test_a_crash_in_c_code_leaves_the_python_stack(launch) -> None:
+    run = launch(*FOREVER, "--env.id", "worlds:Segfaults")
+    text = run.expect(1, 30.0)
+    assert "WorkerDied: actor-0 ended unexpectedly: killed by signal 11 (SIGSEGV)" in text
+    assert "environment 'worlds:Segfaults'" in text and "in misbehave" in text  # from the actor's log
+    assert "ctypes" in watchdog_reports(run)[0]
+
+
+def test_two_gigabytes_that_can_be_had_are_nobody_else_s_business(launch) -> None:
+    launch("--env.id", "worlds:AllocatesAndGoesOn").expect(0, 30.0)
+
+
+# -- policies ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["RaisesInReset", "ReturnsNan"])
+def test_restart_env_goes_on_with_the_same_actor(launch, name: str) -> None:
+    arguments = ("--env.on-fault", "restart-env", "--env.fault-limit", "1000", "--total-env-steps", "6400")
+    run = launch("--env.id", f"worlds:{name}", *arguments)
+    text = run.expect(0, 40.0)
+    assert re.search(rf"group \d: environment 'worlds:{name}' {PLACE.format('[0-9]+')}", text)
+    assert "is built anew, with seed" in text and "restart 1" not in text
+    last = [line["actor/env_faults"] for line in run.lines() if "actor/env_faults" in line][-1]
+    assert last > 100  # each of 4 environments fails every 20 steps of 1,600
+    assert not (run.folder / "watchdog").exists()
+    assert "Traceback" in (run.folder / "logs" / "actor-0.log").read_text()
+    ledger = run.result()["ledger"]
+    assert ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
+
+
+def test_restart_env_ends_when_its_limit_is_reached(launch) -> None:
+    arguments = ("--env.on-fault", "restart-env", "--env.fault-limit", "3")
+    text = launch(*FOREVER, "--env.id", "worlds:RaisesInStep", *arguments).expect(1, 30.0)
+    assert "3 repair(s) within 600 s are used up" in text and "WorkerDied: actor-0: EnvironmentFault" in text
+
+
+@pytest.mark.parametrize("name", ["HangsOnce", "SegfaultsOnce"])
+def test_restart_actor_replaces_it_without_restart(launch, name: str) -> None:
+    arguments = ("--env.on-fault", "restart-actor", "--env.fault-limit", "2", "--actor.step-deadline-s", "2")
+    run = launch("--env.id", f"worlds:{name}", *arguments)
+    text = run.expect(0, 60.0)
+    assert "restart 1 of 2" in text and "restart 2 of 2" not in text and "watchdog report:" in text
+
+
+@pytest.mark.parametrize("name", ["RaisesOnce", "ExitsOnce"])
+def test_stop_ends_the_run_where_restart_would_not(launch, name: str) -> None:
+    text = launch(*FOREVER, "--env.id", f"worlds:{name}", "--restart", "3", "--env.on-fault", "stop").expect(1, 30.0)
+    assert "WorkerDied: actor-0" in text and "restart 1" not in text
+
+
+def test_stop_is_about_environments_only(launch) -> None:
+    run = launch("--env.on-fault", "stop", "--restart", "3", experiment="counting")
+    run.await_updates(5)
+    run.workers()["actor-0"].kill()
+    run.until(lambda: "restart 1 of 3" in run.text, "a restart")
+    run.popen.terminate()
+    run.expect(130, 20.0)
