@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jsrl.errors import ConfigError
@@ -65,13 +65,12 @@ def zmq_addresses(experiment: Experiment) -> Iterator[str]:
         yield f"tcp://{host}:{port}"
 
 
-def begin_encryption(experiment: Experiment, keys: str | None) -> list[str]:
-    """Make a run's keys where its streams are encrypted and it has none yet; return what to tell.
+def begin_encryption(experiment: Experiment, keys: str | None, *, tell: Callable[[str], None]) -> None:
+    """Make a run's keys where its streams are encrypted and it has none yet, and tell the user where they lie.
 
     Raises:
       ConfigError: they cannot be written, or those that are there are broken.
     """
-    if keys is None:
-        return []
-    path = make_keys(keys) / CLIENT_FILE
-    return [f"streams listen on {experiment.bind} and are encrypted; ends on other hosts need {path}"]
+    if keys is not None:
+        path = make_keys(keys) / CLIENT_FILE
+        tell(f"streams listen on {experiment.bind} and are encrypted; ends on other hosts need {path}")

@@ -84,8 +84,7 @@ def run(
             check_shared_memory(plan)
             check_recording(plan.experiment, plan.schemas)
             begin_record(plan.experiment, plan.schemas, source=folder.name)
-            for line in begin_encryption(plan.experiment, plan.jobs[0].links.keys):
-                screen.message(line)
+            begin_encryption(plan.experiment, plan.jobs[0].links.keys, tell=screen.message)
         except BaseException:
             screen.close()
             raise

@@ -299,10 +299,12 @@ def test_a_zeromq_without_encryption_is_told_before_anything_starts(monkeypatch)
 
 def test_a_start_makes_keys_where_streams_are_encrypted_and_refuses_those_that_others_can_read(tmp_path: Path) -> None:
     e = experiment(road="zeromq", bind="10.0.0.5")
-    assert begin_encryption(experiment(), None) == []
-    (line,) = begin_encryption(e, str(tmp_path / "keys"))
+    told: list[str] = []
+    begin_encryption(experiment(), None, tell=told.append)
+    assert told == []
+    begin_encryption(e, str(tmp_path / "keys"), tell=told.append)
     path = tmp_path / "keys" / "client.key"
-    assert line == f"streams listen on 10.0.0.5 and are encrypted; ends on other hosts need {path}" and path.exists()
+    assert told == [f"streams listen on 10.0.0.5 and are encrypted; ends on other hosts need {path}"] and path.exists()
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644"):
-        begin_encryption(e, str(tmp_path / "keys"))
+        begin_encryption(e, str(tmp_path / "keys"), tell=told.append)
