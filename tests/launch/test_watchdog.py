@@ -1,0 +1,205 @@
+"""Reports of the watchdog: who is asked and who is signalled, in bounded time, number and size."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import AgentReference, EnvConfig, Experiment, SupervisionConfig
+from jsrl.launch.processes import Process, crash_lines
+from jsrl.launch.resume import allowed_changes
+from jsrl.launch.supervision import Supervision, ends_run
+from jsrl.launch.watchdog import KEPT, Watchdog, catches
+from jsrl.services.control import Crash, Report, Stacks, all_stacks
+from jsrl.workers.jobs import Job, Links
+
+SLEEPER = """
+import sys, threading, time
+from pathlib import Path
+from jsrl.workers.process import leave_traces
+if sys.argv[2] == "catches":
+    leave_traces(Path(sys.argv[1]))
+threading.Thread(target=time.sleep, args=(60,), name="spare", daemon=True).start()
+print("up", flush=True)
+def nap():
+    time.sleep(60)
+nap()
+"""
+
+
+def session_in(folder: Path) -> SimpleNamespace:
+    """Return as much of a session as reports are made of."""
+    (folder / "logs").mkdir(exist_ok=True)
+    run, hub = SimpleNamespace(path=folder, name="tiny/first"), SimpleNamespace(latest={"learner/queue_depth": 3.0})
+    return SimpleNamespace(folder=run, hub=hub, elapsed_s=12.5, updates=7, env_steps=896, ledger={})
+
+
+def job(name: str, kind: str = "actor", **env) -> Job:
+    experiment = Experiment(AgentReference("m:f"), EnvConfig(**env), restart=2)
+    return Job(kind, name, 0, experiment, None, Links("", "", "", None, ()), "")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path):
+    """Start a process that answers nothing but, where it `catches` it, SIGUSR1."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(how: str, name: str = "actor-0") -> Process:
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        log = tmp_path / "logs" / f"{name}.log"
+        log.write_text("first line\nlast line\n")
+        command = [sys.executable, "-c", SLEEPER, str(tmp_path / "logs" / f"{name}.stacks"), how]
+        path = os.pathsep.join(p for p in sys.path if p)
+        popen = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path})
+        begun.append(popen)
+        assert popen.stdout is not None and popen.stdout.readline() == b"up\n"
+        return Process(job(name), popen, log, time.monotonic(), stage="ready")
+
+    yield start
+    for popen in begun:
+        popen.kill()
+        popen.communicate()
+
+
+@pytest.mark.slow
+def test_who_does_not_answer_is_made_to_write_its_stacks_unless_that_would_end_it(tmp_path: Path, sleeper) -> None:
+    tough, tender = sleeper("catches"), sleeper("dies of it", "actor-1")
+    assert catches(tough.popen.pid, signal.SIGUSR1) and not catches(tender.popen.pid, signal.SIGUSR1)
+    asked: list[str] = []
+    processes = {p.name: p for p in (tough, tender)}
+    watchdog = Watchdog(session_in(tmp_path), processes, lambda p: asked.append(p.name), time.sleep)
+    begun_s = time.monotonic()
+    seen = watchdog.look(tender)
+    assert time.monotonic() - begun_s < 2.0  # a second, on a machine that does nothing else
+    assert asked == ["actor-1", "actor-0"] and seen.index("== actor-1") < seen.index("== actor-0")
+    stacks = seen[seen.index("== actor-0") :]
+    assert "in nap" in stacks and stacks.count("hread 0x") == 2 and "last line" in stacks
+    assert "answered neither on the control road nor to SIGUSR1" in seen and tender.popen.poll() is None
+    watchdog.look(tender)
+    assert asked == ["actor-1", "actor-0", "actor-1"]  # the other was asked a moment ago
+    watchdog.close()
+    assert not list((tmp_path / "logs").glob("*.stacks"))
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_neither_asked_nor_waited_for(tmp_path: Path, sleeper) -> None:
+    process = sleeper("catches")
+    seen_by_all = psutil.Process(process.popen.pid)
+    seen_by_all.suspend()
+    while seen_by_all.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    asked: list[str] = []
+    watchdog = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda p: asked.append(p.name), time.sleep)
+    begun_s = time.monotonic()
+    seen = watchdog.look(process)
+    assert not asked and time.monotonic() - begun_s < 0.3
+    assert ", stopped" in seen and "until it is continued (SIGCONT)" in seen
+    process.popen.kill()
+    process.popen.wait()
+    assert "killed by signal 9 (SIGKILL)" in watchdog.look() and "the process has ended" in watchdog.look()
+
+
+@pytest.mark.slow
+def test_what_a_worker_told_is_shown(tmp_path: Path, sleeper) -> None:
+    process = sleeper("catches")
+    process.hear(Report("actor-0", 0, {"actor/wait_block_share": 0.25, "actor/return_mean": 3.0}, {"trajectories": 17}))
+
+    def answer(_: float) -> None:
+        process.hear(Stacks("actor-0", 0, "thread MainThread:\n  in its_own_words"))
+
+    seen = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda _: None, answer).look()
+    assert "actor/wait_block_share 0.25; trajectories 17" in seen and "return_mean" not in seen
+    assert "in its_own_words" in seen and "in nap" not in seen
+
+
+def test_reports_are_numbered_and_the_newest_are_kept(tmp_path: Path) -> None:
+    for _ in range(2):  # a resumed run goes on counting
+        watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)
+        told = [watchdog.write("request", f"noticed {number}", "seen") for number in range(KEPT // 2 + 3)]
+    names = sorted(path.name for path in (tmp_path / "watchdog").iterdir())
+    assert len(names) == KEPT and names[-1] == f"{KEPT + 6:04d}-request.txt" and names[-1] in told[-1]
+    text = (tmp_path / "watchdog" / names[-1]).read_text()
+    for part in (
+        f"noticed {KEPT // 2 + 2}",
+        "updates 7, env steps 896",
+        "learner/queue_depth 3",
+        "in test_reports_are",
+    ):
+        assert part in text
+
+
+def test_a_report_that_cannot_be_written_is_no_second_fault(tmp_path: Path) -> None:
+    (tmp_path / "watchdog").write_text("a file where the folder should be")
+    watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)
+    assert watchdog.write("request", "", "").startswith("no watchdog report: ")
+
+
+def test_stacks_are_of_every_thread_and_of_bounded_size() -> None:
+    def deep(levels: int) -> str:
+        return deep(levels - 1) if levels else all_stacks()
+
+    text = deep(300)
+    assert text.startswith("thread MainThread:") and "in all_stacks" in text
+    assert text.count("in deep") <= 60
+
+
+# -- what an environment's end is -------------------------------------------------------------------------------------
+
+
+def test_only_what_an_environment_did_ends_a_run_by_stop() -> None:
+    own = Crash("actor-0", 0, "EnvironmentFault", "", "")
+    other = Crash("actor-0", 0, "StreamClosed", "", "")
+    cases = [
+        (70, own, True),
+        (1, other, False),
+        (3, None, True),
+        (-11, None, True),
+        (-9, None, False),
+        (0, None, False),
+    ]
+    for status, crash, ends in cases:
+        assert ends_run(job("actor-0", on_fault="stop"), status, crash) is ends
+        assert not ends_run(job("actor-0"), status, crash)
+        assert not ends_run(job("evaluator", "evaluator", on_fault="stop"), status, crash)
+
+
+def test_restart_actor_gives_actors_restarts_of_their_own() -> None:
+    def limit(kind: str = "actor", own: int | None = None, restart: int = 0) -> int:
+        e = Experiment(
+            AgentReference("m:f"),
+            EnvConfig(on_fault="restart-actor", fault_limit=4),
+            restart=restart,
+            supervision=SupervisionConfig(actor=own),
+        )
+        worker = Job(kind, kind, 0, e, None, Links("", "", "", None, ()), "")  # type: ignore[arg-type]
+        return Supervision(e).budget(worker).limit
+
+    assert (limit(), limit("learner"), limit(own=1), limit(restart=6)) == (4, 0, 1, 6)
+
+
+def test_policies_may_change_on_resume_and_environments_may_not() -> None:
+    old = Experiment(AgentReference("m:f"))
+    new = Experiment(AgentReference("m:f"), EnvConfig(on_fault="restart-env", fault_limit=3))
+    assert allowed_changes(old, new) == [
+        "changed: --env.on-fault auto -> restart-env",
+        "changed: --env.fault-limit 10 -> 3",
+    ]
+    with pytest.raises(ConfigError, match=r"--env\.id cannot change"):
+        allowed_changes(old, Experiment(AgentReference("m:f"), EnvConfig("Acrobot-v1")))
+
+
+def test_of_a_crash_the_log_shows_the_thread_that_crashed() -> None:
+    log = ["Fatal Python error: Aborted", "", "an hour of printing", "Fatal Python error: Segmentation fault", ""]
+    log += ["Thread 0x01 (most recent call first):", "  File a", "", "Current thread 0x02 (most recent call first):"]
+    log += ["  File b", "  File c", "", "Extension modules: numpy"]
+    assert crash_lines(log) == [log[3], *log[8:11]]
+    assert crash_lines(log[:3]) == [] and crash_lines([]) == []
