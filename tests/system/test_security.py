@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,7 @@ from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec
 from tests.contracts.inference_contract import SPEC
 from tests.system.launched import FOREVER, WORLD, Launched
+from tests.system.test_supervision import await_training, counting, end
 
 SPYING = WORLD / "spying"
 slow = pytest.mark.slow
@@ -196,6 +198,21 @@ def test_a_run_that_others_can_reach_takes_only_who_has_its_keys(launch, tmp_pat
     again = launch("--resume", str(run.folder), "--total-env-steps", steps, experiment="", runs_dir=run.runs_dir)
     again.expect(0, 90.0)
     assert keys_of(run) == before, "what was copied to other hosts still fits"
+
+
+@slow
+def test_workers_are_replaced_at_the_same_encrypted_addresses(launch) -> None:
+    """With fixed ports whoever is connected meets the next life of a dead peer at the old address."""
+    port = 20_000 + os.getpid() % 10_000  # below those that the kernel gives to others
+    run = counting(launch, "--road", "zeromq", "--encrypt", "--bind", f"127.0.0.1:{port}")
+    for worker in ("inference-0", "learner"):
+        process = run.workers()[worker]
+        since_s = time.monotonic()
+        process.kill()
+        await_training(run, since_s, worker, process.pid)
+    listening = {c.laddr.port for p in run.workers().values() for c in p.net_connections("inet") if not c.raddr}
+    assert listening == {port, port + 1, port + 2}, "samples, params, inference"
+    end(run)
 
 
 @slow
