@@ -33,7 +33,7 @@ def client(name: str, jobs: list[str]) -> None:
     for path in jobs:
         job = from_json(json.loads(Path(path).read_text()))
         rows = job.experiment.group_size
-        address = job.find("inference-0")
+        address = job.find_address("inference-0")
         ends.append(connect_inference(address, job.schemas.act, ProducerId(name, 0), {0: rows}, timeout_s=60.0))
         observation = map_tree(lambda leaf, n=rows: leaf.batched(n).zeros(), job.schemas.act.observation)
         request = Request(observation, np.zeros(rows, bool))

@@ -91,10 +91,9 @@ COMMON = (
         ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.entropy-coef",
          "agent.network.torso", "agent.network.hidden", "agent.network.core"),
     ),
-    ("where", ("placement", "num-actors", "num-groups", "num-inference-servers", "road", "learner.num-devices",
-               "deterministic", "restart", "tune")),
-    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "record", "recording", "display",
-                 "plan")),
+    ("where", ("placement", "num-actors", "num-inference-servers", "road", "learner.num-devices", "deterministic",
+               "restart", "tune")),
+    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "recording", "display", "plan")),
 )  # fmt: skip
 
 

@@ -212,7 +212,7 @@ class _Combined:
         return _Carry(state, ring.tree, ring.highest, failure), output.metrics
 
     def _beta(self, made: Array) -> Array:
-        share = jnp.minimum(made / self.total_updates, 1.0) if self.total_updates else jnp.zeros(())
+        share = jnp.minimum(made / float(self.total_updates), 1.0) if self.total_updates else jnp.zeros(())
         return self.config.beta + share * (self.config.beta_end - self.config.beta)
 
     def _windows(self, ring: Ring, ids: Array, weights: Array) -> Trajectory:

@@ -164,6 +164,7 @@ def member(weights, e):
     return jax.tree.map(lambda w: np.asarray(w[e], np.float64), weights)
 
 
+@pytest.mark.slow
 def test_soft_critic_loss_against_distrax_and_numpy():
     distrax = pytest.importorskip("distrax")
     config = SACConfig(network=NETWORK, gamma=GAMMA, temperature=0.3)

@@ -141,6 +141,7 @@ def test_popart_moves_the_scale_and_keeps_raw_values(factory):
     np.testing.assert_allclose(raw(after), raw(state), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_observations_are_normalised_by_the_moments_the_update_started_from():
     agent = ppo(PPOConfig(network=SMALL, normalize_observations=True), SPEC)
     plain = ppo(PPOConfig(network=SMALL), SPEC)
@@ -170,6 +171,7 @@ def test_behaviour_log_probs_are_reproduced_so_an_unlagged_update_starts_at_rati
     assert output.metrics["approx_kl"] < 1e-10 and output.metrics["clip_fraction"] == 0
 
 
+@pytest.mark.slow
 def test_target_kl_ends_the_update_early():
     options = {"network": SMALL, "learning_rate": 0.05, "num_epochs": 6, "num_minibatches": 2}
     trajectory = random_trajectory(7)
@@ -197,6 +199,7 @@ def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
     assert_same(after.params.weights, ended.params.weights)
 
 
+@pytest.mark.slow
 def test_a_core_starts_afresh_where_an_episode_does(factory):
     network = NetworkConfig(hidden=(16,), core="gru", core_size=8)
     agent = factory(network=network)
@@ -255,6 +258,7 @@ def test_specs_that_cannot_work_are_refused(factory):
         run(ppo(PPOConfig(num_minibatches=7, network=SMALL), SPEC), random_trajectory(0))
 
 
+@pytest.mark.slow
 def test_values_sent_by_acting_are_those_the_learner_computes():
     """With the params that acted (no lag) an update is the same, to rounding, whoever computes the values."""
     options = {"network": SMALL, "normalize_observations": True, "num_minibatches": 2}

@@ -52,6 +52,7 @@ def differing(a, b) -> list[str]:
     return [name for name in a if np.asarray(a[name]).tobytes() != np.asarray(b[name]).tobytes()]
 
 
+@pytest.mark.slow
 def test_serial_twice_is_the_same_and_another_seed_is_not(final_state):
     first = final_state(placement="serial")
     assert any("opt_state" in name or "mu" in name for name in first)

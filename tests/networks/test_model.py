@@ -47,7 +47,7 @@ def test_orthogonal_initialisation_with_the_usual_gains():
         (VECTOR, NetworkConfig(core="gru", core_size=8), True),
         (PIXELS, NetworkConfig(), True),
         (PIXELS, NetworkConfig(shared=False), False),
-        (MIXED, NetworkConfig(core="lstm", core_size=8), True),
+        pytest.param(MIXED, NetworkConfig(core="lstm", core_size=8), True, marks=pytest.mark.slow),
     ],
     ids=["mlp", "mlp-shared", "gru", "nature", "nature-separate", "mixed-lstm"],
 )
@@ -109,6 +109,7 @@ def test_any_leading_axes_and_the_agent_axis():
     assert network.value(value, rows, features).shape == (5, 2, 3)
 
 
+@pytest.mark.slow
 def test_the_action_mask_is_not_read():
     network = actor_critic(NetworkConfig(), MIXED)
     policy, _ = network.init(KEY)

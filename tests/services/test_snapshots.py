@@ -13,9 +13,6 @@ from jsrl.errors import SnapshotError
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.types import ArraySpec, map_tree, named_leaves
 
-# 2026-11-21, Orbax 0.12.8: a read that fails leaves callbacks behind that find their event loop closed, some tests later.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 class Moments(NamedTuple):
     mean: Any

@@ -53,6 +53,7 @@ def assert_died(run: Launched, *words: str) -> float:
     return took_s
 
 
+@slow
 def test_sixteen_actors_share_what_they_have_loaded(launch) -> None:
     run = launch(*FOREVER, *SIXTEEN)
     actors = forked(run, 16)

@@ -206,6 +206,7 @@ def test_restart_budget_ends_the_run_by_name(launch) -> None:
 # -- not finite -------------------------------------------------------------------------------------------------------
 
 
+@slow
 def test_update_that_is_not_finite_is_kept_and_can_be_replayed(launch) -> None:
     run = launch("--agent.nan-at-update", "7", "--placement", "inline")
     text = run.expect(1, 30.0)
