@@ -24,8 +24,10 @@ START_LIMIT_S = 300.0
 POLL_S = 0.05
 ENDLESS = 10**12  # env steps
 LEAST_SAMPLES = 4
-# Nothing but training: no evaluation, no end, no snapshots in between.
+# Nothing but training: no evaluation, no snapshots in between, no end before the watcher's own (unless it was killed).
 ALWAYS = (
+    "--max-minutes",
+    "60",
     "--evaluator.enabled",
     "false",
     "--stop-at-return",
