@@ -188,6 +188,7 @@ class Controller:
         Raises:
           WorkerDied: with the worker's own traceback where it could send one, else the end of its log.
         """
+        running = self._session.reason is None  # which what is heard meanwhile may end
         seen = self._watchdog.look(process)  # before it is killed
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.kill()
@@ -195,7 +196,8 @@ class Controller:
         reason = f"{crash.error}: {crash.text}" if crash else what
         noticed = f"{process.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
         told = self._watchdog.write(process.name, noticed, seen)
-        if self._replace(process, crash, f"{reason.splitlines()[0]} ({told})"):
+        may_live = running and not ends_run(process.job, process.exit_status, crash)
+        if may_live and self._replace(process, f"{reason.splitlines()[0]} ({told})"):
             return
         if process.job.kind == "actor" and crash is None:
             what += f" (environment {process.job.experiment.env.id!r})"
@@ -219,10 +221,9 @@ class Controller:
                         return other, ended, self._crashes.pop(other.name, None)
         return process, what, crash
 
-    def _replace(self, process: Process, crash: Crash | None, notice: str) -> bool:
+    def _replace(self, process: Process, notice: str) -> bool:
         """Plan a worker's next life; return whether it may have one. `notice`: why, for people."""
-        going_on = self._session.reason is None and not ends_run(process.job, process.exit_status, crash)
-        pause_s = self._supervision.take(process.job) if going_on else None
+        pause_s = self._supervision.take(process.job)
         if pause_s is None:
             return False
         count = f"{self._supervision.text(process.job)}, in {pause_s:.2g} s"
