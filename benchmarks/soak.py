@@ -1,4 +1,4 @@
-"""Watch a run for half an hour: does anything grow? `python benchmarks/soak.py ppo_cartpole --minutes 30`
+"""Does anything grow in half an hour of a run? `python benchmarks/soak.py ppo_cartpole --minutes 30` says so.
 
 The experiment runs as its user starts it (real processes, `served` unless another placement is named), without an end. Every
 few seconds each process's memory (RSS, PSS, USS), open descriptors, threads and mapped segments of shared memory are noted,

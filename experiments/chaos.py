@@ -1,4 +1,4 @@
-"""Kill and stop workers of a run at random: `python experiments/chaos.py ppo_cartpole --storm-s 60 [options of run.py]`."""
+"""Kill, stop and flood a run at random: `python experiments/chaos.py ppo_cartpole --storm-s 60 [options of run.py]`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from pathlib import Path
 from jsrl.errors import JsrlError
 from jsrl.launch.chaos import KINDS, Storm, StormSettings, storm_command
 
+STRANGER = Path(__file__).resolve().parents[1] / "benchmarks" / "strangers.py"
+
 
 def main() -> int:
     """Storm, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
     parser = argparse.ArgumentParser(description=__doc__, epilog="All other options are those of experiments/run.py.")
     parser.add_argument("--storm-s", type=float, default=60.0, help="seconds that the storm lasts")
     parser.add_argument("--calm-s", type=float, default=10.0, help="seconds before it, to measure against")
+    parser.add_argument(
+        "--flood-s", type=float, default=10.0, help="seconds of strangers' messages before the first blow"
+    )
+    parser.add_argument("--messages-per-s", type=float, default=200.0, help="that strangers send at most; 0: none")
     parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next blow")
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of workers that are hit")
     parser.add_argument("--pauses", type=float, default=0.25, help="share of blows that stop a process, not kill it")
@@ -31,11 +37,13 @@ def main() -> int:
         pauses=options.pauses,
         seed=options.storm_seed,
         patience_s=options.patience_s,
+        flood_s=options.flood_s,
     )
     name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
+    stranger = [sys.executable, str(STRANGER), "--per-s", str(options.messages_per_s)]
     try:
         command = storm_command(Path(__file__).with_name("run.py"), words, options.runs_dir, name)
-        card = Storm(command, options.runs_dir, name, settings).run()
+        card = Storm(command, options.runs_dir, name, settings, stranger if options.messages_per_s > 0 else None).run()
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

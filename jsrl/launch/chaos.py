@@ -1,26 +1,31 @@
-"""A storm over a run: its workers are killed and stopped at random times, and a score card says how it took that."""
+"""A storm over a run: its sockets are flooded, its workers killed and stopped; a score card says how it took that."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from jsrl.errors import ConfigError, SnapshotError
-from jsrl.launch.result import ledger_text
+from jsrl.launch.chaos_card import Blow, Flood, ScoreCard, kind_of
 from jsrl.transport.ledger_page import LEDGER, read_page
 
+__all__ = ["KINDS", "Blow", "Flood", "ScoreCard", "Storm", "StormSettings", "storm_command"]
+
 KINDS = ("actor", "inference", "learner", "replay", "evaluator", "parameter-server")
-MEAN_REST_S, STEP_S = 0.5, 0.1
+MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
+METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
 FLOWING = 3  # trajectories that arrive after a replacement: the run works again
 
 
@@ -32,6 +37,7 @@ class StormSettings:
       storm_s: its duration. calm_s: before it, to measure the undisturbed throughput. every_s: mean time between blows.
       kinds: of workers that are hit. pauses: share of blows that stop a process instead of killing it. seed: of the storm.
       patience_s: within which a run must work again after a blow.
+      flood_s: between calm and storm, while strangers send and nothing else is done; they go on through the storm.
     """
 
     storm_s: float = 60.0
@@ -41,86 +47,7 @@ class StormSettings:
     pauses: float = 0.25
     seed: int = 0
     patience_s: float = 60.0
-
-
-@dataclass
-class Blow:
-    """One worker that was hit: how (`kill` or `pause`), and after which time the run worked again (None: it did not)."""
-
-    worker: str
-    how: str
-    recovered_s: float | None = None
-
-
-@dataclass
-class ScoreCard:
-    """What a storm did to a run.
-
-    Attributes:
-      calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
-      left: processes that outlived the run. ended: why it ended before the storm did; empty: it did not.
-    """
-
-    blows: list[Blow] = field(default_factory=list)
-    calm_per_s: float = 0.0
-    storm_per_s: float = 0.0
-    result: dict[str, Any] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    ended: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Return whether every blow was recovered from, the ledger balances and nothing was left behind."""
-        recovered = all(blow.recovered_s is not None for blow in self.blows)
-        return bool(self.blows) and recovered and self.balanced and not self.left and not self.ended
-
-    @property
-    def balanced(self) -> bool:
-        """Return whether the run's ledger says what became of every trajectory."""
-        ledger = self.result.get("ledger") or {}
-        if "produced" not in ledger:
-            return False
-        found = ledger["consumed"] + sum(ledger.get("dropped", {}).values()) + ledger.get("in_flight", 0)
-        return bool(ledger["produced"] == found)
-
-    def text(self) -> str:
-        """Return the card for people."""
-        lines = [
-            f"score card: {'passed' if self.passed else 'FAILED'}",
-            "  blow               count  recovered  p50 s  p95 s",
-        ]
-        groups: dict[str, list[Blow]] = {}
-        for blow in self.blows:
-            groups.setdefault(f"{blow.how} {kind_of(blow.worker)}", []).append(blow)
-        for name, blows in [*sorted(groups.items()), ("all", self.blows)]:
-            times = sorted(blow.recovered_s for blow in blows if blow.recovered_s is not None)
-            p50, p95 = (f"{quantile(times, q):.1f}" if times else "-" for q in (0.5, 0.95))
-            lines.append(f"  {name:<18} {len(blows):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
-        share = self.storm_per_s / self.calm_per_s if self.calm_per_s else 0.0
-        lines.append(
-            f"  throughput: {self.calm_per_s:.1f} trajectories/s before, {self.storm_per_s:.1f} during the storm ({share:.0%})"
-        )
-        ledger = self.result.get("ledger")
-        lines.append(f"  ledger: {ledger_text(ledger) if ledger else 'none was left'}")
-        score = self.result.get("final") or self.result.get("evaluation") or {}
-        if "return_mean" in score:
-            lines.append(f"  return: {score['return_mean']:.1f} after {self.result.get('env_steps', 0):,} env steps")
-        if self.ended:
-            lines.append(f"  the run ended before the storm: {self.ended}")
-        if self.left:
-            lines.append(f"  left behind: {', '.join(self.left)}")
-        return "\n".join(lines)
-
-
-def kind_of(worker: str) -> str:
-    """Return `actor` for `actor-3`."""
-    head, _, tail = worker.rpartition("-")
-    return head if tail.isdigit() else worker
-
-
-def quantile(values: list[float], share: float) -> float:
-    """Return the value that this share of sorted values does not exceed."""
-    return values[min(len(values) - 1, int(share * len(values)))]
+    flood_s: float = 10.0
 
 
 class Storm:
@@ -128,17 +55,28 @@ class Storm:
 
     Args:
       command: what starts the run. runs_dir, run_name: where its folder will be.
+      stranger: what starts a process that sends garbage to the sockets of the folder whose path is its first argument, until
+        SIGTERM, and then prints what it sent (`{"sent": {socket: messages}}`); None: no messages.
     """
 
-    def __init__(self, command: list[str], runs_dir: Path, run_name: str, settings: StormSettings) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        runs_dir: Path,
+        run_name: str,
+        settings: StormSettings,
+        stranger: list[str] | None = None,
+    ) -> None:
         self._settings, self._runs_dir, self._run_name = settings, runs_dir, run_name
+        self._stranger = stranger
         self._rng = random.Random(settings.seed)
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
         self._seen: dict[int, psutil.Process] = {}
+        self._calm_lines = 0
 
     def run(self) -> ScoreCard:
-        """Wait for calm, storm, stop the run in order; return the score card."""
+        """Wait for calm, flood, storm, stop the run in order; return the score card."""
         try:
             if self._await_start():
                 self._measure()
@@ -146,6 +84,7 @@ class Storm:
             self._stop()
         with contextlib.suppress(OSError, ValueError, StopIteration):
             self.card.result = json.loads((self._folder() / "result.json").read_text())
+        self.card.scores = self._scores()
         self.card.left = [f"process {pid}" for pid, process in self._seen.items() if _runs(process)]
         return self.card
 
@@ -158,9 +97,21 @@ class Storm:
         return False
 
     def _measure(self) -> None:
-        begun_s, before = time.monotonic(), self._produced()
-        self._rest(self._settings.calm_s)
-        self.card.calm_per_s = (self._produced() - before) / (time.monotonic() - begun_s)
+        self.card.calm_per_s = self._rate_of_rest(self._settings.calm_s)
+        self._calm_lines = self._lines()
+        if self._stranger is not None:
+            self.card.flood = Flood()
+            with self._strangers("--jobs", str(self._folder() / "jobs")):
+                before = {name: process.pid for name, process in self._workers().items()}
+                self.card.flood.per_s = self._rate_of_rest(self._settings.flood_s)
+                now = {name: process.pid for name, process in self._workers().items()}
+            self.card.flood.replaced = sorted(name for name, pid in before.items() if now.get(name) != pid)
+        with self._strangers():
+            self._storm()
+        if self._popen.poll() is not None:
+            self.card.ended = f"exit status {self._popen.poll()}"
+
+    def _storm(self) -> None:
         begun_s, before = time.monotonic(), self._produced()
         until = begun_s + self._settings.storm_s
         while time.monotonic() < until and self._popen.poll() is None:
@@ -168,8 +119,46 @@ class Storm:
             if time.monotonic() < until:
                 self._strike()
         self.card.storm_per_s = (self._produced() - before) / (time.monotonic() - begun_s)
-        if self._popen.poll() is not None:
-            self.card.ended = f"exit status {self._popen.poll()}"
+
+    def _rate_of_rest(self, duration_s: float) -> float:
+        """Return the trajectories produced per second while nothing is done."""
+        begun_s, before = time.monotonic(), self._produced()
+        self._rest(duration_s)
+        return (self._produced() - before) / (time.monotonic() - begun_s)
+
+    @contextlib.contextmanager
+    def _strangers(self, *arguments: str) -> Iterator[None]:
+        """Have a stranger send messages while the block lasts (where there is one), and count them."""
+        flood = self.card.flood
+        if self._stranger is None or flood is None:
+            yield
+            return
+        folders = [*Path("/dev/shm", f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
+        folders += [*Path(tempfile.gettempdir(), f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
+        if not folders:
+            flood.failed = "the run's folder of sockets was not found"
+            yield
+            return
+        words = [*self._stranger, str(folders[0]), *arguments, "--seed", str(self._rng.randrange(1 << 30))]
+        popen = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            yield
+        finally:
+            popen.terminate()
+            self._count_messages(popen, flood)
+
+    def _count_messages(self, popen: subprocess.Popen[str], flood: Flood) -> None:
+        """Add what a stranger says that it sent."""
+        try:
+            said = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
+            if popen.returncode == -signal.SIGTERM and not said:
+                return  # it was not even ready to be told
+            told = json.loads(said.splitlines()[-1])["sent"]
+            flood.sent = {name: flood.sent.get(name, 0) + told.get(name, 0) for name in {**flood.sent, **told}}
+        except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
+            popen.kill()
+            popen.wait()
+            flood.failed = f"the stranger ended with status {popen.returncode} ({type(error).__name__})"
 
     def _rest(self, duration_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -218,6 +207,23 @@ class Storm:
             return 0
         return life.ledger.produced if life is not None else 0
 
+    def _lines(self) -> int:
+        """Return how many lines of metrics the run has written."""
+        with contextlib.suppress(OSError, StopIteration):
+            return len((self._folder() / METRICS).read_bytes().splitlines())
+        return 0
+
+    def _scores(self) -> tuple[list[float], list[float]]:
+        """Return the evaluations' mean returns before and since the end of the calm."""
+        before, since = list[float](), list[float]()
+        with contextlib.suppress(OSError, StopIteration):
+            for number, text in enumerate((self._folder() / METRICS).read_bytes().splitlines()):
+                with contextlib.suppress(ValueError):
+                    score = json.loads(text).get(SCORE)
+                    if isinstance(score, int | float):
+                        (before if number < self._calm_lines else since).append(float(score))
+        return before, since
+
     def _stop(self) -> None:
         if self._popen.poll() is None:
             self._popen.send_signal(signal.SIGTERM)
@@ -253,6 +259,7 @@ def storm_command(script: Path, words: list[str], runs_dir: Path, run_name: str)
         "--supervision.max-backoff-s": "1",
         "--total-env-steps": "1000000000",
         "--display": "plain",
+        "--stop-at-return": "none",
     }
     added = [word for name, value in defaults.items() if name not in words for word in (name, value)]
     return [sys.executable, str(script), *words, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]

@@ -23,7 +23,7 @@ from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tre
 from jsrl.workers.jobs import Job, Origin, Schemas
 
 # As measured on CPU; environments come on top. Of actors that a host forked, what each keeps to itself.
-JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 220, 45, 10
+JAX_PROCESS_MB, LEARNER_MB, ACTOR_MB, HOSTED_ACTOR_MB = 250, 300, 45, 10
 HOST_ACTORS = 3  # from so many actors on, one process that forks them is faster as well (benchmarks/actor_start.py)
 STAGING_BUFFERS = 3
 
@@ -300,15 +300,18 @@ def _road(e: Experiment) -> str:
 
 
 def _memory_mb(plan: Plan, job: Job) -> int:
+    blocks = plan.stream_bytes // 2**20 if _road(plan.experiment) == "zeromq" else 0  # each end has its own
     if job.kind == "actor" and plan.experiment.placement in ("served", "apart"):
-        return HOSTED_ACTOR_MB if plan.hosts_actors else ACTOR_MB
+        return (HOSTED_ACTOR_MB if plan.hosts_actors else ACTOR_MB) + blocks // plan.experiment.actors
     staging = (
         STAGING_BUFFERS * plan.stream_bytes // plan.experiment.actor.blocks_per_group if job.kind == "learner" else 0
     )
     replayed = replay_memory_mb(plan.experiment, plan.schemas, job.kind)
+    replayed += blocks if job.kind in ("learner", "replay") else 0
     if job.kind == "replay":
         return ACTOR_MB + replayed
-    return JAX_PROCESS_MB + replayed + (staging + 2 * plan.schemas.state_bytes) // 2**20
+    jax_mb = LEARNER_MB if job.kind == "learner" else JAX_PROCESS_MB
+    return jax_mb + replayed + (staging + 2 * plan.schemas.state_bytes) // 2**20
 
 
 def _device(job: Job, gpus: list[str]) -> str:

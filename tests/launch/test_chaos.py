@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.launch.chaos import Blow, ScoreCard, Storm, StormSettings, storm_command
-from tests.system.launched import DRIVE
+from jsrl.launch.chaos import Blow, Flood, ScoreCard, Storm, StormSettings, storm_command
+from tests.system.launched import DRIVE, FOREVER
+
+STRANGER = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "strangers.py"), "--per-s", "400"]
 
 LEDGER = {"produced": 10, "consumed": 7, "dropped": {"rolled_back": 2}, "in_flight": 1}
 
@@ -32,8 +34,28 @@ def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away()
         ScoreCard(blows, 10.0, 8.0, good.result, ended="exit status 1"),
         ScoreCard([], 10.0, 8.0, good.result),
         ScoreCard(blows, 10.0, 8.0, {}),
+        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood()),
+        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, ["learner"])),
+        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, failed="it ended")),
+        ScoreCard(blows, 10.0, 8.0, good.result, scores=([100.0, 480.0], [400.0])),
+        ScoreCard(blows, 10.0, 8.0, good.result, scores=([-100.0], [-120.0])),
     ):
         assert not bad.passed and "FAILED" in bad.text()
+    flooded = ScoreCard(
+        blows,
+        10.0,
+        8.0,
+        good.result,
+        flood=Flood({"control": 5000, "samples": 7}, 9.0),
+        scores=([480.0], [10.0, 470.0]),
+    )
+    assert flooded.passed
+    for words in (
+        "5,007 messages (control 5,000, samples 7); nobody was replaced",
+        "(90%)",
+        "480.0 (1) before, 470.0 (2)",
+    ):
+        assert words in flooded.text()
 
 
 def test_the_run_repairs_itself_unless_the_user_says_otherwise(tmp_path: Path) -> None:
@@ -53,6 +75,20 @@ def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
     card = Storm(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert {blow.worker for blow in card.blows} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> None:
+    """No restarts are allowed: whoever a message ended would end the run."""
+    options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--road", road]
+    settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=6.0, every_s=100.0)
+    card = Storm(storm_command(DRIVE, options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
+    assert card.flood is not None and card.flood.passed, card.text()
+    assert card.balanced and card.left == [] and not card.ended, card.text()
+    expected = {"control", "samples.samples.hello" if road == "shared-memory" else "samples", "inference-0"}
+    assert expected <= {name for name, number in card.flood.sent.items() if number > 20}, card.text()
+    assert card.flood.per_s > 0.2 * card.calm_per_s, card.text()
 
 
 @pytest.mark.slow

@@ -1,0 +1,174 @@
+"""Does anything stay behind where runs start and stop in one process? `python benchmarks/starts.py --starts 100` says so.
+
+Each start is a whole `jsrl.launch.run.run` with a few rows of a real experiment, in this process (a notebook's or a tuner's
+case). After each one are counted: threads, open descriptors, child processes, ZeroMQ contexts, files of this process's runs in
+/dev/shm, and resident memory. After the first starts nothing of it may grow: counts stay the same, memory by less than
+LIMIT_MB_PER_START (Theil-Sen slope).
+
+Placements take turns in processes of their own. Raw numbers go to benchmarks/results/starts-NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
+
+from benchmarks.endurance.holdings import holdings  # noqa: E402 (where it lies is said above)
+from benchmarks.endurance.slopes import theil_sen  # noqa: E402
+
+WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.2
+COUNTED = ("threads", "descriptors", "children", "contexts", "shared_files")
+
+
+class Kept(NamedTuple):
+    """What this process has after a run; `open`: what its descriptors are of."""
+
+    threads: int
+    descriptors: int
+    children: int
+    contexts: int
+    shared_files: int
+    rss_mb: float
+    open: tuple[str, ...]
+
+
+def kept() -> Kept:
+    """Return what this process has now."""
+    import psutil
+    import zmq
+
+    gc.collect()
+    held = holdings(os.getpid())
+    assert held is not None
+    contexts = sum(type(thing) is zmq.Context and not thing.closed for thing in gc.get_objects())
+    mine = list(Path("/dev/shm", f"jsrl-{os.getuid()}").glob(f"{os.getpid()}-*"))
+    children = len(psutil.Process().children(recursive=True))
+    return Kept(held.threads, held.descriptors, children, contexts, len(mine), held.rss_mb, descriptors())
+
+
+def descriptors() -> tuple[str, ...]:
+    """Return what the open descriptors of this process are of, by kind or path."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}").partition(":[")[0])
+        except OSError:  # the listing's own
+            continue
+    return tuple(sorted(found))
+
+
+def short_run(name: str, placement: str, folder: Path) -> Callable[[], None]:
+    """Return a function that starts a run of a few rows and waits for its end."""
+    from run import experiments
+
+    from jsrl.experiment import EvaluatorConfig
+    from jsrl.launch.run import run
+
+    e = experiments()[name]()
+    short = dataclasses.replace(
+        e, num_envs=4, rollout_length=16, batch_envs=None, placement=placement, stop_at_return=None, total_env_steps=128
+    )
+    short = dataclasses.replace(short, evaluator=EvaluatorConfig(episodes=1, num_envs=1, final_episodes=0))
+
+    def start() -> None:
+        result = run(short, runs_dir=folder, name="start", overwrite=True, display="quiet")
+        if result.env_steps < 128:
+            raise RuntimeError(f"the run ended after {result.env_steps} env steps: {result.ended}")
+
+    return start
+
+
+def measure(start: Callable[[], None], number: int, show: Callable[[str], None] = lambda _: None) -> list[Kept]:
+    """Return what was there after each of so many starts."""
+    seen = []
+    for count in range(number):
+        start()
+        seen.append(kept())
+        show(f"[{count + 1}/{number}] {seen[-1].rss_mb:.0f} MB, {seen[-1].descriptors} descriptors")
+    return seen
+
+
+def faults(seen: list[Kept]) -> list[str]:
+    """Return what grew after the first starts."""
+    warm = seen[max(1, int(WARM_UP_SHARE * len(seen))) :]
+    found = []
+    for name in COUNTED:
+        first, last = getattr(warm[0], name), getattr(warm[-1], name)
+        if last > first:
+            found.append(f"{name}: {first} -> {last}")
+            if name == "descriptors":
+                found.append(f"new descriptors: {new_ones(warm[0].open, warm[-1].open)}")
+    slope = theil_sen(range(len(warm)), [one.rss_mb for one in warm])
+    if len(warm) >= 4 and slope.slope > LIMIT_MB_PER_START:
+        found.append(f"memory grows by {slope.slope:.2f} MB a start ({slope.low:.2f} - {slope.high:.2f})")
+    return found
+
+
+def new_ones(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
+    """Return what is in the second list beyond the first."""
+    rest = list(after)
+    for name in before:
+        if name in rest:
+            rest.remove(name)
+    return rest
+
+
+def own_process(given: argparse.Namespace, placement: str, number: int) -> dict[str, Any]:
+    """Measure one placement in a process of its own; return its numbers."""
+    words = [sys.executable, __file__, given.experiment, "--only", placement, "--starts", str(number)]
+    ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        return dict(json.loads(ended.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        return {"placement": placement, "faults": [f"exit status {ended.returncode}"], "seen": []}
+
+
+def main() -> int:
+    """Measure every placement, print, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", nargs="?", default="ppo_cartpole", help="of run.py")
+    parser.add_argument("--starts", type=int, default=100, help="serial; other placements make --process-starts")
+    parser.add_argument("--process-starts", type=int, default=20, help="starts of inline and served runs")
+    parser.add_argument("--placements", default="serial,inline,served")
+    parser.add_argument("--json", type=Path, help="file (default: benchmarks/results/starts-NAME.json)")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.only:
+        with tempfile.TemporaryDirectory(prefix="jsrl-starts-") as folder:
+            start = short_run(given.experiment, given.only, Path(folder))
+            seen = measure(start, given.starts, lambda text: print(f"{given.only} {text}", file=sys.stderr))
+        numbers = [[*one[: len(COUNTED)], round(one.rss_mb, 2)] for one in seen]
+        print(json.dumps({"placement": given.only, "faults": faults(seen), "seen": numbers}))
+        return 0
+    from jsrl.services.provenance import environment_facts
+
+    arms = [
+        own_process(given, placement, given.starts if placement == "serial" else given.process_starts)
+        for placement in given.placements.split(",")
+    ]
+    facts = environment_facts()
+    facts.pop("working_directory", None)
+    raw = {"experiment": given.experiment, "columns": [*COUNTED, "rss_mb"], "arms": arms, "environment": facts}
+    path = given.json or Path(__file__).parent / "results" / f"starts-{given.experiment}.json"
+    path.write_text(json.dumps(raw, separators=(",", ":")) + "\n")
+    for arm in arms:
+        ends = f"{arm['seen'][0]} -> {arm['seen'][-1]}" if arm["seen"] else ""
+        print(f"{arm['placement']:<8} {len(arm['seen'])} starts: {'; '.join(arm['faults']) or 'nothing grew'} {ends}")
+    print(f"  columns: {', '.join(raw['columns'])}; raw numbers: {path}")
+    return int(any(arm["faults"] for arm in arms))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

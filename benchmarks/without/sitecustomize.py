@@ -1,0 +1,68 @@
+"""Leave parts of jsrl out of every process of a run, as JSRL_WITHOUT says: what they cost is measured by their absence.
+
+Python imports this file at its start where the folder is on PYTHONPATH; only benchmarks/overhead.py puts it there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+NEVER_S = 1e9
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def without_heartbeats() -> None:
+    """Have workers send no sign of life (the control road stays: it carries reports and commands)."""
+    from jsrl.services import control
+
+    control.HEARTBEAT_S = NEVER_S
+
+
+def without_deadlines() -> None:
+    """Have nobody note what may hang."""
+    from jsrl.services.control import ControlClient
+
+    ControlClient.entering = ControlClient.left = nothing  # type: ignore[method-assign, assignment]
+
+
+def without_phases() -> None:
+    """Account for nobody's time."""
+    from jsrl.services.phases import Phases
+
+    Phases.enter = Phases.rest = Phases.mark = nothing  # type: ignore[method-assign, assignment]
+    Phases.shares = lambda self: {}  # type: ignore[method-assign]
+
+
+def without_metrics() -> None:
+    """Count nothing inside workers; what the run's limits need (updates, env steps) is no part of this."""
+    from jsrl.services.metrics import Recorder
+
+    for name in ("count", "rate", "spent", "mean", "means", "last", "maximum", "spread"):
+        setattr(Recorder, name, nothing)
+    Recorder.flush = lambda self: {}  # type: ignore[method-assign]
+
+
+def without_ledger() -> None:
+    """Count trajectories in memory, not in the page that survives a death."""
+    from jsrl.transport.base import Ledger
+    from jsrl.transport.ledger_page import KeptLedger
+
+    for name in ("arrive", "settle", "drop"):
+        setattr(KeptLedger, name, getattr(Ledger, name))
+
+
+PARTS = {
+    "heartbeats": without_heartbeats,
+    "deadlines": without_deadlines,
+    "phases": without_phases,
+    "metrics": without_metrics,
+    "ledger": without_ledger,
+}
+
+for _part in os.environ.get("JSRL_WITHOUT", "").split(","):
+    if _part:
+        PARTS[_part]()

@@ -1,0 +1,142 @@
+"""The score card of a storm: what was done to a run, how it took that, and whether it passed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsrl.launch.result import ledger_text
+
+HARMED_SHARE = 0.1  # of the best score before the storm, by which the best one during it may lie below
+
+
+@dataclass
+class Blow:
+    """One worker that was hit: how (`kill` or `pause`), and after which time the run worked again (None: it did not)."""
+
+    worker: str
+    how: str
+    recovered_s: float | None = None
+
+
+@dataclass
+class Flood:
+    """What strangers sent.
+
+    Attributes:
+      sent: socket -> messages. per_s: trajectories produced per second meanwhile, while nothing else was done.
+      replaced: workers that did not outlive it. failed: why nothing was sent, or not to the end; empty: it was.
+    """
+
+    sent: dict[str, int] = field(default_factory=dict)
+    per_s: float = 0.0
+    replaced: list[str] = field(default_factory=list)
+    failed: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Return whether messages were sent and harmed nobody."""
+        return bool(self.sent) and not self.replaced and not self.failed
+
+
+@dataclass
+class ScoreCard:
+    """What a storm did to a run.
+
+    Attributes:
+      calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
+      left: processes that outlived the run. ended: why it ended before the storm did; empty: it did not.
+      flood: what strangers did; None: there were none. scores: evaluations before and since the storm began.
+    """
+
+    blows: list[Blow] = field(default_factory=list)
+    calm_per_s: float = 0.0
+    storm_per_s: float = 0.0
+    result: dict[str, Any] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    ended: str = ""
+    flood: Flood | None = None
+    scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    @property
+    def passed(self) -> bool:
+        """Return whether every blow was recovered from, nothing else was harmed, and nothing was left behind."""
+        recovered = all(blow.recovered_s is not None for blow in self.blows)
+        unharmed = (self.flood is None or self.flood.passed) and self.learns
+        return bool(self.blows) and recovered and unharmed and self.balanced and not self.left and not self.ended
+
+    @property
+    def learns(self) -> bool:
+        """Return whether scores since the storm began reach those before it (so it is, too, where there are none)."""
+        before, since = self.scores
+        return not (before and since) or max(since) >= max(before) - HARMED_SHARE * abs(max(before))
+
+    @property
+    def balanced(self) -> bool:
+        """Return whether the run's ledger says what became of every trajectory."""
+        ledger = self.result.get("ledger") or {}
+        if "produced" not in ledger:
+            return False
+        found = ledger["consumed"] + sum(ledger.get("dropped", {}).values()) + ledger.get("in_flight", 0)
+        return bool(ledger["produced"] == found)
+
+    def text(self) -> str:
+        """Return the card for people."""
+        lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._blow_lines(), *self._flood_lines()]
+        share = self.storm_per_s / self.calm_per_s if self.calm_per_s else 0.0
+        lines.append(
+            f"  throughput: {self.calm_per_s:.1f} trajectories/s before, {self.storm_per_s:.1f} during the storm ({share:.0%})"
+        )
+        ledger = self.result.get("ledger")
+        lines.append(f"  ledger: {ledger_text(ledger) if ledger else 'none was left'}")
+        lines += self._learning_lines()
+        if self.ended:
+            lines.append(f"  the run ended before the storm: {self.ended}")
+        if self.left:
+            lines.append(f"  left behind: {', '.join(self.left)}")
+        return "\n".join(lines)
+
+    def _blow_lines(self) -> list[str]:
+        lines = ["  blow               count  recovered  p50 s  p95 s"]
+        groups: dict[str, list[Blow]] = {}
+        for blow in self.blows:
+            groups.setdefault(f"{blow.how} {kind_of(blow.worker)}", []).append(blow)
+        for name, blows in [*sorted(groups.items()), ("all", self.blows)]:
+            times = sorted(blow.recovered_s for blow in blows if blow.recovered_s is not None)
+            p50, p95 = (f"{quantile(times, q):.1f}" if times else "-" for q in (0.5, 0.95))
+            lines.append(f"  {name:<18} {len(blows):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
+        return lines
+
+    def _flood_lines(self) -> list[str]:
+        if self.flood is None:
+            return []
+        flood = self.flood
+        share = flood.per_s / self.calm_per_s if self.calm_per_s else 0.0
+        where = ", ".join(f"{name} {number:,}" for name, number in sorted(flood.sent.items()))
+        harm = f"; replaced: {', '.join(flood.replaced)}" if flood.replaced else "; nobody was replaced"
+        lines = [f"  strangers: {sum(flood.sent.values()):,} messages ({where or 'none'}){harm}"]
+        lines.append(f"    alone: {flood.per_s:.1f} trajectories/s ({share:.0%})")
+        return [*lines, f"    failed: {flood.failed}"] if flood.failed else lines
+
+    def _learning_lines(self) -> list[str]:
+        before, since = self.scores
+        lines = []
+        if before or since:
+            first, second = (f"{max(s):.1f} ({len(s)})" if s else "none" for s in (before, since))
+            harmed = "" if self.learns else ": HARMED"
+            lines.append(f"  learning: best score {first} before, {second} since the storm began{harmed}")
+        score = self.result.get("final") or self.result.get("evaluation") or {}
+        if "return_mean" in score:
+            lines.append(f"  return: {score['return_mean']:.1f} after {self.result.get('env_steps', 0):,} env steps")
+        return lines
+
+
+def kind_of(worker: str) -> str:
+    """Return `actor` for `actor-3`."""
+    head, _, tail = worker.rpartition("-")
+    return head if tail.isdigit() else worker
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the value that this share of sorted values does not exceed."""
+    return values[min(len(values) - 1, int(share * len(values)))]

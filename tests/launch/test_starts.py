@@ -1,0 +1,60 @@
+"""Runs started and stopped again and again in one process leave nothing behind (100 of them: benchmarks/starts.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from benchmarks import starts
+from benchmarks.starts import Kept
+
+ONE = Kept(10, 20, 0, 1, 0, 200.0, ("pipe", "socket"))
+
+
+def test_whatever_grows_is_found() -> None:
+    assert starts.faults([ONE] * 8) == []
+    for grown in ({"threads": 11}, {"descriptors": 21}, {"children": 1}, {"contexts": 2}, {"shared_files": 1}):
+        found = starts.faults([*[ONE] * 7, ONE._replace(**grown, open=("pipe", "socket", "socket"))])
+        assert found and found[0].startswith(next(iter(grown)))
+    assert (
+        "['socket']" in starts.faults([*[ONE] * 7, ONE._replace(descriptors=21, open=("pipe", "socket", "socket"))])[1]
+    )
+    assert starts.faults([ONE._replace(rss_mb=200.0 + i) for i in range(8)])[0].startswith("memory grows by 1.00 MB")
+    assert starts.faults([*[ONE._replace(rss_mb=100.0, threads=2)], *[ONE] * 7]) == []  # what the first start brings
+
+
+def test_what_this_process_has_is_seen() -> None:
+    import zmq
+
+    before = starts.kept()
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    context, child = zmq.Context(), subprocess.Popen(["sleep", "60"])
+    reading, writing = os.pipe()
+    after = starts.kept()
+    stop.set()
+    thread.join()
+    context.term()
+    child.kill()
+    child.wait()
+    os.close(reading)
+    os.close(writing)
+    assert after.threads >= before.threads + 1 and after.children == before.children + 1
+    assert after.contexts == before.contexts + 1 and after.descriptors >= before.descriptors + 2
+    assert starts.kept().children == before.children
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("placement", "number"), [("serial", 20), ("inline", 4), ("served", 4)])
+def test_starts_in_one_process_leave_nothing_behind(placement: str, number: int) -> None:
+    words = [sys.executable, starts.__file__, "--only", placement, "--starts", str(number)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert len(found["seen"]) == number and found["faults"] == [], f"{found}\n{ended.stderr}"

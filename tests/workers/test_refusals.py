@@ -1,0 +1,94 @@
+"""A stream's complaints end no worker: they are counted, told of once, and what is good still arrives."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from jsrl.errors import JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.transport.base import ProducerId
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.types import ArraySpec, zeros
+from jsrl.workers.batching import Batcher, BatchPlan
+from jsrl.workers.refusals import Refusals
+from tests.contracts.sample_producer import make_schema
+
+SCHEMA = make_schema(3)
+
+
+class Told:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def event(self, name: str, text: str = "", **_: object) -> None:
+        self.texts.append(f"{name}: {text}")
+
+
+def test_complaints_are_counted_and_told_of_once() -> None:
+    told = Told()
+    refusals = Refusals("learner", told)  # type: ignore[arg-type]
+    answers: list[object] = [SpecMismatch("leaf x"), StreamError("fenced"), 7]
+
+    def take(timeout_s: float) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, JsrlError):
+            raise answer
+        return answer
+
+    assert refusals.take(take, 10.0) == 7
+    assert refusals.count == 2 and len(told.texts) == 1 and "leaf x" in told.texts[0]
+
+
+@pytest.mark.parametrize("error", [StreamTimeout("late"), StreamClosed("gone")])
+def test_what_is_no_complaint_goes_through(error: StreamError) -> None:
+    refusals = Refusals("learner")
+
+    def take(timeout_s: float) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        refusals.take(take, 10.0)
+    assert refusals.count == 0
+
+
+def test_one_who_never_stops_complaining_keeps_nobody() -> None:
+    refusals = Refusals("learner")
+
+    def take(timeout_s: float) -> None:
+        raise SpecMismatch("again")
+
+    with pytest.raises(StreamTimeout, match="again"):
+        refusals.take(take, 0.05)
+    assert refusals.count > 0
+
+
+@pytest.mark.parametrize("road", ["shm", "tcp"])
+def test_a_hello_with_another_schema_leaves_batches_as_they_are(road: str, tmp_path) -> None:
+    consumer = bind_samples("tcp://127.0.0.1:0" if road == "tcp" else f"shm:{tmp_path}/run/samples", SCHEMA)
+    rows, columns = SCHEMA.reward.shape
+    plan = BatchPlan("fifo", 1, columns, columns, rows - 1, max_lag=None)
+    refusals = Refusals("learner")
+    batcher = Batcher(consumer, SCHEMA, plan, refusals=refusals)
+
+    def stranger() -> None:
+        other = SCHEMA._replace(reward=ArraySpec(SCHEMA.reward.shape, "float64"))
+        with pytest.raises(SpecMismatch):
+            connect_samples(consumer.address, other, ProducerId("stranger", 0), 1, 20.0)
+
+    thread = threading.Thread(target=stranger)
+    thread.start()
+    while thread.is_alive():
+        assert batcher.pump(0.05) is None
+    assert batcher.pump(0.2) is None and refusals.count == 1
+    good = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, 20.0)
+    good.put(zeros(SCHEMA), 0, 20.0)
+    batch = None
+    while batch is None:
+        batch = batcher.pump(1.0)
+    assert np.array_equal(batch.trajectory.reward[0], zeros(SCHEMA).reward)
+    good.close()
+    consumer.close()
