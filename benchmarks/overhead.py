@@ -117,6 +117,8 @@ def calls_per_row(given: argparse.Namespace) -> dict[str, float]:
     calls: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="jsrl-overhead-") as folder, counting(calls):
         result = run(e, runs_dir=folder, display="quiet")
+    if not result.env_steps:
+        raise SystemExit(f"the serial run that calls are counted in trained nothing: {result.ended}")
     return {name: number / result.env_steps for name, number in sorted(calls.items())}
 
 

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 from benchmarks.endurance.holdings import holdings  # noqa: E402 (where it lies is said above)
 from benchmarks.endurance.slopes import theil_sen  # noqa: E402
 
-WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.2
+WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.5
 COUNTED = ("threads", "descriptors", "children", "contexts", "shared_files")
 
 
