@@ -5,7 +5,7 @@ few seconds each process's memory (RSS, PSS, USS), open descriptors, threads and
 and what the run keeps in /dev/shm. Each process also logs what it compiles. After the warm-up must hold, for each process:
 
   RSS                             grows by less than 1 MB/min (Theil-Sen slope over all samples)
-  descriptors, threads, segments  stand in the last third where they stood in the first (medians)
+  descriptors, threads, segments  are in the last third what they were in the first (the lowest)
   compilations                    none
 
 All samples, slopes with their 95% intervals, commit and machine go to benchmarks/results/soak-NAME.json. The command ends with
@@ -34,7 +34,7 @@ from benchmarks import process_tree  # noqa: E402 (where it lies is said above)
 from benchmarks.endurance.holdings import Holdings, folder_usage, holdings, named_tree  # noqa: E402
 from benchmarks.endurance.verdicts import Watched, judge, run_faults, table  # noqa: E402
 
-RUN_NAME, ENDLESS, START_LIMIT_S, LEAVE_S = "soak", 10**12, 300.0, 60.0
+RUN_NAME, ENDLESS, START_LIMIT_S, LEAVE_S = "soak", 10**12, 300.0, 180.0
 CONTROLLER = "controller"
 COMPILED = "Compiling "  # what jax logs for each program, with JAX_LOG_COMPILES
 

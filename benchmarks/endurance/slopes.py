@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,10 @@ class Slope(NamedTuple):
 
 
 class Level(NamedTuple):
-    """What is counted: median of the first and the last third, and the range over all."""
+    """What is counted: the lowest of the first and of the last third, and the range over all.
+
+    What is held for a moment only (a snapshot that is being written) comes and goes; what stays behind raises the lowest.
+    """
 
     first: float
     last: float
@@ -55,5 +57,4 @@ def theil_sen(times: Sequence[float], values: Sequence[float]) -> Slope:
 def level(values: Sequence[float]) -> Level:
     """Return where a count stood at first and at last."""
     third = max(1, len(values) // 3)
-    first, last = statistics.median(values[:third]), statistics.median(values[-third:])
-    return Level(first, last, min(values), max(values))
+    return Level(min(values[:third]), min(values[-third:]), min(values), max(values))
