@@ -86,8 +86,8 @@ def watched(change, compiled=lambda i: 3) -> Watched:
         (lambda i: HELD._replace(rss_mb=200 + (30.0 * i if i < 20 else 600)), lambda i: i if i < 10 else 10, ""),
         (lambda i: HELD._replace(rss_mb=200 + 0.2 * i), lambda i: 3, "RSS grows by 2.40 MB/min"),
         (lambda i: HELD._replace(descriptors=20 + i // 50), lambda i: 3, "descriptors: 20 -> 21"),
-        (lambda i: HELD._replace(threads=6 + (i > 90)), lambda i: 3, "threads: 6 -> 7"),
-        (lambda i: HELD._replace(segments=2 + (i > 90)), lambda i: 3, "segments: 2 -> 3"),
+        (lambda i: HELD._replace(threads=6 + (i > 80)), lambda i: 3, "threads: 6 -> 7"),
+        (lambda i: HELD._replace(segments=2 + (i > 80)), lambda i: 3, "segments: 2 -> 3"),
         (lambda i: HELD, lambda i: 3 + (i > 60), "1 programs compiled"),
     ],
 )
