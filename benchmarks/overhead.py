@@ -232,13 +232,20 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=int, default=3, help="of the run, for the control road's share")
     made.add_argument("--journals", action=argparse.BooleanOptionalAction, default=True, help="measure these as well")
     made.add_argument("--json", type=Path, help="file (default: benchmarks/results/overhead-NAME-PLACEMENT.json)")
-    made.add_argument("options", nargs="*", help="options of run.py, after --")
     return made
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Return the command's options; `options` are those of run.py, after `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    given = parser().parse_args(words[:at])
+    given.options = words[at + 1 :]
+    return given
 
 
 def main() -> int:
     """Measure, print, write the file; 1: a cost is above the limit."""
-    given = parser().parse_args()
+    given = parse(sys.argv[1:])
     options = {name: value for name, value in vars(given).items() if name != "json"}
     record = Record("overhead", "cpu_us_per_row", options)
     pairs = [("on", "off")] + [("journals on", "journals off")] * given.journals

@@ -221,13 +221,20 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--placement", default="served", choices=("served", "inline", "apart", "serial"))
     made.add_argument("--give-way", action="store_true", help="let everything else on the machine go first")
     made.add_argument("--json", type=Path, help="file (default: benchmarks/results/soak-NAME.json)")
-    made.add_argument("options", nargs="*", help="options of run.py, after --")
     return made
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Return the command's options; `options` are those of run.py, after `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    given = parser().parse_args(words[:at])
+    given.options = words[at + 1 :]
+    return given
 
 
 def main() -> int:
     """Watch, print, and write the file."""
-    given = parser().parse_args()
+    given = parse(sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="jsrl-soak-") as folder:
         soak = Soak(given, Path(folder))
         try:
