@@ -143,7 +143,7 @@ class Soak:
         pids = [watched.pid for watched in self.watched.values()]
         folders = [folder for folder in self._folders() if folder.exists()]
         if self._popen.poll() is None:
-            self._popen.send_signal(signal.SIGINT)
+            self._popen.send_signal(signal.SIGTERM)  # a background job inherits an ignored SIGINT
         try:
             self._popen.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
