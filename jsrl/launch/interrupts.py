@@ -28,6 +28,35 @@ class Interrupts:
         self._count = 2
 
 
+class Remembered:
+    """Ctrl-C before a run has begun: raises KeyboardInterrupt, and is not forgotten where Python drops that.
+
+    What is raised inside a destructor or a callback of the garbage collector (jax has one) is printed and dropped.
+    """
+
+    def __init__(self) -> None:
+        self.taken = False
+
+    def __call__(self, *_: Any) -> None:
+        """Take a signal."""
+        self.taken = True
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[None]:
+    """Remember a Ctrl-C inside the `with` block, so that `interrupts` in it begins with one that was dropped."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, Remembered())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
     """Handle the signals that end a run, as Interrupts says, inside the `with` block.
@@ -41,7 +70,10 @@ def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
         return
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     handlers = {number: signal.signal(number, taken) for number in wanted}
+    before = handlers.get(signal.SIGINT)
     try:
+        if isinstance(before, Remembered) and before.taken:
+            taken()
         yield taken
     finally:
         for number, handler in handlers.items():

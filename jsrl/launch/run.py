@@ -17,6 +17,7 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
+from jsrl.launch.interrupts import remembered
 from jsrl.launch.links import begin_encryption
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.recording_plan import begin_record, check_recording
@@ -70,7 +71,7 @@ def run(
         origin, told = Origin(), []
     if init_from is not None:
         origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
-    with claimed(folder), own_memory_folder() as memory_folder:
+    with remembered(), claimed(folder), own_memory_folder() as memory_folder:
         experiment, changed = stored_experiment(experiment, folder, resumed=resume is not None)
         screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
         for line in (*told, *changed):

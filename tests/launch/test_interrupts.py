@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jsrl.launch.interrupts import deadline, interrupts
+from jsrl.launch.interrupts import deadline, interrupts, remembered
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -26,6 +26,29 @@ def test_first_asks_second_raises_third_does_nothing():
         os.kill(os.getpid(), signal.SIGINT)
     assert asked == [1]
     assert before == [signal.getsignal(number) for number in SIGNALS]
+
+
+class Dropping:
+    """A destructor in which a signal arrives: Python prints the KeyboardInterrupt, and goes on."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("early", [True, False])
+def test_an_interrupt_that_python_dropped_before_the_run_began_still_ends_it(early):
+    asked = []
+    with remembered():
+        if early:
+            Dropping()
+        with interrupts(lambda: asked.append(1)):
+            assert asked == [1] * early
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_nothing_interrupts_the_end():

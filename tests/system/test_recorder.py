@@ -29,7 +29,7 @@ def test_a_run_leaves_videos_and_its_report_shows_them(launch) -> None:
 
 
 def test_a_killed_recorder_ends_no_run(launch) -> None:
-    run = launch(*FOREVER, *FILM, experiment="ppo_cartpole")
+    run = launch(*FOREVER, *FILM, "--stop-at-return", "none", experiment="ppo_cartpole")
     run.await_updates()
     run.await_worker("recorder").kill()
     run.until(lambda: [x for x in run.lines() if x.get("recorder/lost") == 1], "the loss in the metrics", 30.0)

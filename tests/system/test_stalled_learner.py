@@ -15,6 +15,7 @@ from tests.system.launched import FOREVER, Launched
 pytestmark = pytest.mark.slow
 LONGEST_S, SLACK_MB = 30.0, 32.0  # the interpreter's heap, glibc's arenas, the kernel's socket buffers
 ROW_BYTES = 65536
+BATCH_COPIES_MB = 6 * 16 * 16 * ROW_BYTES / 1e6  # that updates of the learner, and the allocator below them, hold at a time
 OPTIONS = (
     *("--env.id", "worlds:Wide", "--num-envs", "16", "--rollout-length", "16", "--placement", "served"),
     *("--max-policy-lag", "none", "--agent.learning-rate", "0", "--deadlines.silence-s", "120"),
@@ -81,7 +82,8 @@ def test_while_the_learner_stands_still_every_process_stays_within_its_stated_by
         kind = name.rstrip("-0123456789")
         largest = max(each.rss_mb for each in samples)
         print(f"{road} {name}: {largest:.0f} MB resident, {memory_mb[kind]:.0f} stated")  # noqa: T201
-        assert largest <= memory_mb[kind] + memory_shared_mb + SLACK_MB, name
+        working_mb = BATCH_COPIES_MB if kind == "learner" else 0.0
+        assert largest <= memory_mb[kind] + memory_shared_mb + SLACK_MB + working_mb, name
         assert largest <= before[name].rss_mb + SLACK_MB, name
         assert samples[-1].segments == before[name].segments and samples[-1].descriptors == before[name].descriptors, (
             name
