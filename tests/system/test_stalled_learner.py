@@ -15,7 +15,9 @@ from tests.system.launched import FOREVER, Launched
 pytestmark = pytest.mark.slow
 LONGEST_S, SLACK_MB = 30.0, 32.0  # the interpreter's heap, glibc's arenas, the kernel's socket buffers
 ROW_BYTES = 65536
-BATCH_COPIES_MB = 6 * 16 * 16 * ROW_BYTES / 1e6  # that updates of the learner, and the allocator below them, hold at a time
+BATCH_COPIES_MB = (
+    6 * 16 * 16 * ROW_BYTES / 1e6
+)  # that updates of the learner, and the allocator below them, hold at a time
 OPTIONS = (
     *("--env.id", "worlds:Wide", "--num-envs", "16", "--rollout-length", "16", "--placement", "served"),
     *("--max-policy-lag", "none", "--agent.learning-rate", "0", "--deadlines.silence-s", "120"),
