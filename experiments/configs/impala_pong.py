@@ -22,7 +22,7 @@ def config() -> Experiment:
         rollout_length=20,
         batch_envs=8,
         max_policy_lag=None,
-        total_env_steps=10_000_000,
+        total_env_steps=6_000_000,
         stop_at_return=15.0,
         evaluator=EvaluatorConfig(episodes=20, num_envs=10, period_env_steps=250_000, final_episodes=20),
     )

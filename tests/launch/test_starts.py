@@ -51,7 +51,7 @@ def test_what_this_process_has_is_seen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("placement", "number"), [("serial", 20), ("inline", 4), ("served", 4)])
+@pytest.mark.parametrize(("placement", "number"), [("serial", 10), ("inline", 3), ("served", 3)])
 def test_starts_in_one_process_leave_nothing_behind(placement: str, number: int) -> None:
     words = [sys.executable, starts.__file__, "--only", placement, "--starts", str(number)]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
