@@ -113,7 +113,7 @@ def faults(seen: list[Kept]) -> list[str]:
             if name == "descriptors":
                 found.append(f"new descriptors: {new_ones(warm[0].open, warm[-1].open)}")
     slope = theil_sen(range(len(warm)), [one.rss_mb for one in warm])
-    if len(warm) >= 4 and slope.slope > LIMIT_MB_PER_START:
+    if len(warm) >= 4 and slope.slope > LIMIT_MB_PER_START and slope.low > 0:
         found.append(f"memory grows by {slope.slope:.2f} MB a start ({slope.low:.2f} - {slope.high:.2f})")
     return found
 

@@ -23,7 +23,7 @@ from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tre
 from jsrl.workers.jobs import Job, Origin, Schemas
 
 # As measured on CPU; environments come on top. Of actors that a host forked, what each keeps to itself.
-JAX_PROCESS_MB, LEARNER_MB, ACTOR_MB, HOSTED_ACTOR_MB = 250, 300, 45, 10
+JAX_PROCESS_MB, LEARNER_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 350, 45, 10
 HOST_ACTORS = 3  # from so many actors on, one process that forks them is faster as well (benchmarks/actor_start.py)
 STAGING_BUFFERS = 3
 

@@ -40,7 +40,9 @@ def assert_shares_add_up(run: Launched, kinds: tuple[str, ...]) -> None:
         shares = [columns.get(f"{kind}/{a.name}_share") for a in of_main_thread(kind)]
         total = np.nansum([share for share in shares if share is not None], axis=0)
         reported = total[total > 0]
-        assert reported.size and np.allclose(reported, 1.0, atol=0.02), f"{kind}: {total}"
+        # a phase that is under way at a report counts in the next one
+        assert reported.size and np.allclose(reported, 1.0, atol=0.08), f"{kind}: {total}"
+        assert np.isclose(np.median(reported), 1.0, atol=0.02), f"{kind}: {total}"
 
 
 def bottleneck(run: Launched) -> str:

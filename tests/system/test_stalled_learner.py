@@ -64,8 +64,9 @@ def test_while_the_learner_stands_still_every_process_stays_within_its_stated_by
     bytes_per_s = column(run, "actor/env_steps_per_s") * ROW_BYTES
     stall_s = min(max(3.0, 3e6 * SLACK_MB / bytes_per_s), LONGEST_S)
     assert bytes_per_s * stall_s >= 2e6 * SLACK_MB, "too slow for anything to be seen to grow"
-    before, learner = held(run), run.workers()["learner"]
+    learner = run.workers()["learner"]
     learner.suspend()
+    before = held(run)
     seen: dict[str, list[Holdings]] = {name: [] for name in before}
     shared = []
     until = time.monotonic() + stall_s
