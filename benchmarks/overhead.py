@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text  # noqa: E402 (said above)
+from benchmarks.throughput.alone import split_options  # noqa: E402
 from benchmarks.throughput.arithmetic import rates  # noqa: E402
 from benchmarks.throughput.end_to_end import ENDLESS, Watched, command, watch  # noqa: E402
 
@@ -237,10 +238,8 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Return the command's options; `options` are those of run.py, after `--`."""
-    at = words.index("--") if "--" in words else len(words)
-    given = parser().parse_args(words[:at])
-    given.options = words[at + 1 :]
-    return given
+    own, options = split_options(words)
+    return parser().parse_args(own, argparse.Namespace(options=options))
 
 
 def main() -> int:

@@ -48,12 +48,20 @@ def parse_stat(text: str) -> Stat:
     return Stat(int(fields[1]), fields[0], user + system, waited_user + waited_system)
 
 
-def parse_pss_mb(text: str) -> float:
-    """Return megabytes (10^6 bytes) of the line `Pss:` of a smaps_rollup; 0 where it has none."""
+def parse_rollup_mb(text: str) -> dict[str, float]:
+    """Return megabytes (10^6 bytes) by the names that a smaps_rollup gives them."""
+    found = {}
     for line in text.splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    return 0.0
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB":
+            found[name] = int(words[0]) * 1024 / 1e6
+    return found
+
+
+def parse_pss_mb(text: str) -> float:
+    """Return megabytes of the line `Pss:` of a smaps_rollup; 0 where it has none."""
+    return parse_rollup_mb(text).get("Pss", 0.0)
 
 
 def all_stats(proc: Path = PROC) -> dict[int, Stat]:

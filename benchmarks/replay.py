@@ -33,6 +33,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
+from jsrl.workers.base import Silent
 from jsrl.workers.replay import ReplaySettings, ReplayWorker, Roads
 
 T, B, M = 20, 8, 64
@@ -57,14 +58,6 @@ def batch_spec(kind: str) -> Trajectory:
 def size_bytes(spec: Any) -> int:
     """Return the bytes of all leaves."""
     return sum(leaf.size_bytes for leaf in leaves(spec))
-
-
-class Silent:
-    """A reporter that says nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a function that does nothing."""
-        return lambda *_, **__: None
 
 
 def act(kind: str, folder: str) -> None:

@@ -33,6 +33,7 @@ sys.path[:0] = [str(ROOT)]
 from benchmarks import process_tree  # noqa: E402 (where it lies is said above)
 from benchmarks.endurance.holdings import Holdings, folder_usage, holdings, named_tree  # noqa: E402
 from benchmarks.endurance.verdicts import Watched, judge, run_faults, table  # noqa: E402
+from benchmarks.throughput.alone import split_options  # noqa: E402
 
 RUN_NAME, ENDLESS, START_LIMIT_S, LEAVE_S = "soak", 10**12, 300.0, 180.0
 CONTROLLER = "controller"
@@ -226,10 +227,8 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Return the command's options; `options` are those of run.py, after `--`."""
-    at = words.index("--") if "--" in words else len(words)
-    given = parser().parse_args(words[:at])
-    given.options = words[at + 1 :]
-    return given
+    own, options = split_options(words)
+    return parser().parse_args(own, argparse.Namespace(options=options))
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 Each start is a whole `jsrl.launch.run.run` with a few rows of a real experiment, in this process (a notebook's or a tuner's
 case). After each one are counted: threads, open descriptors, child processes, ZeroMQ contexts, files of this process's runs in
 /dev/shm, and resident memory. After the first starts nothing of it may grow: counts stay the same, memory by less than
-LIMIT_MB_PER_START (Theil-Sen slope).
+--limit-mb (Theil-Sen slope).
 
 Placements take turns in processes of their own. Raw numbers go to benchmarks/results/starts-NAME.json.
 """
@@ -101,8 +101,8 @@ def measure(start: Callable[[], None], number: int, show: Callable[[str], None] 
     return seen
 
 
-def faults(seen: list[Kept]) -> list[str]:
-    """Return what grew after the first starts."""
+def faults(seen: list[Kept], limit_mb: float = LIMIT_MB_PER_START) -> list[str]:
+    """Return what grew after the first starts; memory may by so many MB a start."""
     warm = seen[max(1, int(WARM_UP_SHARE * len(seen))) :]
     found = []
     for name in COUNTED:
@@ -113,7 +113,7 @@ def faults(seen: list[Kept]) -> list[str]:
             if name == "descriptors":
                 found.append(f"new descriptors: {new_ones(warm[0].open, warm[-1].open)}")
     slope = theil_sen(range(len(warm)), [one.rss_mb for one in warm])
-    if len(warm) >= 4 and slope.slope > LIMIT_MB_PER_START and slope.low > 0:
+    if len(warm) >= 4 and slope.slope > limit_mb and slope.low > 0:
         found.append(f"memory grows by {slope.slope:.2f} MB a start ({slope.low:.2f} - {slope.high:.2f})")
     return found
 
@@ -130,6 +130,7 @@ def new_ones(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
 def own_process(given: argparse.Namespace, placement: str, number: int) -> dict[str, Any]:
     """Measure one placement in a process of its own; return its numbers."""
     words = [sys.executable, __file__, given.experiment, "--only", placement, "--starts", str(number)]
+    words += ["--limit-mb", str(given.limit_mb)]
     ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
     try:
         return dict(json.loads(ended.stdout.splitlines()[-1]))
@@ -145,6 +146,9 @@ def main() -> int:
     parser.add_argument("--process-starts", type=int, default=20, help="starts of inline and served runs")
     parser.add_argument("--placements", default="serial,inline,served")
     parser.add_argument("--json", type=Path, help="file (default: benchmarks/results/starts-NAME.json)")
+    parser.add_argument(
+        "--limit-mb", type=float, default=LIMIT_MB_PER_START, help="a start (%(default)s; a few starts need more)"
+    )
     parser.add_argument("--only", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only:
@@ -152,7 +156,7 @@ def main() -> int:
             start = short_run(given.experiment, given.only, Path(folder))
             seen = measure(start, given.starts, lambda text: print(f"{given.only} {text}", file=sys.stderr))
         numbers = [[*one[: len(COUNTED)], round(one.rss_mb, 2)] for one in seen]
-        print(json.dumps({"placement": given.only, "faults": faults(seen), "seen": numbers}))
+        print(json.dumps({"placement": given.only, "faults": faults(seen, given.limit_mb), "seen": numbers}))
         return 0
     from jsrl.services.provenance import environment_facts
 

@@ -19,6 +19,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "__init__": (set(), set()),
     "errors": (set(), set()),
+    "allowance": (set(), set()),
     "types": ({"errors"}, {"numpy"}),
     "importing": ({"errors"}, set()),
     "reference": ({"errors", "importing"}, {"numpy"}),
@@ -29,7 +30,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "networks": ({"types", "errors", "reference"}, {"jax", "flax", "numpy"}),
     "agents": ({"networks", "types", "errors"}, {"jax", "flax", "optax", "chex", "numpy"}),
     "parallel": ({"agents", "types", "errors"}, {"jax", "numpy"}),
-    "envs": ({"types", "errors", "importing"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
+    "envs": ({"allowance", "types", "errors", "importing"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
     "transport": ({"types", "errors"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
     "services": ({"transport", "types", "errors"}, {"numpy", "zmq", "msgspec", "psutil", "rich", "tensorboardX"}),
     "settings": (set(), set()),
@@ -55,6 +56,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "launch": (
         {
+            "allowance",
             "building",
             "envs",
             "errors",

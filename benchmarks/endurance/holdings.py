@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.process_tree import PROC, all_stats, tree
+from benchmarks.process_tree import PROC, all_stats, parse_rollup_mb, tree
 
 SHARED = "/dev/shm/"
-TICKS_MB = 1024 / 1e6  # of the lines of smaps_rollup, which are in KiB
 
 
 class Holdings(NamedTuple):
@@ -25,12 +24,7 @@ class Holdings(NamedTuple):
 
 def parse_rollup(text: str) -> tuple[float, float, float]:
     """Return (RSS, PSS, USS) in megabytes of a smaps_rollup."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[1] == "kB":
-            found[name] = int(words[0]) * TICKS_MB
+    found = parse_rollup_mb(text)
     private = found.get("Private_Clean", 0.0) + found.get("Private_Dirty", 0.0) + found.get("Private_Hugetlb", 0.0)
     return found.get("Rss", 0.0), found.get("Pss", 0.0), private
 

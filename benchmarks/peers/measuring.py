@@ -88,6 +88,14 @@ def orders() -> dict[str, Any]:
     return json.loads(sys.argv[1])
 
 
+def command(settings: list[dict[str, Any]], main: Callable[[], None]) -> None:
+    """Be a driver's command: with `--settings` list what may be tried, else do what was asked for."""
+    if sys.argv[1] == "--settings":
+        print(json.dumps(settings))
+    else:
+        main()
+
+
 def versions_of(*packages: str) -> dict[str, str]:
     """Return the versions of packages."""
     from importlib.metadata import version

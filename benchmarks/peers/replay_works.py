@@ -84,14 +84,9 @@ def seen(asked: dict[str, Any], **found: Any) -> dict[str, Any]:
 
 def differences(work: ReplayWork, done: dict[str, Any]) -> list[str]:
     """Return where what a system did is not this work, each as a few words."""
+    from benchmarks.peers.works import same  # here: drivers, which import this file by itself, have no such package
+
     names = [name for name in COMPARED if work.part == "learning" or name not in ("num_envs", "updates_per_step")]
     expected = {name: getattr(work, name) for name in names}
-    wrong = [n for n, value in expected.items() if abs_difference(done.get(n), value) > 1e-3]
+    wrong = [name for name, value in expected.items() if not same(done.get(name), value)]
     return [f"{name} {done.get(name)} for {expected[name]}" for name in wrong] + list(done.get("notes", ()))
-
-
-def abs_difference(value: Any, expected: Any) -> float:
-    """Return the relative difference of two numbers; 0 or 1 for what is none."""
-    if isinstance(value, int | float) and isinstance(expected, int | float):
-        return abs(value - expected) / max(abs(expected), 1e-12)
-    return float(value != expected)

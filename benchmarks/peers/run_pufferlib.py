@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from environments import make_ale_vector, make_one
-from measuring import Meter, count_steps, done_work, leave, orders, versions_of
+from measuring import Meter, command, count_steps, done_work, leave, orders, versions_of
 
 SETTINGS = [
     {"backend": "Serial", "threads": 1},
@@ -122,7 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
-    else:
-        main()
+    command(SETTINGS, main)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from environments import make_one
-from measuring import Meter, count_steps, done_work, leave, orders, versions_of
+from measuring import Meter, command, count_steps, done_work, leave, orders, versions_of
 
 SETTINGS = [
     {"runners": 0, "threads": 1},
@@ -116,7 +114,4 @@ def notes(rows_per_update: float, asked: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
-    else:
-        main()
+    command(SETTINGS, main)

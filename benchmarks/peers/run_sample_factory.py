@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from environments import make_one, notes
-from measuring import Meter, done_work, leave, orders, versions_of
+from measuring import Meter, command, done_work, leave, orders, versions_of
 
 SETTINGS = [
     {"mode": "serial", "workers": 1, "splits": 1, "threads": 1},
@@ -116,7 +116,4 @@ def report(meter: Meter, asked: dict[str, Any], cfg: Any, runner: Any) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
-    else:
-        main()
+    command(SETTINGS, main)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from environments import make_ale_vector, make_one
-from measuring import Meter, count_steps, done_work, orders, versions_of
+from measuring import Meter, command, count_steps, done_work, orders, versions_of
 
 SETTINGS = [
     {"vector": "dummy", "threads": 1},
@@ -102,7 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
-    else:
-        main()
+    command(SETTINGS, main)

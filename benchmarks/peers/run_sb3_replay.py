@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from environments import make_one
-from measuring import Meter, count_steps, orders, versions_of
+from measuring import Meter, command, count_steps, orders, versions_of
 from replay_works import seen
 
 SETTINGS = [{"threads": 1}, {"threads": 2}]
@@ -121,7 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
-    else:
-        main()
+    command(SETTINGS, main)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 
-from measuring import Meter, orders, versions_of
+from measuring import Meter, command, orders, versions_of
 
 SETTINGS = [
     {"vector": "dummy", "one_thread": True},
@@ -38,7 +36,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
-    else:
-        main()
+    command(SETTINGS, main)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 
-from measuring import Meter, orders, versions_of
+from measuring import Meter, command, orders, versions_of
 from replay_works import seen
 
 SETTINGS = [{"one_thread": True}, {"threads": 2}]
@@ -39,7 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
-    else:
-        main()
+    command(SETTINGS, main)

@@ -7,13 +7,11 @@ for what is trained (the critics' are switched off while the policy learns), no 
 from __future__ import annotations
 
 import copy
-import json
-import sys
 from typing import Any
 
 import numpy as np
 from environments import make_one
-from measuring import Meter, count_steps, orders, versions_of
+from measuring import Meter, command, count_steps, orders, versions_of
 from replay_works import seen
 
 SETTINGS = [{"threads": 1}, {"threads": 2}]
@@ -199,7 +197,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
-    else:
-        main()
+    command(SETTINGS, main)

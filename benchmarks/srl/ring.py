@@ -25,6 +25,7 @@ from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
 from jsrl.workers.actor import Actor, ActorSettings
+from jsrl.workers.base import Silent
 
 ENV = EnvSpec(ArraySpec((4,), "float32"), Discrete(2), name="emulated")
 ACT = InferenceSpec(ENV.observation, ENV.action.array, ArraySpec((), "float32"), (), ())
@@ -67,22 +68,6 @@ class TimedEnv:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-class Quiet:
-    """A reporter that nobody listens to."""
-
-    def stage(self, stage: str) -> None:
-        """Say nothing."""
-
-    def event(self, name: str, text: str = "", **facts: object) -> None:
-        """Say nothing."""
-
-    def entering(self, activity: str, deadline_s: float | None = None) -> None:
-        """Say nothing."""
-
-    def left(self) -> None:
-        """Say nothing."""
 
 
 # -- the process that answers -----------------------------------------------------------------------------------------
@@ -157,7 +142,7 @@ def measure_ring(
         return client, connect_samples(consumer.address, SAMPLES, who, ring, 20.0)
 
     environments = {group: (lambda: TimedEnv(step_s, spins=spins)) for group in range(ring)}
-    actor = Actor("actor-0", ActorSettings(ROWS, None), environments, connect, Quiet())  # type: ignore[arg-type]
+    actor = Actor("actor-0", ActorSettings(ROWS, None), environments, connect, Silent())  # type: ignore[arg-type]
     stop = threading.Event()
     drain = threading.Thread(target=_drain, args=(consumer, stop), daemon=True)
     drain.start()

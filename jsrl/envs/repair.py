@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from jsrl.allowance import Allowance
 from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import foreign
@@ -33,9 +33,8 @@ class Repairs:
     def __init__(
         self, config: EnvConfig, tell: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._limit, self._window_s = config.fault_limit, config.fault_window_s
-        self._tell, self._clock = tell, clock
-        self._taken_s: deque[float] = deque()
+        self._allowance = Allowance(config.fault_limit, config.fault_window_s, clock)
+        self._tell = tell
 
     def take(self, fault: EnvironmentFault, cure: str) -> None:
         """Take a repair of what `fault` says by `cure`.
@@ -43,16 +42,13 @@ class Repairs:
         Raises:
           EnvironmentFault: all are used up; the fault, and that.
         """
-        now_s = self._clock()
-        while self._taken_s and now_s - self._taken_s[0] > self._window_s:
-            self._taken_s.popleft()
-        if len(self._taken_s) >= self._limit:
+        limit, window_s = self._allowance.limit, self._allowance.window_s
+        if not self._allowance.spend():
             raise EnvironmentFault(
-                f"{fault}. Its vector's {self._limit} repair(s) within {self._window_s:g} s are used up: what fails again and "
+                f"{fault}. Its vector's {limit} repair(s) within {window_s:g} s are used up: what fails again and "
                 "again is not repaired so. See what it raised, or allow more with env.fault_limit"
             ) from fault
-        self._taken_s.append(now_s)
-        count = f"repair {len(self._taken_s)} of {self._limit} within {self._window_s:g} s"
+        count = f"repair {self._allowance.used} of {limit} within {window_s:g} s"
         log.warning("%s: %s", count, cure, exc_info=fault)
         if self._tell is not None:
             self._tell(f"{fault}. {cure} ({count}; its traceback is in the log)")

@@ -18,8 +18,9 @@ from pathlib import Path
 import psutil
 
 from jsrl.errors import ConfigError, SnapshotError
-from jsrl.launch.chaos_card import Blow, Flood, ScoreCard, kind_of
+from jsrl.launch.chaos_card import Blow, Flood, ScoreCard
 from jsrl.transport.ledger_page import LEDGER, read_page
+from jsrl.workers.jobs import kind_of
 
 __all__ = ["KINDS", "Blow", "Flood", "ScoreCard", "Storm", "StormSettings", "storm_command"]
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jsrl.launch.result import ledger_text
+from jsrl.transport.base import Ledger
+from jsrl.workers.jobs import kind_of
 
 HARMED_SHARE = 0.1  # of the best score before the storm, by which the best one during it may lie below
 
@@ -75,10 +77,7 @@ class ScoreCard:
     def balanced(self) -> bool:
         """Return whether the run's ledger says what became of every trajectory."""
         ledger = self.result.get("ledger") or {}
-        if "produced" not in ledger:
-            return False
-        found = ledger["consumed"] + sum(ledger.get("dropped", {}).values()) + ledger.get("in_flight", 0)
-        return bool(ledger["produced"] == found)
+        return "produced" in ledger and Ledger(**ledger).balanced
 
     def text(self) -> str:
         """Return the card for people."""
@@ -129,12 +128,6 @@ class ScoreCard:
         if "return_mean" in score:
             lines.append(f"  return: {score['return_mean']:.1f} after {self.result.get('env_steps', 0):,} env steps")
         return lines
-
-
-def kind_of(worker: str) -> str:
-    """Return `actor` for `actor-3`."""
-    head, _, tail = worker.rpartition("-")
-    return head if tail.isdigit() else worker
 
 
 def quantile(values: list[float], share: float) -> float:

@@ -24,6 +24,7 @@ from jsrl.transport.base import Entry, InferenceClient, ProducerId, SampleProduc
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.actor import Actor, ActorSettings
+from jsrl.workers.base import Silent
 from jsrl.workers.recording import RecordingWriter
 
 NAME = "record"
@@ -89,7 +90,7 @@ def record_policy(
         return make(e.env, num_envs, seed, group=0)
 
     settings = ActorSettings(rollout_length, max_lag=None, poll_s=0.0, environment=str(e.env.id))
-    actor = Actor(NAME, settings, {0: make_group}, connect, Quiet(), recorder, writer=writer)
+    actor = Actor(NAME, settings, {0: make_group}, connect, Silent(), recorder, writer=writer)
     actor.setup()
     try:
         return_mean = _play(actor, episodes, rollout_length * num_envs, writer)
@@ -173,19 +174,3 @@ class NoBlock:
 
     def abandon(self) -> None:
         """Give the room back."""
-
-
-class Quiet:
-    """A Reporter for a worker that nobody watches."""
-
-    def stage(self, stage: str) -> None:
-        """Say nothing."""
-
-    def event(self, name: str, text: str = "", **facts: Any) -> None:
-        """Say nothing: the writer's words are in its summary."""
-
-    def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Watch nothing."""
-
-    def left(self) -> None:
-        """Nothing was watched."""

@@ -20,6 +20,7 @@ from jsrl.services.display_state import DisplayState
 from jsrl.services.metrics import MetricsHub
 from jsrl.services.runs import RunFolder
 from jsrl.transport.ledger_page import LEDGER, read_page
+from jsrl.workers.jobs import kind_of
 
 LINE_S = 1.0
 LOOK_S = 0.02
@@ -77,14 +78,9 @@ class Session:
         """Return the clock that the session goes by."""
         return time.monotonic()
 
-    def kind_of(self, worker: str) -> str:
-        """Return the kind in a worker's name: `actor` for `actor-3`."""
-        head, _, tail = worker.rpartition("-")
-        return head if tail.isdigit() else worker
-
     def report(self, message: Report) -> None:
         """Take a worker's report."""
-        self.hub.receive(message.worker, self.kind_of(message.worker), message.metrics)
+        self.hub.receive(message.worker, kind_of(message.worker), message.metrics)
         self.facts(message.facts)
 
     def facts(self, facts: dict[str, Any]) -> None:
@@ -178,7 +174,7 @@ class Session:
         """Return what the display shows."""
         kinds: dict[str, int] = {}
         for worker in self._stages:
-            kinds[self.kind_of(worker)] = kinds.get(self.kind_of(worker), 0) + 1
+            kinds[kind_of(worker)] = kinds.get(kind_of(worker), 0) + 1
         waiting = [f"{worker}: {stage}" for worker, stage in self._stages.items() if stage != "ready"]
         limit = self.experiment.max_minutes
         return DisplayState(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jsrl.allowance import Allowance
 from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.processes import CRASHES
@@ -19,7 +19,7 @@ from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.workers.jobs import Job, Origin
 
 
-class Budget:
+class Budget(Allowance):
     """The restarts of one worker within a window of time.
 
     Args:
@@ -35,24 +35,13 @@ class Budget:
         max_backoff_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limit, self.window_s = limit, window_s
-        self._backoff_s, self._max_backoff_s, self._clock = backoff_s, max_backoff_s, clock
-        self._taken_s: deque[float] = deque()
-
-    @property
-    def used(self) -> int:
-        """Return the restarts within the window that ends now."""
-        while self._taken_s and self._clock() - self._taken_s[0] > self.window_s:
-            self._taken_s.popleft()
-        return len(self._taken_s)
+        super().__init__(limit, window_s, clock)
+        self._backoff_s, self._max_backoff_s = backoff_s, max_backoff_s
 
     def take(self) -> float | None:
         """Take a restart: return the seconds to wait before it, or None when all are used up."""
         used = self.used
-        if used >= self.limit:
-            return None
-        self._taken_s.append(self._clock())
-        return min(self._backoff_s * 2.0 ** min(used, 60), self._max_backoff_s)
+        return min(self._backoff_s * 2.0 ** min(used, 60), self._max_backoff_s) if self.spend() else None
 
 
 class Supervision:

@@ -7,9 +7,7 @@ ZeroMQ sends nothing, and delivers nothing, before the handshake has succeeded.
 from __future__ import annotations
 
 import logging
-import os
 import struct
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +17,7 @@ from zmq.utils import z85
 
 from jsrl.errors import AccessDenied, StreamTimeout
 from jsrl.transport.address import check_reach
+from jsrl.transport.answering import Answering
 from jsrl.transport.keys import ClientKeys, KeyPath, ServerKeys, check_encryption, load_client_keys, load_server_keys
 
 _logger = logging.getLogger("jsrl.transport")
@@ -114,23 +113,10 @@ class Gate:
     def __init__(self, context: zmq.Context, client: bytes) -> None:
         self.endpoint, self.refused = "a stream", 0
         self._key = z85.decode(client)
-        self._socket = context.socket(zmq.REP)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(_ZAP)  # here, so that it is there before the guarded socket is bound
-        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._serve, name="stream-gate", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._stop_read, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._stop_read in ready:
-                self._socket.close()
-                return
-            self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+        socket = context.socket(zmq.REP)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(_ZAP)  # here, so that it is there before the guarded socket is bound
+        self._answering = Answering(socket, self._answer, "stream-gate")
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:
         """Return the answer to ZeroMQ's question (version, id, domain, address, identity, mechanism, credentials)."""
@@ -150,11 +136,7 @@ class Gate:
 
     def close(self) -> None:
         """Stop answering. May be called twice."""
-        if self._thread.is_alive():
-            os.write(self._stop_write, b"\0")
-            self._thread.join(10)
-            os.close(self._stop_read)
-            os.close(self._stop_write)
+        self._answering.close()
 
 
 class Handshakes:

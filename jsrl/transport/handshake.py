@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket as sockets
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.transport.answering import Answering
 from jsrl.transport.base import ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.schema import Leaf, schema_from_fields, schema_to_fields
@@ -112,37 +112,24 @@ class Greeter:
     def __init__(self, endpoint: str, answer: Callable[[Message], list[Any]]):
         self._answer = answer
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, HELLO_LIMITS.message_bytes)
-        bind(self._socket, endpoint)
-        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._serve, name="sample-greeter", daemon=True)
-        self._thread.start()
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 200)
+        socket.setsockopt(zmq.MAXMSGSIZE, HELLO_LIMITS.message_bytes)
+        bind(socket, endpoint)
+        self._answering = Answering(socket, self._answer_hello, "sample-greeter")
 
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._stop_read, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._stop_read in ready:
-                return
-            sender, *frames = self._socket.recv_multipart()
-            try:
-                answer = self._answer(decode(frames, HELLO_LIMITS))
-            except JsrlError as error:
-                answer = refusal_frames(error)
-            self._socket.send_multipart([sender, *answer])
+    def _answer_hello(self, frames: list[bytes]) -> list[Any]:
+        sender, *hello = frames
+        try:
+            answer = self._answer(decode(hello, HELLO_LIMITS))
+        except JsrlError as error:
+            answer = refusal_frames(error)
+        return [sender, *answer]
 
     def close(self) -> None:
         """Stop answering."""
-        if self._thread.is_alive():
-            os.write(self._stop_write, b"\0")
-            self._thread.join(10)
+        self._answering.close()
         self._context.destroy(linger=200)
-        os.close(self._stop_read)
-        os.close(self._stop_write)
 
 
 def bind(socket: zmq.Socket, endpoint: str) -> str:

@@ -38,6 +38,22 @@ class Reporter(Protocol):
         ...
 
 
+class Silent:
+    """A Reporter that nobody listens to."""
+
+    def stage(self, stage: str) -> None:
+        """Say nothing."""
+
+    def event(self, name: str, text: str = "", **facts: Any) -> None:
+        """Say nothing."""
+
+    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+        """Watch nothing."""
+
+    def left(self) -> None:
+        """Nothing was watched."""
+
+
 class Worker(Protocol):
     """A worker: `step` is bounded in time, so that one process can call all workers in turn."""
 

@@ -75,20 +75,28 @@ def batch_sizes(group_size: int, most: int) -> list[int]:
     return sizes
 
 
+def what_players_share(job: Job) -> dict[str, Any]:
+    """Return the fields of PlayerSettings that evaluator and recorder have in common."""
+    e = job.experiment
+    return {
+        "seed": e.seed,
+        "rows_per_update": e.rows_per_update,
+        "updates_per_batch": e.updates_per_batch,
+        "start_updates": job.origin.updates,
+        "step_deadline_s": e.actor.step_deadline_s,
+    }
+
+
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
     """Return the evaluator of a job."""
     e = job.experiment
     settings = EvaluatorSettings(
-        seed=e.seed,
         episodes=e.evaluator.episodes,
         sampled_episodes=e.evaluator.sampled_episodes,
         final_episodes=e.evaluator.final_episodes,
         num_envs=e.evaluator.num_envs,
         period_updates=e.evaluation_period,
-        rows_per_update=e.rows_per_update,
-        updates_per_batch=e.updates_per_batch,
-        start_updates=job.origin.updates,
-        step_deadline_s=e.actor.step_deadline_s,
+        **what_players_share(job),
     )
 
     def make_env(num_envs: int, seed: int) -> VectorEnv:
@@ -104,16 +112,12 @@ def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
     """Return the recorder of a job."""
     e = job.experiment
     settings = RecorderSettings(
-        seed=e.seed,
         episodes=e.recorder.episodes,
         fps=e.recorder.fps,
         max_seconds=e.recorder.max_seconds,
         niceness=None if e.placement == "serial" else e.recorder.niceness,
         period_updates=e.filming_period,
-        rows_per_update=e.rows_per_update,
-        updates_per_batch=e.updates_per_batch,
-        start_updates=job.origin.updates,
-        step_deadline_s=e.actor.step_deadline_s,
+        **what_players_share(job),
     )
 
     def make_env(num_envs: int, seed: int) -> RenderedEnv:

@@ -136,6 +136,12 @@ class Job:
         return "params" if self.links.params_relay is None else "params-relay"
 
 
+def kind_of(worker: str) -> str:
+    """Return the kind in a worker's name: `actor` for `actor-3`."""
+    head, _, tail = worker.rpartition("-")
+    return head if tail.isdigit() else worker
+
+
 def make_recorder(job: Job) -> Recorder:
     """Return what a worker counts with; it keeps spans as well where the experiment asks for a trace."""
     e = job.experiment

@@ -36,7 +36,7 @@ class Side:
     """One of the two networks at work.
 
     Attributes:
-      call: (state, params of the other side, batch, key) -> (state, metrics, published), compiled. began, made: calls.
+      call: (state, params of the other side, batch, key) -> (state, metrics, published), compiled. made: calls.
       published: on its own device, and `sent` on the other's. newest: metrics since the main thread looked.
     """
 

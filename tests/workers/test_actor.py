@@ -13,6 +13,7 @@ from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.actor import Actor, ActorSettings
+from jsrl.workers.base import Silent
 
 T, B = 4, 2
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(100))
@@ -52,13 +53,6 @@ class Counted:
 
     def close(self) -> None:
         self.closed = True
-
-
-class Silent:
-    def stage(self, stage: str) -> None: ...
-    def event(self, name: str, text: str = "", **facts) -> None: ...
-    def entering(self, activity: str, deadline_s: float | None = None) -> None: ...
-    def left(self) -> None: ...
 
 
 class Rig:

@@ -26,6 +26,7 @@ from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.transport.samples_local import aligned_zeros
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, Served
+from jsrl.workers.base import Silent
 from jsrl.workers.batching import Batcher, BatchPlan
 from jsrl.workers.learner import Learner, LearnerSettings
 
@@ -132,15 +133,6 @@ class Published:
 
     def close(self) -> None:
         pass
-
-
-class Silent:
-    """A reporter that nobody listens to."""
-
-    def stage(self, stage: str) -> None: ...
-    def event(self, name: str, text: str = "", **facts) -> None: ...
-    def entering(self, activity: str, deadline_s: float | None = None) -> None: ...
-    def left(self) -> None: ...
 
 
 class EarlyUpdate:

@@ -22,6 +22,7 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_
 from jsrl.workers.batching import BatchPlan
 from jsrl.workers.evaluator import Evaluator, EvaluatorSettings
 from jsrl.workers.learner import Learner, LearnerSettings
+from tests.workers.heard import Heard
 
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 T, B = 3, 2
@@ -45,22 +46,6 @@ def update(state, trajectory, key, *, axis_name=None):
 
 
 AGENT = Agent(init, lambda rows: (), act, update)
-
-
-class Heard:
-    """A reporter that remembers events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict]] = []
-
-    def stage(self, stage: str) -> None: ...
-    def entering(self, activity: str, deadline_s: float | None = None) -> None: ...
-    def left(self) -> None: ...
-    def event(self, name: str, text: str = "", **facts) -> None:
-        self.events.append((name, {"text": text, **facts}))
-
-    def named(self, name: str) -> list[dict]:
-        return [facts for other, facts in self.events if other == name]
 
 
 class Uneven:

@@ -14,6 +14,7 @@ from jsrl.services.video_shelf import Video, VideoShelf
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.recorder import RecorderSettings, VideoRecorder
 from tests.decoded import decode
+from tests.workers.heard import Heard
 
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 LENGTH = 6
@@ -70,20 +71,6 @@ class Painted:
 
     def close(self) -> None:
         self.closed = True
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict]] = []
-
-    def stage(self, stage: str) -> None: ...
-    def entering(self, activity: str, deadline_s: float | None = None) -> None: ...
-    def left(self) -> None: ...
-    def event(self, name: str, text: str = "", **facts) -> None:
-        self.events.append((name, {"text": text, **facts}))
-
-    def named(self, name: str) -> list[dict]:
-        return [facts for other, facts in self.events if other == name]
 
 
 class Params:

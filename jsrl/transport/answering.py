@@ -1,0 +1,47 @@
+"""A thread that answers what comes in at a socket, while its owner is busy with something else."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+
+class Answering:
+    """Answers messages one by one until it is closed.
+
+    Args:
+      socket: bound already; belongs to the thread from now on, which closes it at the end.
+      answer: frames that came -> frames that go back. name: of the thread.
+    """
+
+    def __init__(self, socket: zmq.Socket, answer: Callable[[list[bytes]], list[Any]], name: str) -> None:
+        self._socket, self._answer, self._closed = socket, answer, False
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._stop_read, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._stop_read in ready:
+                self._socket.close()
+                return
+            self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+
+    def close(self) -> None:
+        """Stop answering. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_alive():
+            os.write(self._stop_write, b"\0")
+            self._thread.join(10)
+        os.close(self._stop_read)
+        os.close(self._stop_write)
