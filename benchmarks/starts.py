@@ -29,7 +29,7 @@ from benchmarks.endurance.holdings import holdings  # noqa: E402 (where it lies 
 from benchmarks.endurance.slopes import theil_sen  # noqa: E402
 
 WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.5
-LATE_THREADS = 10  # in one of so many starts a pool of XLA or Orbax may begin its next thread
+LATE_THREADS, POOL_THREADS = 10, 4  # XLA and Orbax begin the last threads of their pools late
 COUNTED = ("threads", "descriptors", "children", "contexts", "shared_files")
 
 
@@ -107,7 +107,7 @@ def faults(seen: list[Kept], limit_mb: float = LIMIT_MB_PER_START) -> list[str]:
     found = []
     for name in COUNTED:
         first, last = getattr(warm[0], name), getattr(warm[-1], name)
-        late = len(seen) // LATE_THREADS if name == "threads" else 0
+        late = max(len(seen) // LATE_THREADS, POOL_THREADS) if name == "threads" else 0
         if last > first + late:
             found.append(f"{name}: {first} -> {last}")
             if name == "descriptors":

@@ -2,5 +2,14 @@
 
 import os
 
+import pytest
+
 os.environ.setdefault("JSRL_PROFILES", "")  # what a developer has tuned is nothing to tests
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # before jax is imported; worker processes inherit it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests, which hold real processes to limits of time and memory, one more try; the summary names them."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.flaky(reruns=1))

@@ -18,7 +18,7 @@ ONE = Kept(10, 20, 0, 1, 0, 200.0, ("pipe", "socket"))
 
 def test_whatever_grows_is_found() -> None:
     assert starts.faults([ONE] * 8) == []
-    for grown in ({"threads": 11}, {"descriptors": 21}, {"children": 1}, {"contexts": 2}, {"shared_files": 1}):
+    for grown in ({"threads": 15}, {"descriptors": 21}, {"children": 1}, {"contexts": 2}, {"shared_files": 1}):
         found = starts.faults([*[ONE] * 7, ONE._replace(**grown, open=("pipe", "socket", "socket"))])
         assert found and found[0].startswith(next(iter(grown)))
     assert (
