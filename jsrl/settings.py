@@ -25,8 +25,6 @@ class ActorConfig:
     """An environment that does not return from reset or step within this time ends its actor, by name."""
     rows_in_place: bool = True
     """Write rows straight into the stream's memory; false: aside, copied when a trajectory is complete (to compare)."""
-    one_core: bool = False
-    """Keep each actor process to one core, in turn over those allowed: `inline` acting then wakes no other core (Linux)."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 import pytest
 
+from jsrl import parallel
 from jsrl.errors import ConfigError, SpecMismatch
-from jsrl.parallel import data_parallel, split_devices
+from jsrl.parallel import data_parallel, small_calls, split_devices
 from jsrl.types import Trajectory
 
 SCRIPT = Path(__file__).parent / "parallel_cases.py"
@@ -68,3 +69,29 @@ def test_refuses_an_unsplit_batch():
     parallel = data_parallel(lambda *_: None, jax.devices()[:1])
     with pytest.raises(SpecMismatch, match=r"batch leaf observation has shape \(3, 4\).*split_devices"):
         parallel(None, make_batch(4), jax.random.key(0))
+
+
+def test_small_calls_compute_the_same_bits():
+    """Two independent networks, one program: in turn or at once."""
+    key = jax.random.key(0)
+    layers = jax.random.normal(key, (2, 3, 64, 64))
+
+    def both(x):
+        ends = []
+        for network in layers:
+            y = x
+            for layer in network:
+                y = jax.numpy.tanh(y @ layer)
+            ends.append(y)
+        return ends
+
+    x = jax.random.normal(key, (16, 64))
+    assert small_calls() == (parallel.IN_TURN if jax.default_backend() == "cpu" else None)
+    in_turn = jax.jit(both, compiler_options=small_calls())(x)
+    for one, other in zip(in_turn, jax.jit(both)(x), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
+    monkeypatch.setattr(parallel, "IN_TURN", {"xla_cpu_no_such_option": "x"})
+    assert small_calls.__wrapped__() is None

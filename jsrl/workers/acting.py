@@ -15,6 +15,7 @@ import numpy as np
 
 from jsrl.agents.base import Agent
 from jsrl.errors import StreamTimeout
+from jsrl.parallel import small_calls
 from jsrl.services.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Reply, Request
 from jsrl.types import EnvSpec, Tree, leaves, map_tree, version_updates
@@ -59,7 +60,7 @@ class Engine:
         self.compilations = 0
         self.batches = 0
         self._key = stream_key(seed, ACT_STREAM)
-        self._act = jax.jit(self._traced, donate_argnums=1 if self.has_core else ())
+        self._act = jax.jit(self._traced, donate_argnums=1 if self.has_core else (), compiler_options=small_calls())
         self._padded = {size: self._buffers(size) for size in self.sizes}
 
     def _buffers(self, size: int) -> tuple[Tree, np.ndarray, np.ndarray]:

@@ -38,21 +38,12 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
 
         job = from_json(json.loads(job_path.read_text()))
         control.stuck_s = job.experiment.deadlines.stuck_s
-        if job.kind == "actor" and job.experiment.actor.one_core:
-            keep_to_one_core(job.index)
         worker = build(job, reporter)
         if job.kind == "actor" and job.experiment.placement != "inline":
             return _TellOfJax(worker, reporter)
         return worker
 
     return run(build_from_file, control)
-
-
-def keep_to_one_core(index: int) -> None:
-    """Keep this thread, and those that it starts from now on, to one of the cores allowed, counted from the last."""
-    if hasattr(os, "sched_setaffinity"):  # elsewhere there is none
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[-1 - index % len(cores)]})
 
 
 def stacks_path(folder: Path, name: str) -> Path:
