@@ -30,8 +30,8 @@ IN_TURN = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 def small_calls() -> dict[str, str] | None:
     """Return the compiler options of a small program that is called very often; None where there are none to give.
 
-    On CPU XLA hands what is independent in a program (actor and critic) to its threads, and waking one takes longer than a small
-    network's whole call: 16 rows through two of 64x64 take 140 us so, and 38 us in turn. The results are the same bits.
+    On CPU XLA hands what is independent in a program (actor and critic) to its threads, and waking one takes longer than a
+    small network's whole call: 16 rows through two of 64x64 take 140 us so, and 38 us in turn. The results are the same bits.
     """
     if jax.default_backend() != "cpu":
         return None
