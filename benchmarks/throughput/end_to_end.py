@@ -96,7 +96,7 @@ class Watched:
 
     def leave(self, timeout_s: float) -> None:
         """Ask it to end in order, and wait; what has not left by then is killed at the end of the block."""
-        self._popen.send_signal(signal.SIGINT)
+        self._popen.send_signal(signal.SIGTERM)  # heard also where interrupts are ignored, as in a background job
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:

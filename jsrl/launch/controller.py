@@ -14,7 +14,7 @@ from jsrl.launch.actor_host import ActorHost
 from jsrl.launch.filming import loss_notice
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan, accelerators, process_environment
-from jsrl.launch.processes import Process, start
+from jsrl.launch.processes import Process, death_notice, start
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.supervision import Restart, Supervision, ends_run, next_life
@@ -103,7 +103,7 @@ class Controller:
     def _clear(self) -> None:
         """Leave nothing behind: no process, no shared memory, no socket."""
         for process in self._processes.values():
-            if not process.left or process.exit_status is None:
+            if not process.replaced and (not process.left or process.exit_status is None):
                 with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
                     process.kill()
         if self._host is not None:
@@ -238,7 +238,11 @@ class Controller:
         now = time.monotonic()
         for restart in [restart for restart in self._restarts if restart.due_s <= now]:
             self._restarts.remove(restart)
-            self._start(next_life(restart.job, self._folder), restart.count)
+            try:
+                self._start(next_life(restart.job, self._folder), restart.count)
+            except OSError as error:  # a full disk, no memory: perhaps it passes
+                if not self._replace(self._processes[restart.job.name], f"could not be started again: {error}"):
+                    raise WorkerDied(f"{restart.job.name} could not be started again: {error}") from error
 
     def _rescue(self) -> None:
         """Let a learner that still works write its snapshot, so that the run can be continued from here."""
@@ -258,8 +262,6 @@ class Controller:
         if hurried:
             self._drop_unready()
         final = self._wants_final_evaluation()
-        if final:
-            self._tell("evaluator", "final", which="best" if self._session.reason == "stop_at_return" else "latest")
         film = self._wants_final_video()
         if film:
             self._tell("recorder", "final")
@@ -267,6 +269,8 @@ class Controller:
         for kind in STOP_ORDER:
             if kind == "evaluator" and final:
                 self._await_final_evaluation()
+            if kind == "learner" and final:
+                self._begin_final_evaluation()
             if kind == "learner" and film:  # whose params nobody can take any more afterwards
                 self._await_recorder(lambda recorder: recorder.ready, "filming is about to begin")
             if kind == "recorder" and film:
@@ -286,9 +290,8 @@ class Controller:
                 process.left = True
 
     def _wants_final_evaluation(self) -> bool:
-        evaluator = self._processes.get("evaluator")
         wanted = self._session.reason != "interrupted" and self._plan.experiment.evaluator.final_episodes > 0
-        return wanted and evaluator is not None and evaluator.exit_status is None
+        return wanted and "evaluator" in self._processes
 
     def _tell(self, worker: str, command: str, **facts: Any) -> None:
         self._control.tell(worker, self._processes[worker].job.incarnation, command, **facts)
@@ -305,15 +308,22 @@ class Controller:
             if not process.left:
                 late = process.exit_status is None
                 what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {process.exit_text()}"
-                if (
-                    kind == "learner" and not self._interrupted
-                ):  # without its last snapshot the run is not what was asked
-                    self._died(process, what)
+                if kind == "learner" and not self._interrupted:
+                    self._died(process, what)  # without its last snapshot the run is not what was asked
                 if late and not self._interrupted:
                     what += f" ({self._watchdog.write(process.name, what, self._watchdog.look(process))})"
                 crash = self._crashes.get(process.name)
                 what = f"{crash.error}: {crash.text}" if crash else what
                 self._session.display.message(f"{process.name} while stopping: {what}", "warning")
+
+    def _begin_final_evaluation(self) -> None:
+        """Tell the evaluator to play the final episodes, as soon as it hears: it may just be on its way back."""
+        while not (self._processes["evaluator"].ready or self._interrupted):
+            self._listen(POLL_S)
+            self._start_due()
+            self._check(self._processes["evaluator"])
+            self._session.tick()
+        self._tell("evaluator", "final", which="best" if self._session.reason == "stop_at_return" else "latest")
 
     def _await_final_evaluation(self) -> None:
         self._session.stage("evaluator", "final evaluation")
@@ -337,12 +347,3 @@ class Controller:
             if recorder.ready:
                 self._session.stage("recorder", stage)
             self._session.tick()
-
-
-def death_notice(process: Process, what: str, crash: Crash | None) -> str:
-    """Return which worker died, why, and what it said."""
-    title = f"{process.name} {what}."
-    if crash is not None:
-        return f"{process.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {process.log})"
-    tail = process.last_lines()
-    return f"{title} It sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {process.log})"

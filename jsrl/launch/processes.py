@@ -15,7 +15,7 @@ from typing import Any
 
 from jsrl.launch.actor_host import ActorHost, HostedActor
 from jsrl.reference import SpawnEnvironment, to_json
-from jsrl.services.control import AnyMessage, Heartbeat, Report, Stacks, Stage
+from jsrl.services.control import AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
 from jsrl.workers.jobs import Job
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in the process
@@ -100,6 +100,15 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(5.0)
+
+
+def death_notice(process: Process, what: str, crash: Crash | None) -> str:
+    """Return which worker died, why, and what it said."""
+    title = f"{process.name} {what}."
+    if crash is not None:
+        return f"{process.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {process.log})"
+    tail = process.last_lines()
+    return f"{title} It sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {process.log})"
 
 
 def crash_lines(lines: list[str]) -> list[str]:

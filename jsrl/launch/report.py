@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,10 +26,9 @@ from jsrl.services.bottleneck import Bottleneck, find_bottleneck
 from jsrl.services.evidence import Facts
 from jsrl.services.files import read_json, write_atomic
 from jsrl.services.phases import ACTIVITIES, by_phase
-from jsrl.services.runs import Run, RunFolder
+from jsrl.services.runs import Run, RunFolder, held_by
 from jsrl.services.tracing import merge_traces
 from jsrl.services.video_shelf import captions
-from jsrl.transport.segment import is_locked
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
 
@@ -153,14 +151,7 @@ def _result(path: Path) -> dict[str, Any]:
 
 def _unfinished(path: Path) -> str:
     """Return what is known of a run without a result."""
-    try:
-        descriptor = os.open(path / "running", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return "killed (it left no result)"
-    try:
-        return "not yet (it is running)" if is_locked(descriptor) else "killed (it left no result)"
-    finally:
-        os.close(descriptor)
+    return "not yet (it is running)" if held_by(path) else "killed (it left no result)"
 
 
 def _mean(values: np.ndarray) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.options import differences
-from jsrl.services.runs import RunFolder
+from jsrl.services.runs import RUNNING, RunFolder
 from jsrl.services.snapshot_format import version_damage
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, read_page
@@ -51,7 +51,7 @@ def claimed(folder: RunFolder) -> Iterator[None]:
     Raises:
       ConfigError: another process holds it.
     """
-    path = folder.path / "running"
+    path = folder.path / RUNNING
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not try_lock(fd):
@@ -67,13 +67,12 @@ def claimed(folder: RunFolder) -> Iterator[None]:
         os.close(fd)
 
 
-def open_resumed(resume: str, runs_dir: str | os.PathLike[str]) -> tuple[RunFolder, Origin, list[str]]:
-    """Return a run's folder, where its next life begins (after its newest good snapshot, in a new epoch), and what to tell.
+def next_origin(folder: RunFolder) -> tuple[Origin, list[str]]:
+    """Return where a run's next life begins (after its newest good snapshot, in a new epoch), and what to tell.
 
     Raises:
-      ConfigError: there is no such run, or it has no good snapshot.
+      ConfigError: it has no good snapshot.
     """
-    folder = RunFolder.open(resume, runs_dir)
     store = SnapshotStore(folder.snapshots / "state")
     try:
         version, broken = newest_good(store)
@@ -86,7 +85,7 @@ def open_resumed(resume: str, runs_dir: str | os.PathLike[str]) -> tuple[RunFold
     life = read_page(folder.path / LEDGER)
     epoch = max(epoch, life.epoch if life else 0) + 1
     told = [*broken, f"going on from snapshot {version} instead, of update {updates}"] if broken else []
-    return folder, Origin(epoch, updates, f"{store.folder}@{version}"), told
+    return Origin(epoch, updates, f"{store.folder}@{version}"), told
 
 
 def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:

@@ -23,7 +23,7 @@ from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.recording_plan import begin_record, check_recording
 from jsrl.launch.report import leave_report
 from jsrl.launch.result import Result
-from jsrl.launch.resume import allowed_changes, claimed, continue_exactly, open_resumed, params_source
+from jsrl.launch.resume import allowed_changes, claimed, continue_exactly, next_origin, params_source
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.reference import from_json, to_json
@@ -65,13 +65,13 @@ def run(
     """
     experiment = dataclasses.replace(experiment, **changes)
     if resume is not None:
-        folder, origin, told = open_resumed(resume, runs_dir)
+        folder = RunFolder.open(resume, runs_dir)
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
-        origin, told = Origin(), []
-    if init_from is not None:
-        origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
     with remembered(), claimed(folder), own_memory_folder() as memory_folder:
+        origin, told = next_origin(folder) if resume is not None else (Origin(), [])
+        if init_from is not None:
+            origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
         experiment, changed = stored_experiment(experiment, folder, resumed=resume is not None)
         screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
         for line in (*told, *changed):

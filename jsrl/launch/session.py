@@ -17,6 +17,7 @@ from jsrl.launch.result import Result, ledger_text
 from jsrl.services.control import Event, Report
 from jsrl.services.display import Display
 from jsrl.services.display_state import DisplayState
+from jsrl.services.files import write_atomic
 from jsrl.services.metrics import MetricsHub
 from jsrl.services.runs import RunFolder
 from jsrl.transport.ledger_page import LEDGER, read_page
@@ -24,6 +25,7 @@ from jsrl.workers.jobs import kind_of
 
 LINE_S = 1.0
 LOOK_S = 0.02
+MOST_PROGRESS = 4096  # points of env steps by updates
 
 
 class Session:
@@ -89,6 +91,8 @@ class Session:
         self.updates = max(self.updates, facts.get("updates", 0))
         if self.experiment.has_replay_workers and self.updates > self._progress[-1][0]:
             self._progress.append((self.updates, self.env_steps))
+            if len(self._progress) > MOST_PROGRESS:
+                del self._progress[1:-1:2]  # what is between is interpolated anyway
         self.ledger = facts.get("ledger", self.ledger)
 
     def event(self, message: Event) -> None:
@@ -211,7 +215,10 @@ class Session:
         )
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
         text = json.dumps(facts, indent=2, default=float)
-        (self.folder.path / "result.json").write_text(text + "\n")
+        try:
+            write_atomic(self.folder.path / "result.json", f"{text}\n".encode())
+        except OSError as unwritten:  # a full disk: the result is there all the same
+            self.display.message(f"result.json could not be written: {unwritten}", "warning")
         return result
 
     def _process_s(self) -> float:

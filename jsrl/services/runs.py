@@ -27,9 +27,12 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.services.files import read_json, write_json
 from jsrl.services.provenance import environment_facts
+from jsrl.transport.segment import is_locked
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
+
+RUNNING = "running"  # the file that a run's own process holds locked
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class RunFolder:
         if overwrite and path.exists():
             if not (path / "experiment.json").exists():
                 raise ConfigError(f"{path} exists and is not a run (no experiment.json); it is not overwritten.")
+            if running := held_by(path):
+                raise ConfigError(f"{path} is running (process {running}); stop it before it is overwritten.")
             shutil.rmtree(path)
         parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, 1000):
@@ -273,3 +278,15 @@ def _read_object(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); the folder is not a whole run.") from None
+
+
+def held_by(run: Path) -> str:
+    """Return which process runs the run in this folder now (its ID, or `?`); empty: none."""
+    try:
+        descriptor = os.open(run / RUNNING, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return (os.read(descriptor, 32).decode(errors="replace").strip() or "?") if is_locked(descriptor) else ""
+    finally:
+        os.close(descriptor)

@@ -124,6 +124,8 @@ class Greeter:
             answer = self._answer(decode(hello, HELLO_LIMITS))
         except JsrlError as error:
             answer = refusal_frames(error)
+        except OSError as error:  # no descriptor, no memory: the next one may find some
+            answer = refusal_frames(StreamError(f"the consumer cannot take another producer now: {error}"))
         return [sender, *answer]
 
     def close(self) -> None:

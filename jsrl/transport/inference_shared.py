@@ -9,6 +9,7 @@ nothing is left behind.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import select
 import socket
@@ -32,6 +33,7 @@ REPLY = struct.Struct("<iiq?")  # group, policy, version, has_core
 MAX_CONTROL_BYTES = 1 << 16
 MAX_SEGMENT_BYTES = 1 << 30  # that a hello may ask for
 _HELLO_DEADLINE_S = 10.0
+_MOST_STRANGERS = 64  # that have connected and said nothing yet
 ATTACHED = b"attached"
 
 
@@ -146,11 +148,9 @@ class SharedInferenceServer(ServerEnd):
                 connection, _ = self._strangers.pop(fd)
                 self._epoll.unregister(fd)
                 self._greet(connection)
-        for fd, (connection, since_s) in list(self._strangers.items()):
+        for fd, (_, since_s) in list(self._strangers.items()):
             if time.monotonic() - since_s > _HELLO_DEADLINE_S:
-                del self._strangers[fd]
-                self._epoll.unregister(fd)
-                connection.close()
+                self._turn_away(fd)
 
     def _accept(self) -> None:
         try:
@@ -159,8 +159,21 @@ class SharedInferenceServer(ServerEnd):
                 connection.setblocking(False)
                 self._strangers[connection.fileno()] = (connection, time.monotonic())
                 self._epoll.register(connection, select.EPOLLIN)
+                if len(self._strangers) > _MOST_STRANGERS:
+                    self._turn_away(next(iter(self._strangers)))
         except BlockingIOError:
             return
+        except OSError as error:  # no descriptor is free: strangers have to make room for clients
+            if not self._strangers:
+                raise
+            logging.getLogger("jsrl.transport").warning("%s: a silent connection makes room (%s)", self.address, error)
+            self._turn_away(next(iter(self._strangers)))
+
+    def _turn_away(self, fd: int) -> None:
+        """Close the connection of somebody who has not said who it is."""
+        connection, _ = self._strangers.pop(fd)
+        self._epoll.unregister(fd)
+        connection.close()
 
     def _greet(self, connection: socket.socket) -> None:
         """Answer a hello: admit the client, or tell it why not."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import Agent
-from jsrl.errors import StreamTimeout
+from jsrl.errors import StreamError, StreamTimeout
 from jsrl.parallel import small_calls
 from jsrl.services.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Reply, Request
@@ -76,9 +76,17 @@ class Engine:
         return output, core, table
 
     def serve(self, group: int, num_envs: int) -> Served:
-        """Make room for a group's cores (slots are not given back: an engine serves a known number of them)."""
+        """Make room for a group's cores (slots are not given back: an engine serves a known number of them).
+
+        Raises:
+          StreamError: every slot is taken, and the agent has cores, of which two groups would share some.
+        """
         first = self._next_slot
         if first + num_envs > self._num_slots:
+            if self.has_core:
+                raise StreamError(
+                    f"group {group} of {num_envs} environments finds {self._num_slots - first} slots free."
+                )
             first = 0 if num_envs <= self._num_slots else self._num_slots
         self._next_slot = first + num_envs
         return Served(group, np.arange(first, first + num_envs, dtype=np.int32) % (self._num_slots + 1))

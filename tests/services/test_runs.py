@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from jsrl.errors import ConfigError
+from jsrl.launch.resume import claimed
 from jsrl.services.comparison import (
     bootstrap_interval,
     compare_runs,
@@ -227,3 +228,10 @@ def test_differences_are_named_as_options_are():
 def test_no_jax_is_imported():
     program = "import sys, jsrl.services.comparison, jsrl.services.runs; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_run_that_is_running_is_not_overwritten(tmp_path):
+    folder = RunFolder.create(tmp_path, "x", "a")
+    with claimed(folder), pytest.raises(ConfigError, match=rf"x/a is running \(process {os.getpid()}\); stop it"):
+        RunFolder.create(tmp_path, "x", "a", overwrite=True)
+    assert RunFolder.create(tmp_path, "x", "a", overwrite=True).path == folder.path

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import os
+import resource
+import socket
 
 import pytest
 
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.transport.keys import make_keys
@@ -49,4 +53,28 @@ def test_impossible_groups(groups: dict[int, int]) -> None:
     server = bind_inference("local:impossible-groups", SPEC)
     with pytest.raises(ConfigError, match="group"):
         connect_inference(server.address, SPEC, ProducerId("a", 0), groups, 1.0)
+    server.close()
+
+
+def test_silent_connections_make_room(tmp_path) -> None:
+    """A thousand that say nothing, with fewer descriptors than that: who has something to say is served."""
+    held = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    server = bind_inference(f"shm:{tmp_path}/run/inference", SPEC)
+    strangers = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 120, hard))
+    try:
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                one.setblocking(False)
+                one.connect(str(tmp_path / "run" / "inference"))
+                strangers.append(one)
+            with contextlib.suppress(StreamTimeout):
+                server.collect(1, 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in strangers:
+            one.close()
+    assert len(strangers) > 20
     server.close()

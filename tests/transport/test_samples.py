@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError
 from jsrl.transport.base import ProducerId
@@ -319,4 +320,22 @@ def test_large_trajectories_arrive_without_a_copy_of_ours() -> None:
         assert np.shares_memory(lease.trajectory.observation["image"], lease.trajectory.reward) is False
         consumer.release(lease)
     producer.close()
+    consumer.close()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_who_was_never_admitted_cannot_fill_the_consumers_memory(scheme: str, tmp_path: Path) -> None:
+    """A stranger sends as fast as it can to a consumer that is busy: soon it cannot send any more."""
+    consumer = bind_samples("tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/s", SCHEMA)
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.SNDHWM, 10)
+    stranger.connect(consumer.address)
+    sent = 0
+    with consumer._socket_lock:  # nothing is read meanwhile, as where the learner's process computes
+        while stranger.poll(1000, zmq.POLLOUT) and sent < 20_000:
+            stranger.send(bytes(4096))
+            sent += 1
+    assert 10 < sent < 20_000
+    context.destroy(linger=0)
     consumer.close()
