@@ -227,8 +227,13 @@ class Experiment:
 
     @property
     def min_updates_lag(self) -> int | None:
-        """Return K such that a group's trajectory n waits for version n - K; None: it never waits."""
-        return self.max_policy_lag if self.order == "by_group" else None
+        """Return K such that a group's trajectory n waits for version n x updates_per_batch - K; None: it never waits.
+
+        The last update with a batch, not the first, may be `max_policy_lag` ahead of its rows.
+        """
+        if self.max_policy_lag is None or self.order != "by_group":
+            return None
+        return self.max_policy_lag - (self.learner.reuse - 1)
 
     @property
     def evaluation_period(self) -> int:

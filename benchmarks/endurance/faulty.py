@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
-EVERY_S, LOOK_S = 2.0, 0.2
+EVERY_S, LOOK_S = 5.0, 0.2
 
 
 def fail() -> None:

@@ -127,7 +127,8 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
         del key  # nothing here is random
-        weights, (target,) = state.params.weights.network, state.learner_params
+        weights = state.params.weights.network
+        target = off.begin_targets(state.learner_params.target, weights, state.updates)
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
         batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
 

@@ -150,7 +150,8 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
         del key  # nothing here is random
-        weights, (target,) = state.params.weights.network, state.learner_params
+        weights = state.params.weights.network
+        target = off.begin_targets(state.learner_params.target, weights, state.updates)
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
         # 1. Burn-in: both networks read the first rows from the stored core, so that theirs is up to date.
         sequences = burn_in(parts, weights, target, state.params.moments, trajectory, axis_name)

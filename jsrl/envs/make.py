@@ -161,6 +161,13 @@ def _from_factory(
         single = _wrapped(config, lambda: _single(config, factory))
         return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
     given: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "group": group}
+    if config.max_episode_steps is not None:
+        if "max_episode_steps" not in parameters:
+            raise ConfigError(
+                f"{config.id!r} makes its slots itself and has no parameter `max_episode_steps`; give it one, or leave "
+                "env.max_episode_steps out"
+            )
+        given["max_episode_steps"] = config.max_episode_steps
     vector = _built(config, lambda: factory(**{k: v for k, v in given.items() if k in parameters}, **config.kwargs))
     _refuse_wrappers(config)
     if isinstance(vector, gymnasium.vector.VectorEnv):

@@ -88,7 +88,9 @@ class GymVectorEnv:
         except Exception as error:
             raise self._raised("step", error) from error
         if rows.metrics.entries:
-            rows.metrics.add_all(info, skip=rows.first)
+            anew = (terminated | truncated) & ~rows.first if self._mode is AutoresetMode.SAME_STEP else np.False_
+            rows.metrics.add_all(info, skip=rows.first | anew)  # whose `info` is of the next episode's reset
+            rows.metrics.add_all(info.get("final_info", {}), skip=~anew | rows.first)
         return rows.step(tree, reward, terminated, truncated)
 
     def _take(self, observation: Any, info: dict[str, Any]) -> Tree:

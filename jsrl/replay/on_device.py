@@ -124,6 +124,12 @@ def on_device(
     shape = ring_shape(
         spec, capacity=config.capacity, window=config.window, frames=frames, prioritised=config.prioritised
     )
+    most = (shape.capacity - 1) * shape.num_envs
+    if config.min_size > most:
+        raise ConfigError(
+            f"replay.min_size {config.min_size} is never reached: of replay.capacity {config.capacity} the ring holds at most "
+            f"{most} rows of {shape.num_envs} environments at once; lower min_size, or raise capacity."
+        )
     combined = _Combined(agent, config, shape, spec, total_updates, check_finite)
 
     def pack(state: AgentState) -> AgentState:

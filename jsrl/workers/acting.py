@@ -1,7 +1,8 @@
 """Acting: one jitted `act` with the cores of all served environments beside it, used by every worker that acts.
 
 The key of a group's step is fold_in(fold_in(seed key, group), step), so that actions do not depend on who hosts the group.
-A merged batch (several groups at once) takes its key from a counter instead; its bits depend on what arrived together.
+A merged batch (several groups at once) takes its key from the server's number and a counter instead; its bits depend on what
+arrived together.
 """
 
 from __future__ import annotations
@@ -43,12 +44,21 @@ class Engine:
       agent: whose act. spec: of the environment. num_slots: environments served at most.
       sizes: batch sizes that are compiled; a batch is padded to the smallest that holds it.
       seed: of the run. greedy: take the most likely action.
+      number: of the inference server, so that no two draw the same for what they merge.
     """
 
     def __init__(
-        self, agent: Agent, spec: EnvSpec, *, num_slots: int, sizes: Sequence[int], seed: int, greedy: bool = False
+        self,
+        agent: Agent,
+        spec: EnvSpec,
+        *,
+        num_slots: int,
+        sizes: Sequence[int],
+        seed: int,
+        greedy: bool = False,
+        number: int = 0,
     ) -> None:
-        self._agent, self._spec, self._greedy = agent, spec, greedy
+        self._agent, self._spec, self._greedy, self._number = agent, spec, greedy, number
         self.sizes = sorted(set(sizes))
         self._num_slots, self._next_slot = num_slots, 0
         self._table = agent.initial_core(num_slots + 1)  # the last row is scratch, for padding
@@ -129,7 +139,7 @@ class Engine:
             at = part.stop
         is_first[at:], index[at:] = True, self._num_slots
         self.batches += 1
-        ids = np.array([0xFFFFFFFF, self.batches & 0xFFFFFFFF], np.uint32)
+        ids = np.array([0xFFFFFFFF - self._number, self.batches & 0xFFFFFFFF], np.uint32)
         return self._split(self._call(index, ids, observation, is_first), requests)
 
     def _call(self, index: np.ndarray, ids: np.ndarray, observation: Tree, is_first: np.ndarray):

@@ -56,7 +56,9 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     share = -(-e.actors // len(job.links.inference)) * e.ring * e.group_size
     merge = not e.is_deterministic and share > e.group_size
     sizes = batch_sizes(e.group_size, min(share, max(e.inference.max_rows, e.group_size))) if merge else [e.group_size]
-    engine = Engine(make_agent(job), job.schemas.env, num_slots=2 * share, sizes=sizes, seed=job.life_seed)
+    engine = Engine(
+        make_agent(job), job.schemas.env, num_slots=2 * share, sizes=sizes, seed=job.life_seed, number=job.index
+    )
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
 
     def connect() -> tuple[InferenceServer, ParamsSubscriber]:

@@ -39,6 +39,10 @@ def counting_vector(num_envs: int, mode: str, **kwargs) -> gymnasium.vector.Vect
     return gymnasium.vector.SyncVectorEnv([lambda: Counting(**kwargs)] * num_envs, autoreset_mode=mode)
 
 
+def limited_vector(num_envs: int, max_episode_steps: int) -> gymnasium.vector.VectorEnv:
+    return counting_vector(num_envs, "NextStep", length=max_episode_steps)
+
+
 class Shouting(gymnasium.Wrapper):
     """Doubles the reward."""
 

@@ -79,7 +79,7 @@ def test_reward_is_scaled_then_clipped_and_episodes_stay_raw():
     assert steps[2].episodes[0].return_ == 6.0
 
 
-@pytest.mark.parametrize("mode", ["sync", "NextStep"])
+@pytest.mark.parametrize("mode", ["sync", "NextStep", "SameStep", "Disabled"])
 def test_episode_metrics(mode):
     names = ("level", "level:sum", "level:mean", "level:min", "level:max", "absent")
     config = vector_config(mode)
@@ -256,3 +256,11 @@ def test_check_env_finds_bad_seeding(name, message):
     else:
         with pytest.raises(EnvironmentFault, match=message):
             check_env(EnvConfig(S + name), steps=20)
+
+
+def test_a_limit_of_steps_is_handed_to_a_vector_or_refused():
+    with pytest.raises(ConfigError, match="no parameter `max_episode_steps`"):
+        make(EnvConfig(S + "counting_vector", {"mode": "NextStep"}, max_episode_steps=2), 1, 0)
+    env = make(EnvConfig(S + "limited_vector", max_episode_steps=2), 1, 0)
+    env.reset()
+    assert [len(env.step(np.zeros(1, np.int32)).episodes) for _ in range(3)] == [0, 1, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -100,6 +101,14 @@ def test_priorities_are_wanted_of_an_agent_that_gives_none():
     agent = with_replay(toy_agent(priorities=False), CONFIG, spec_of(first))
     with pytest.raises(ConfigError, match="needs an agent that returns priorities"):
         jax.eval_shape(agent.update, agent.init(jax.random.key(0)), first, jax.random.key(0))
+
+
+def test_a_min_size_that_the_ring_never_holds_is_refused():
+    """400 rows are 100 of each of 4 environments, of which the newest is only the end of a window."""
+    first = spec_of(World(N, T).trajectory())
+    on_device(toy_agent(), dataclasses.replace(CONFIG, min_size=396), first)
+    with pytest.raises(ConfigError, match=r"min_size 397 is never reached.* at most 396 rows of 4 environments"):
+        on_device(toy_agent(), dataclasses.replace(CONFIG, min_size=397), first)
 
 
 def four_devices() -> None:

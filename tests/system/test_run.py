@@ -288,3 +288,31 @@ def test_definitions_of_a_script_reach_the_workers(tmp_path: Path, placement: st
     (config,) = (tmp_path / "runs").glob("mine/*/experiment.json")
     stored = json.loads(config.read_text())["fields"]["env"]["fields"]
     assert stored["id"].endswith(":Mine") and not stored["id"].startswith("__main__")
+
+
+# -- lag --------------------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_with_reuse_no_trajectory_is_acted_too_early(launch) -> None:
+    """The least lag that two updates with a batch allow: what is acted sooner would be stale, and the run stood still."""
+    run = launch("--learner.reuse", "2", "--max-policy-lag", "1")
+    run.expect(0, 60.0)
+    result = run.result()
+    assert result["updates"] == 40 and not result["ledger"]["dropped"].get("stale")
+    assert_balanced(result)
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_the_final_evaluation_waits_for_an_evaluator_that_is_on_its_way_back(launch) -> None:
+    run = launch(*FOREVER, "--max-minutes", "0.12", "--evaluator.enabled", "--restart", "3")
+    run.await_updates(5)
+    run.until(lambda: "evaluator" in run.workers(), "an evaluator")
+    run.until(lambda: any(line["wall_s"] > 5.5 for line in run.lines()), "five seconds")
+    run.workers()["evaluator"].kill()
+    text = run.expect(0, 60.0)
+    assert "evaluator ended unexpectedly" in text and run.result()["ended"] == "max_minutes"
+    assert run.result()["final"]["episodes"] == 4

@@ -176,3 +176,16 @@ def test_inline_waits_for_the_version_that_a_request_names(engine):
     params.newest = (make_version(0, 7), values)
     group, reply = client.receive(0.01)
     assert (group, reply.version) == (0, make_version(0, 7))
+
+
+def test_two_servers_draw_apart_for_what_they_merge():
+    built = agent()
+    params = [np.array(x) for x in jax.tree.leaves(built.init(jax.random.key(1)).params)]
+    drawn = []
+    for number in (0, 1):
+        made = Engine(built, ENV, num_slots=2 * SIZE, sizes=[2 * SIZE], seed=3, number=number)
+        made.set_params(make_version(0, 5), params)
+        seats = [made.serve(group, SIZE) for group in range(2)]
+        asked = [[(seat, request(group, step)) for group, seat in enumerate(seats)] for step in range(5)]
+        drawn.append([reply.action.tolist() for pairs in asked for reply in made.act_merged(pairs)])
+    assert drawn[0] != drawn[1]

@@ -143,9 +143,11 @@ def test_sampled_episodes_are_reported_apart(tmp_path):
     for updates in (0, 5):
         rig.params.publish(updates)
         rig.play()
-    metrics = rig.heard.named("evaluated")[1]["metrics"]
-    assert metrics["evaluator/sampled_return_mean"] == pytest.approx(1.5)  # sampled: b
-    assert metrics["evaluator/return_mean"] > 2
+    told = rig.heard.named("evaluated")
+    assert [one["updates"] for one in told] == [0, 5]
+    for one in told:  # each with the sampled episodes of the same params
+        assert one["metrics"]["evaluator/sampled_return_mean"] == pytest.approx(1.5)  # sampled: b
+        assert one["metrics"]["evaluator/return_mean"] > 2
     rig.evaluator.close()
 
 
