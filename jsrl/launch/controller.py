@@ -318,10 +318,10 @@ class Controller:
 
     def _begin_final_evaluation(self) -> None:
         """Tell the evaluator to play the final episodes, as soon as it hears: it may just be on its way back."""
-        while not (self._processes["evaluator"].ready or self._interrupted):
+        while not ((evaluator := self._processes["evaluator"]).hears or self._interrupted):
             self._listen(POLL_S)
             self._start_due()
-            self._check(self._processes["evaluator"])
+            self._check(evaluator)
             self._session.tick()
         self._tell("evaluator", "final", which="best" if self._session.reason == "stop_at_return" else "latest")
 

@@ -59,6 +59,11 @@ class Process:
         return self.stage == "ready"
 
     @property
+    def hears(self) -> bool:
+        """Return whether a command reaches it."""
+        return self.ready and not self.replaced
+
+    @property
     def exit_status(self) -> int | None:
         """Return the exit status, None while it lives."""
         return self.popen.poll()
