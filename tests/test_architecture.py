@@ -100,6 +100,7 @@ MORE: dict[str, tuple[set[str], str]] = {
 WITHOUT_JAX = (
     "workers/__main__.py",
     "workers/actor.py",
+    "workers/build_actor.py",
     "workers/base.py",
     "workers/jobs.py",
     "workers/batching.py",

@@ -295,6 +295,7 @@ refusals(key=uses_key, array=uses_array, compiled=uses_compiled, module=Torso(ke
 """
 
 
+@pytest.mark.slow
 def test_script_of_jax_functions_and_flax_modules(folder):
     expected, said = (json.loads(line) for line in folder.script(with_write(JAX_SCRIPT)).splitlines())
     assert "`master_key`, which `uses_key` uses" in said["key"] and "is a jax array" in said["key"]

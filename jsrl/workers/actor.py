@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,10 @@ from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.transport.base import InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, version_epoch, version_updates
-from jsrl.workers.actor_envs import make_group
 from jsrl.workers.actor_group import Activity, Group
 from jsrl.workers.actor_streams import ActorStreams
 from jsrl.workers.base import Reporter
-from jsrl.workers.jobs import Job, make_recorder
-from jsrl.workers.recording import RecordingWriter, recording_writer
+from jsrl.workers.recording import RecordingWriter
 
 OUTDATED_S = 0.01  # between questions while params of the new learner are on their way
 
@@ -36,7 +33,8 @@ OUTDATED_S = 0.01  # between questions while params of the new learner are on th
 class ActorSettings:
     """What an actor has to know: T rows, the lag that trajectory n may have (None: any), where the run stands.
 
-    `environment` is what messages call the environment.
+    `environment` is what messages call the environment. `most_ahead`: trajectories by which a group may be ahead of another
+    where batches take one of every group (None: any number).
     """
 
     num_rows: int
@@ -46,6 +44,7 @@ class ActorSettings:
     step_deadline_s: float = 60.0
     poll_s: float = 0.1
     environment: str = ""
+    most_ahead: int | None = None
 
 
 class Actor:
@@ -140,6 +139,7 @@ class Actor:
         for group in self._groups.values():
             self._restart_environments(group)
             if self._streams.new_consumer:
+                group.made = 0
                 group.trajectory = None  # its updates may be fewer than those that trajectories were numbered by
             self._ask(group)
         self._streams.new_consumer = False
@@ -151,7 +151,7 @@ class Actor:
         return self._streams is not None and version_epoch(reply.version) < self._streams.epoch
 
     def _advance_one(self) -> int:
-        stalled = [g for g in self._groups.values() if g.waiting is not None]
+        stalled = sorted((g for g in self._groups.values() if g.waiting is not None), key=lambda g: g.made)
         for group in stalled:
             if self._make_room(group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s):
                 return self._advance(group)
@@ -179,9 +179,15 @@ class Actor:
             self._streams.check()
 
     def _make_room(self, group: Group, timeout_s: float) -> bool:
-        """See that the group has a block; its row 0 is the observation that the last trajectory ended with."""
+        """See that the group has a block; its row 0 is the observation that the last trajectory ended with.
+
+        The blocks are everybody's: one group far ahead would take all, and the batch waits for another that has none.
+        """
         if group.block is not None:
             return True
+        most, least = self._settings.most_ahead, min(g.made for g in self._groups.values())
+        if most is not None and group.made - least > most:
+            return False
         self._phases.enter("wait_block")
         try:
             group.block = self._producer.reserve(timeout_s)
@@ -260,6 +266,7 @@ class Actor:
         if self._writer is not None:
             self._writer.put(entry, copied)
         group.block, group.row = None, 0
+        group.made += 1
         group.trajectory += 1
         self._counts["trajectories"] += 1
 
@@ -323,25 +330,3 @@ class Actor:
         for group in self._groups.values():
             group.env.close()
         return dict(self._counts)
-
-
-def build_actor(job: Job, reporter: Reporter) -> Actor:
-    """Return the actor of a job: it hosts groups index * ring to index * ring + ring - 1."""
-    e = job.experiment
-    settings = ActorSettings(
-        num_rows=e.rollout_length,
-        max_lag=e.min_updates_lag,
-        start_updates=job.origin.updates,
-        updates_per_batch=e.updates_per_batch,
-        step_deadline_s=e.actor.step_deadline_s,
-        poll_s=job.poll_s,
-        environment=str(e.env.id),
-    )
-    recorder = make_recorder(job)
-    groups = range(job.index * e.ring, (job.index + 1) * e.ring)
-
-    environments = {group: partial(make_group, job, group, reporter, recorder) for group in groups}
-    streams = ActorStreams(job, recorder)
-    alone = e.placement == "serial"  # nobody is replaced there
-    again, writer = None if alone else streams, recording_writer(job, recorder, reporter)
-    return Actor(job.name, settings, environments, streams.open, reporter, recorder, again, writer)

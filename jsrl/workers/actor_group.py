@@ -30,7 +30,8 @@ class Group:
       number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
       stepping: what to say of a step that does not return. row: the row that waits for its action.
       trajectory: number of the trajectory that is being written (None: not known yet).
-      block: the room for it. observation, extras: its leaves. waiting: a reply that came before there was room.
+      made: trajectories committed to the consumer of now. block: the room for the next. observation, extras: its leaves.
+      waiting: a reply that came before there was room.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Group:
     stepping: Activity
     row: int = 0
     trajectory: int | None = None
+    made: int = 0
     block: Block | None = None
     observation: list[Array] = field(default_factory=list)
     extras: list[Array] = field(default_factory=list)

@@ -163,7 +163,7 @@ def build(job: Job, reporter: Any) -> Any:
     from jsrl.errors import ConfigError
 
     modules = {
-        "actor": "actor",
+        "actor": "build_actor",
         "inference": "build_acting",
         "learner": "build_learner",
         "evaluator": "build_acting",

@@ -63,6 +63,7 @@ def test_serial_twice_is_the_same_and_another_seed_is_not(final_state):
     assert set(kernels) <= set(other)
 
 
+@pytest.mark.slow
 def test_inline_with_two_actors_equals_serial(final_state):
     assert not differing(final_state(placement="serial"), final_state(placement="inline", num_actors=2))
 

@@ -380,6 +380,7 @@ def test_leftovers_of_dead_processes_are_swept(store):
     assert [path.name for path in store.folder.glob(".partial-*")] == [".partial-other-host-1-1"]
 
 
+@pytest.mark.slow
 def test_readers_race_with_a_writer_and_its_retention(store):
     """A reader in another process loads all the while; it must never see a mixture, a gap or an error."""
     program = """

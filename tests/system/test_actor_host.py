@@ -118,7 +118,8 @@ def test_a_killed_actor_is_replaced(launch) -> None:
     run.assert_nothing_left()
 
 
-@pytest.mark.parametrize("early", [False, pytest.param(True, marks=slow)], ids=["at work", "in start-up"])
+@slow
+@pytest.mark.parametrize("early", [False, True], ids=["at work", "in start-up"])
 def test_a_killed_host_takes_its_actors_along_and_is_named(launch, early: bool) -> None:
     run = launch(*FOREVER, *FOUR)
     if not early:

@@ -49,7 +49,7 @@ def test_worker_killed_in_start_up(launch, worker: str) -> None:
     assert_died(run, worker, "killed by signal 9 (SIGKILL)")
 
 
-@of_kinds(("actor-0",))
+@of_kinds(())
 def test_stopped_worker_is_found_by_its_silence(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker], "--deadlines.silence-s", "2")
     run.await_updates()

@@ -162,7 +162,8 @@ RESTARTS = {
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == "two actors" else slow) for c in RESTARTS])
+@slow
+@pytest.mark.parametrize("case", RESTARTS)
 def test_killed_actors_are_replaced_and_learning_goes_on(launch, case: str) -> None:
     run = launch(*FOREVER, "--restart", "3", *RESTARTS[case])
     run.await_updates()

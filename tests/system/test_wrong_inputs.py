@@ -87,7 +87,8 @@ def test_environment_that_ends_the_process(launch) -> None:
     assert "worlds:CallsOsExit" in text
 
 
-@pytest.mark.parametrize("name", ["HangsInStep", pytest.param("HangsInActor", marks=slow)])
+@slow
+@pytest.mark.parametrize("name", ["HangsInStep", "HangsInActor"])
 def test_environment_that_hangs(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}", "--actor.step-deadline-s", "1.5").expect(1, 30.0)
     assert "WorkerDied: actor-0: EnvironmentFault" in text

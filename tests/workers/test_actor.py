@@ -75,11 +75,14 @@ class Rig:
         )
         self.actor.setup()
         self.asked: dict[int, list] = {group: [] for group in groups}
+        self.kept: list = []
         self.updates = 0
 
     def answer(self, only=None) -> int:
-        """Answer what was asked (of one group), by a rule that a test can check row by row."""
-        found = self.server.collect(100, 0.0)
+        """Answer what was asked (by one group: the others wait), by a rule that a test can check row by row."""
+        asked = self.kept + self.server.collect(100, 0.0)
+        found = [r for r in asked if only is None or r.group == only]
+        self.kept = [r for r in asked if only is not None and r.group != only]
         for r in found:
             step = r.request.step
             self.asked[r.group].append(r.request._replace(observation=r.request.observation.copy()))
@@ -90,10 +93,10 @@ class Rig:
             self.server.reply(r, Reply(action, np.full(B, -float(step), np.float32), extras, version, core))
         return len(found)
 
-    def turn(self, times: int = 1) -> int:
+    def turn(self, times: int = 1, only=None) -> int:
         made = 0
         for _ in range(times):
-            self.answer()
+            self.answer(only)
             made += self.actor.step()
         return made
 
@@ -172,6 +175,16 @@ def test_without_a_lag_nobody_waits():
     rig = Rig(max_lag=None)
     rig.turn(T + 1)
     assert {r.min_updates for r in rig.asked[0]} == {-1}
+
+
+def test_a_group_ahead_leaves_blocks_to_the_one_that_a_batch_waits_for():
+    """Group 1 gets no answers for a while; with 2 blocks for each, group 0 takes 2 and no more."""
+    rig = Rig(groups=(0, 1), blocks=4, most_ahead=1)
+    rig.turn(5 * T, only=0)
+    assert [lease.entry.group for lease in rig.leases()] == [0, 0]
+    rig.turn(T, only=1)
+    (lease,) = rig.leases()
+    assert lease.entry.group == 1
 
 
 def test_without_a_block_the_reply_waits_and_nothing_is_lost():

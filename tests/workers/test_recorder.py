@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -228,7 +229,9 @@ def test_leaving_in_the_middle_leaves_no_file(tmp_path):
     rig = Rig(tmp_path, episodes=100_000)
     rig.params.publish(1)
     assert rig.recorder.due
-    rig.recorder.step()
+    until_s = time.monotonic() + 30.0
+    while not list(tmp_path.glob("*.part")) and time.monotonic() < until_s:  # the encoder, a process, makes the file
+        rig.recorder.step()
     assert list(tmp_path.glob("*.part"))
     rig.recorder.close()
     assert not list(tmp_path.glob("*.mp4*"))

@@ -1,0 +1,35 @@
+"""Building actors. Never imports jax."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from jsrl.workers.actor import Actor, ActorSettings
+from jsrl.workers.actor_envs import make_group
+from jsrl.workers.actor_streams import ActorStreams
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.recording import recording_writer
+
+
+def build_actor(job: Job, reporter: Reporter) -> Actor:
+    """Return the actor of a job: it hosts groups index * ring to index * ring + ring - 1."""
+    e = job.experiment
+    settings = ActorSettings(
+        num_rows=e.rollout_length,
+        max_lag=e.min_updates_lag,
+        start_updates=job.origin.updates,
+        updates_per_batch=e.updates_per_batch,
+        step_deadline_s=e.actor.step_deadline_s,
+        poll_s=job.poll_s,
+        environment=str(e.env.id),
+        most_ahead=e.actor.blocks_per_group - 1 if e.order == "by_group" else None,
+    )
+    recorder = make_recorder(job)
+    groups = range(job.index * e.ring, (job.index + 1) * e.ring)
+
+    environments = {group: partial(make_group, job, group, reporter, recorder) for group in groups}
+    streams = ActorStreams(job, recorder)
+    alone = e.placement == "serial"  # nobody is replaced there
+    again, writer = None if alone else streams, recording_writer(job, recorder, reporter)
+    return Actor(job.name, settings, environments, streams.open, reporter, recorder, again, writer)
