@@ -156,6 +156,8 @@ class DeadlineConfig:
     """Without a heartbeat (each worker has a thread for it) a worker counts as stopped, or stuck in one call."""
     stuck_s: float = 300.0
     """A worker at work whose loop has not come round for so long is stuck: a thread that hangs behind a living process."""
+    still_s: float = 60.0
+    """Without any step, answer or update for so long the run says so, and what every worker is doing; it goes on."""
     leave_s: float = 10.0
     """For a worker to leave in order; a tenth of it after Ctrl-C."""
     snapshot_s: float = 60.0

@@ -137,6 +137,7 @@ class Controller:
         if self._session.line_due:
             usage = self._usage.sample(self._processes.values()) | self._supervision.metrics()
             self._session.hub.receive("controller", "controller", usage)
+            self._watchdog.tell_standstill(self._deadlines.still_s)
         self._session.tick()
 
     def _listen(self, timeout_s: float) -> None:

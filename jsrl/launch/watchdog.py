@@ -30,6 +30,13 @@ KEPT = 50  # reports; the oldest go
 ANSWER_S, SIGNAL_S, LOOK_S = 0.4, 0.4, 0.02
 FRESH_S = 2.0  # for so long a worker that is not the subject is not asked again
 LOG_LINES, MOST_CHARS = 20, 500
+COUNTERS = (
+    "env_steps",
+    "trajectories",
+    "episodes",
+    "rows",
+    "updates",
+)  # whoever does anything counts it in one of them
 # Of what a worker reports, what tells where rows, params and trajectories pile up.
 TELLING = re.compile(
     r"depth|lag|version|params|in_flight|produced|consumed|dropped|per_s$|wait|update|env_steps|trajector|size|fault|failed"
@@ -54,6 +61,8 @@ class Watchdog:
         self._session, self._processes, self._ask, self._listen = session, processes, ask, listen
         self._run = session.folder.path
         self._asked_s: dict[str, float] = {}
+        self._counted: dict[str, list[object]] = {}
+        self._moved_s, self._patience = time.monotonic(), 1
 
     def look(self, subject: Process | None = None) -> str:
         """Return what every worker is doing, `subject` first; takes less than a second."""
@@ -112,6 +121,21 @@ class Watchdog:
         except OSError as error:
             return f"no watchdog report: {error}"
         return f"watchdog report: {path}"
+
+    def tell_standstill(self, limit_s: float) -> None:
+        """Say so where every worker is ready and no counter has moved for so long: they may be waiting for each other.
+
+        After the first time only for one that lasts twice as long: a slow run is no broken one.
+        """
+        now_s, workers = time.monotonic(), self._processes.values()
+        counted = {process.name: [process.known.get(name) for name in COUNTERS] for process in workers}
+        if counted != self._counted or not all(process.ready or process.replaced for process in workers):
+            self._counted, self._moved_s = counted, now_s
+        elif now_s - self._moved_s > self._patience * limit_s:
+            noticed = f"nothing was stepped, answered or trained for {now_s - self._moved_s:.0f} s"
+            self._patience *= 2
+            told = self.write("standstill", noticed, self.look())
+            self._session.display.message(f"{noticed}; training goes on if it can ({told})", "warning")
 
     def _head(self, noticed: str) -> str:
         """Return what was noticed, and where the run stands."""

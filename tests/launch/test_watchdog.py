@@ -40,7 +40,8 @@ def session_in(folder: Path) -> SimpleNamespace:
     """Return as much of a session as reports are made of."""
     (folder / "logs").mkdir(exist_ok=True)
     run, hub = SimpleNamespace(path=folder, name="tiny/first"), SimpleNamespace(latest={"learner/queue_depth": 3.0})
-    return SimpleNamespace(folder=run, hub=hub, elapsed_s=12.5, updates=7, env_steps=896, ledger={})
+    display = SimpleNamespace(told=[], message=lambda text, level="info": display.told.append((text, level)))
+    return SimpleNamespace(folder=run, hub=hub, elapsed_s=12.5, updates=7, env_steps=896, ledger={}, display=display)
 
 
 def job(name: str, kind: str = "actor", **env) -> Job:
@@ -203,3 +204,27 @@ def test_of_a_crash_the_log_shows_the_thread_that_crashed() -> None:
     log += ["  File b", "  File c", "", "Extension modules: numpy"]
     assert crash_lines(log) == [log[3], *log[8:11]]
     assert crash_lines(log[:3]) == [] and crash_lines([]) == []
+
+
+def test_a_standstill_is_told_once_and_then_only_a_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    gone = SimpleNamespace(pid=None, poll=lambda: 0)
+    workers = {name: Process(job(name), gone, tmp_path / "log", 0.0, stage="ready") for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
+    session = session_in(tmp_path)
+    watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
+
+    def told(seconds: float, **counters: int) -> int:
+        """Return how often something was told by then; `counters`: what actor-0 reports first."""
+        clock[0] += seconds
+        workers["actor-0"].hear(Report("actor-0", 0, {}, counters))
+        watchdog.tell_standstill(10.0)
+        return len(session.display.told)
+
+    assert [told(0.0, env_steps=8), told(9.0), told(9.0, env_steps=16), told(9.0)] == [0, 0, 0, 0]
+    assert [told(2.0), told(2.0), told(5.0), told(3.0)] == [1, 1, 1, 2]  # after 11 and 21 s of the same standstill
+    text, level = session.display.told[0]
+    assert "nothing was stepped, answered or trained for 11 s" in text and "0001-standstill.txt" in text
+    assert level == "warning" and "== actor-1" in (tmp_path / "watchdog" / "0001-standstill.txt").read_text()
+    workers["actor-1"].stage = "compiling"  # a worker that is not ready yet is no standstill
+    assert told(1000.0) == 2
