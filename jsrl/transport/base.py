@@ -259,8 +259,13 @@ class InferenceServer(Protocol):
         """Answer one request (arrays are copied out)."""
         ...
 
-    def departed(self) -> list[ProducerId]:
-        """Return clients that left or were replaced since the last call, so that their cores can be forgotten."""
+    def departed(self, look: bool = True) -> list[ProducerId]:
+        """Return clients that left or were replaced since the last call, so that their cores can be forgotten.
+
+        Args:
+          look: see first who has left meanwhile. Without it, these are departures before what `collect` returned last: the
+            same client may have come again, and what it asks there stands.
+        """
         ...
 
     def close(self) -> None:

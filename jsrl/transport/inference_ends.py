@@ -88,8 +88,14 @@ class ServerEnd:
         if not asker.answer(request, reply):
             self._drop(asker, "its connection broke")
 
-    def departed(self) -> list[ProducerId]:
-        """Return clients that left, died or were replaced since the last call, so that their cores can be forgotten."""
+    def departed(self, look: bool = True) -> list[ProducerId]:
+        """Return clients that left, died or were replaced since the last call, so that their cores can be forgotten.
+
+        Args:
+          look: see first who has left meanwhile; see jsrl.transport.base.InferenceServer.
+        """
+        if look and not self._closed:
+            self._gather(0.0)
         departed, self._departed = self._departed, []
         return departed
 

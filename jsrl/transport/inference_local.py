@@ -112,11 +112,6 @@ class LocalInferenceServer(ServerEnd):
                 _, _, min_updates, step, wants_core, policy = asked
                 self._ready.append(asker.areas[group].read(min_updates, step, wants_core, policy))
 
-    def departed(self) -> list[ProducerId]:
-        """Return clients that left or were replaced since the last call, so that their cores can be forgotten."""
-        self._gather(0.0)
-        return super().departed()
-
     def _shut(self) -> None:
         with _servers_lock:
             if _servers.get(self.name) is self:

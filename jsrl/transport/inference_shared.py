@@ -223,12 +223,6 @@ class SharedInferenceServer(ServerEnd):
         self._connected[connection.fileno()] = asker
         self._epoll.register(connection, select.EPOLLIN)
 
-    def departed(self) -> list[ProducerId]:
-        """Return clients that left or were replaced since the last call, so that their cores can be forgotten."""
-        if not self._closed:
-            self._gather(0.0)
-        return super().departed()
-
     def _shut(self) -> None:
         self._connected.clear()
         for connection, _ in self._strangers.values():

@@ -236,12 +236,6 @@ class ZmqInferenceServer(ServerEnd):
         self._routes.pop(asker.route, None)
         super()._drop(asker, reason)
 
-    def departed(self) -> list[ProducerId]:
-        """Return clients that left or were replaced since the last call, so that their cores can be forgotten."""
-        if not self._closed:
-            self._gather(0.0)
-        return super().departed()
-
     def _shut(self) -> None:
         self._routes.clear()
         shut(self._context, self._socket, self._gate, LINGER_MS)

@@ -80,8 +80,8 @@ class InferenceWorker:
             self._engine.set_params(*newer)
         arrived = self._collect()
         self._phases.enter("transport")
-        gone = self._forget_departed()
-        requests = self._held + [r for r in arrived if r.client not in gone]
+        self._forget_departed()
+        requests = self._held + arrived
         updates = version_updates(self._engine.version) if self._engine.version >= 0 else -1
         ready = [r for r in requests if self._engine.version >= 0 and r.request.min_updates <= updates]
         if len(ready) < len(requests):
@@ -161,15 +161,17 @@ class InferenceWorker:
             self._served[key] = vacant or self._engine.serve(request.group, size)
         return self._served[key]
 
-    def _forget_departed(self) -> list[ProducerId]:
-        """Free the seats of clients that have left, and return those: what one of them still asked is not to be answered."""
-        gone = self._server.departed()
+    def _forget_departed(self) -> None:
+        """Free the seats of clients that had left when requests were taken last: one that came again may have asked since.
+
+        Who has left since then keeps its seat until the next time, so that none is taken after it was freed.
+        """
+        gone = self._server.departed(look=False)
         for client in gone:
             for key in [k for k in self._served if k[0] == client]:
                 served = self._served.pop(key)
                 self._vacant[(served.group, len(served.index))] = served
             self._held = [r for r in self._held if r.client != client]
-        return gone
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates, batch sizes, and how often something was compiled after the warm-up (healthy: 0)."""

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
 from jsrl.agents.ppo import PPOConfig, ppo
-from jsrl.errors import StreamError
+from jsrl.errors import StreamError, StreamTimeout
 from jsrl.networks.model import NetworkConfig
-from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
+from jsrl.transport.base import InferenceClient, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import Silent
 from jsrl.workers.inference import InferenceSettings, InferenceWorker
 
 ENV = EnvSpec(ArraySpec((3,), "float32"), Discrete(5))
-SIZE = 2
-
-
-class Server:
-    """An inference stream whose clients are the test's."""
-
-    def __init__(self) -> None:
-        self.arrived: list[ClientRequest] = []
-        self.gone: list[ProducerId] = []
-        self.answered: list[tuple[ProducerId, Reply]] = []
-
-    def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:
-        arrived, self.arrived = self.arrived, []
-        return arrived
-
-    def departed(self) -> list[ProducerId]:
-        gone, self.gone = self.gone, []
-        return gone
-
-    def reply(self, request: ClientRequest, reply: Reply) -> None:
-        self.answered.append((request.client, reply))
+SIZE, CORE = 2, 6
+AGENT = ppo(PPOConfig(network=NetworkConfig(hidden=(8,), core="gru", core_size=CORE)), ENV)
+ACT = InferenceSpec(ENV.observation, ENV.action.array, ArraySpec((), "float32"), {}, ArraySpec((CORE,), "float32"))
 
 
 class Params:
@@ -45,29 +34,75 @@ class Params:
 
 
 def engine(num_slots: int) -> Engine:
-    agent = ppo(PPOConfig(network=NetworkConfig(hidden=(8,), core="gru", core_size=6)), ENV)
-    made = Engine(agent, ENV, num_slots=num_slots, sizes=[SIZE], seed=0)
-    made.set_params(make_version(0, 1), [np.array(x) for x in jax.tree.leaves(agent.init(jax.random.key(0)).params)])
+    made = Engine(AGENT, ENV, num_slots=num_slots, sizes=[SIZE], seed=0)
+    made.set_params(make_version(0, 1), [np.array(x) for x in jax.tree.leaves(AGENT.init(jax.random.key(0)).params)])
     return made
 
 
-def asks(name: str, incarnation: int, step: int) -> ClientRequest:
-    request = Request(np.zeros((SIZE, 3), np.float32), np.ones(SIZE, bool), step=step)
-    return ClientRequest(ProducerId(name, incarnation), 0, request)
+class Serving:
+    """An inference worker on a road of its own, stepped by hand."""
+
+    def __init__(self, address: str, num_slots: int) -> None:
+        self.server = bind_inference(address, ACT)
+        settings = InferenceSettings(max_rows=8, max_wait_s=0.0, merge=False, poll_s=0.0)
+        self.worker = InferenceWorker(
+            "inference-0", engine(num_slots), settings, lambda: (self.server, Params()), Silent()
+        )
+        self.worker.setup()
+
+    def connect(self, incarnation: int) -> InferenceClient:
+        """Connect an actor; the worker is stepped meanwhile."""
+        who = ProducerId("actor-0", incarnation)
+        with ThreadPoolExecutor(1) as pool:
+            client = pool.submit(connect_inference, self.server.address, ACT, who, {0: SIZE}, 20.0)
+            while not client.done():
+                self.worker.step()
+            return client.result()
+
+    def receive(self, client: InferenceClient) -> Reply:
+        """Return the next reply; the worker is stepped meanwhile."""
+        until_s = time.monotonic() + 20.0
+        while time.monotonic() < until_s:
+            self.worker.step()
+            with contextlib.suppress(StreamTimeout):
+                return client.receive(0.01)[1]
+        raise AssertionError("no reply")
 
 
-def test_many_lives_that_die_asking_take_no_seats() -> None:
-    """Each life's last request is found together with its death, as where the server was busy meanwhile."""
-    server = Server()
-    settings = InferenceSettings(max_rows=8, max_wait_s=0.0, merge=False, poll_s=0.0)
-    worker = InferenceWorker("inference-0", engine(2 * SIZE), settings, lambda: (server, Params()), Silent())
-    worker.setup()
-    for life in range(10):
-        server.arrived = [asks("actor-0", life, 0)]
-        assert worker.step() == SIZE
-        server.arrived, server.gone = [asks("actor-0", life, 1)], [ProducerId("actor-0", life)]
-        assert worker.step() == 0
-    assert [client.incarnation for client, _ in server.answered] == list(range(10))
+@pytest.fixture(params=["shm", "ipc"])
+def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:
+    address = f"shm:{tmp_path}/run/i" if request.param == "shm" else f"ipc://{tmp_path}/i"
+    made = Serving(address, 2 * SIZE)
+    yield made
+    made.server.close()
+
+
+def asked(step: int) -> Request:
+    return Request(np.zeros((SIZE, 3), np.float32), np.ones(SIZE, bool), step=step)
+
+
+def test_many_lives_that_die_asking_take_no_seats(serving: Serving) -> None:
+    """Each leaves a request behind; with two seats, none of the next ones finds them taken."""
+    for life in range(6):
+        client = serving.connect(life)
+        client.send(0, asked(0))
+        serving.receive(client)
+        client.send(0, asked(1))
+        client.close()
+        for _ in range(5):
+            serving.worker.step()
+
+
+def test_who_comes_again_is_answered(serving: Serving) -> None:
+    """The same life leaves with a question open and connects anew, as an actor does that has lost another stream."""
+    client = serving.connect(0)
+    for step in range(6):
+        client.send(0, asked(10 * step))
+        client.close()
+        client = serving.connect(0)
+        client.send(0, asked(10 * step + 1))
+        assert serving.receive(client).action.shape == (SIZE,)
+    client.close()
 
 
 def test_cores_are_never_shared_by_two_groups() -> None:
