@@ -29,7 +29,8 @@ from benchmarks.endurance.holdings import holdings  # noqa: E402 (where it lies 
 from benchmarks.endurance.slopes import theil_sen  # noqa: E402
 
 WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.5
-LATE_THREADS, POOL_THREADS = 10, 4  # XLA and Orbax begin the last threads of their pools late
+# XLA and Orbax begin the last threads of their pools late: one in so many starts, and so many even in a few starts.
+LATE_THREADS, POOL_THREADS = 10, 4
 COUNTED = ("threads", "descriptors", "children", "contexts", "shared_files")
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from jsrl.services.files import write_atomic
+
 EVERY_S, LOOK_S = 5.0, 0.2
 
 
@@ -61,9 +63,8 @@ class Counted:
         if now_s - self.looked_s < LOOK_S:
             return False
         self.looked_s = now_s
-        aside = self.folder / f".{self.pid}"
-        aside.write_text(f"{now_s} {self.steps} {int(self.chosen)}")
-        aside.rename(self.folder / str(self.pid))
+        counted = f"{now_s} {self.steps} {int(self.chosen)}"
+        write_atomic(self.folder / str(self.pid), counted.encode(), durable=False)
         self.chosen = self.chosen or self._choose()
         if not self.chosen or now_s - self.misbehaved_s < EVERY_S:
             return False
@@ -90,15 +91,14 @@ class Faulty(CartPoleEnv):
 
     def __init__(self, misdeed: str = "none") -> None:
         super().__init__()
-        self._misdeed = MISDEEDS.get(misdeed)
-        self._nan = misdeed == "nan"
+        self._misdeed = misdeed
 
     def step(self, action: Any) -> Any:
         """Take a step, or misbehave first."""
         if Faulty.counted is None or Faulty.counted.pid != os.getpid():
             Faulty.counted = Counted()
-        bad = Faulty.counted.due() and self._misdeed is not None
-        if bad and self._misdeed is not None:
-            self._misdeed()
+        bad = Faulty.counted.due() and self._misdeed in MISDEEDS
+        if bad:
+            MISDEEDS[self._misdeed]()
         observation, *rest = super().step(action)
-        return (observation * np.nan if bad and self._nan else observation, *rest)
+        return (observation * np.nan if bad and self._misdeed == "nan" else observation, *rest)

@@ -88,9 +88,12 @@ class GymVectorEnv:
         except Exception as error:
             raise self._raised("step", error) from error
         if rows.metrics.entries:
-            anew = (terminated | truncated) & ~rows.first if self._mode is AutoresetMode.SAME_STEP else np.False_
-            rows.metrics.add_all(info, skip=rows.first | anew)  # whose `info` is of the next episode's reset
-            rows.metrics.add_all(info.get("final_info", {}), skip=~anew | rows.first)
+            skip = rows.first
+            if self._mode is AutoresetMode.SAME_STEP:  # what `info` has of who has ended is of the next episode's reset
+                ended = (terminated | truncated) & ~rows.first
+                rows.metrics.add_all(info.get("final_info", {}), skip=~ended)
+                skip = skip | ended
+            rows.metrics.add_all(info, skip=skip)
         return rows.step(tree, reward, terminated, truncated)
 
     def _take(self, observation: Any, info: dict[str, Any]) -> Tree:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jsrl.transport.base import Ledger
+
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
 
 
@@ -73,14 +75,7 @@ class Result:
 
 def ledger_text(ledger: dict[str, Any]) -> str:
     """Return a ledger as one sum, and whether it holds."""
-    dropped = ledger.get("dropped", {})
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "0"
-    total = ledger["consumed"] + sum(dropped.values()) + ledger["in_flight"]
-    verdict = "balanced" if total == ledger["produced"] else "NOT BALANCED"
-    return (
-        f"produced {ledger['produced']} = consumed {ledger['consumed']} + dropped ({reasons}) "
-        f"+ in flight {ledger['in_flight']}: {verdict}"
-    )
+    return str(Ledger(**ledger))
 
 
 def score(facts: dict[str, float]) -> str:

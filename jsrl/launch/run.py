@@ -31,7 +31,7 @@ from jsrl.services import tracing
 from jsrl.services.display import make_display
 from jsrl.services.runs import RunFolder
 from jsrl.source_capture import Capture
-from jsrl.transport.segment import is_locked, make_folder, try_lock
+from jsrl.transport.segment import is_held, make_folder, try_lock
 from jsrl.workers.jobs import Origin
 
 ALIVE = "alive"
@@ -163,14 +163,10 @@ def memory_root() -> Path:
 def held(folder: Path) -> bool:
     """Return whether the process that a folder of shared memory belongs to lives (or cannot be told from its name)."""
     try:
-        fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)
+        return is_held(folder / ALIVE)
     except OSError:
         pid = folder.name.partition("-")[0]
         return not pid.isdigit() or Path(f"/proc/{pid}").exists()
-    try:
-        return is_locked(fd)
-    finally:
-        os.close(fd)
 
 
 def check_shared_memory(plan: Plan) -> None:

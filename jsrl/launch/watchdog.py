@@ -30,13 +30,8 @@ KEPT = 50  # reports; the oldest go
 ANSWER_S, SIGNAL_S, LOOK_S = 0.4, 0.4, 0.02
 FRESH_S = 2.0  # for so long a worker that is not the subject is not asked again
 LOG_LINES, MOST_CHARS = 20, 500
-COUNTERS = (
-    "env_steps",
-    "trajectories",
-    "episodes",
-    "rows",
-    "updates",
-)  # whoever does anything counts it in one of them
+# Whoever does anything counts it in one of them.
+COUNTERS = ("env_steps", "trajectories", "episodes", "rows", "updates")
 # Of what a worker reports, what tells where rows, params and trajectories pile up.
 TELLING = re.compile(
     r"depth|lag|version|params|in_flight|produced|consumed|dropped|per_s$|wait|update|env_steps|trajector|size|fault|failed"

@@ -27,7 +27,7 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.services.files import read_json, write_json
 from jsrl.services.provenance import environment_facts
-from jsrl.transport.segment import is_locked
+from jsrl.transport.segment import is_held
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
@@ -282,11 +282,8 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def held_by(run: Path) -> str:
     """Return which process runs the run in this folder now (its ID, or `?`); empty: none."""
+    path = run / RUNNING
     try:
-        descriptor = os.open(run / RUNNING, os.O_RDWR | os.O_CLOEXEC)
+        return (path.read_text(errors="replace").strip() or "?") if is_held(path) else ""
     except OSError:
         return ""
-    try:
-        return (os.read(descriptor, 32).decode(errors="replace").strip() or "?") if is_locked(descriptor) else ""
-    finally:
-        os.close(descriptor)

@@ -32,6 +32,7 @@ REQUEST = struct.Struct("<iiqq?")  # group, policy, min_updates, step, wants_cor
 REPLY = struct.Struct("<iiq?")  # group, policy, version, has_core
 MAX_CONTROL_BYTES = 1 << 16
 MAX_SEGMENT_BYTES = 1 << 30  # that a hello may ask for
+_logger = logging.getLogger("jsrl.transport")
 _HELLO_DEADLINE_S = 10.0
 _MOST_STRANGERS = 64  # that have connected and said nothing yet
 ATTACHED = b"attached"
@@ -166,7 +167,7 @@ class SharedInferenceServer(ServerEnd):
         except OSError as error:  # no descriptor is free: strangers have to make room for clients
             if not self._strangers:
                 raise
-            logging.getLogger("jsrl.transport").warning("%s: a silent connection makes room (%s)", self.address, error)
+            _logger.warning("%s: a silent connection makes room (%s)", self.address, error)
             self._turn_away(next(iter(self._strangers)))
 
     def _turn_away(self, fd: int) -> None:

@@ -48,10 +48,13 @@ _SILENCE_MS = 20000
 _CONTROL_LIMITS = Limits(header_bytes=1 << 16, frames=1, message_bytes=1 << 16)
 
 
-def configure(socket: zmq.Socket, max_message_bytes: int) -> None:
-    """Set what both ends want: no high-water mark (credits bound the stream), bounded messages, heartbeats."""
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
+def configure(socket: zmq.Socket, max_message_bytes: int, most_waiting: int = 0) -> None:
+    """Set what both ends want: bounded messages, heartbeats, and how many messages may wait in a connection, each way.
+
+    Without a number of them there is no such bound: credits bound a stream between ends that know each other.
+    """
+    socket.setsockopt(zmq.SNDHWM, most_waiting)
+    socket.setsockopt(zmq.RCVHWM, most_waiting)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDBUF, _BUFFER_BYTES)
     socket.setsockopt(zmq.RCVBUF, _BUFFER_BYTES)

@@ -27,7 +27,7 @@ _LINGER_MS = 500
 _ATTEND_S = 0.02
 _LOOK_S = 0.1  # how often `get` lets go of the socket's lock
 _HEADER_BYTES = 1 << 20
-_MOST_WAITING = 1000  # messages of one connection, each way
+_MOST_WAITING = 1000  # messages of one connection: credits bound those that were admitted, not strangers
 _LARGE_BYTES = 1 << 17  # from here on the C library asks the kernel for every message, unless told otherwise
 
 
@@ -78,12 +78,7 @@ class ZmqSampleConsumer:
         self._socket_lock = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        configure(self._socket, max(self._layout.size_bytes, _HEADER_BYTES))
-        for limit in (
-            zmq.RCVHWM,
-            zmq.SNDHWM,
-        ):  # of each connection: credits bound those that were admitted, not strangers
-            self._socket.setsockopt(limit, _MOST_WAITING)
+        configure(self._socket, max(self._layout.size_bytes, _HEADER_BYTES), _MOST_WAITING)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind)
         self._queue = SampleQueue(self.address, ledger)

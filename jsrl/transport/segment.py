@@ -163,5 +163,18 @@ def is_locked(fd: int) -> bool:
     return struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK
 
 
+def is_held(path: Path) -> bool:
+    """Return whether somebody holds the lock of a file.
+
+    Raises:
+      OSError: the file cannot be opened; perhaps there is none.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return is_locked(fd)
+    finally:
+        os.close(fd)
+
+
 def _whole_file(kind: int) -> bytes:
     return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)

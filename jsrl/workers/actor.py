@@ -185,8 +185,8 @@ class Actor:
         """
         if group.block is not None:
             return True
-        most, least = self._settings.most_ahead, min(g.made for g in self._groups.values())
-        if most is not None and group.made - least > most:
+        most = self._settings.most_ahead
+        if most is not None and group.made - min(g.made for g in self._groups.values()) > most:
             return False
         self._phases.enter("wait_block")
         try:

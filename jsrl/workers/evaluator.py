@@ -74,9 +74,9 @@ class Evaluator(Player[VectorEnv]):
     def _begin(self) -> None:
         if not self._plan:
             self._begin_period()
-            self._plan = [("evaluator", True, self._settings.episodes)]
             if self._settings.sampled_episodes:  # first: they are told of together
-                self._plan.insert(0, ("evaluator/sampled", False, self._settings.sampled_episodes))
+                self._plan.append(("evaluator/sampled", False, self._settings.sampled_episodes))
+            self._plan.append(("evaluator", True, self._settings.episodes))
         _, greedy, episodes = self._plan[0]
         slots = min(self._settings.num_envs, episodes)
         engine = self._loaded_engine(greedy, slots)

@@ -117,10 +117,8 @@ def test_totals_do_not_depend_on_who_does_the_work():
 def test_reuse_counts_updates_not_batches():
     e = experiment(max_policy_lag=3, total_env_steps=4096, learner=LearnerConfig(reuse=2))
     assert e.total_updates == 2 * 2
-    assert (e.order, e.min_updates_lag) == (
-        "by_group",
-        2,
-    )  # the second update with a batch is the one that may be 3 ahead
+    # The second update with a batch is the one that may be 3 ahead.
+    assert (e.order, e.min_updates_lag) == ("by_group", 2)
 
 
 def test_the_evaluation_is_of_raw_rewards_and_whole_games():

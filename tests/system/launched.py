@@ -87,6 +87,15 @@ class Launched:
     def await_worker(self, name: str, timeout_s: float = 30.0) -> psutil.Process:
         return self.until(lambda: self.workers().get(name), f"{name} to exist", timeout_s)
 
+    def await_another(self, name: str, old_pid: int, timeout_s: float = 30.0) -> psutil.Process:
+        """Wait until a worker has another process than that one; return it."""
+
+        def another() -> psutil.Process | None:
+            process = self.workers().get(name)
+            return process if process is not None and process.pid != old_pid else None
+
+        return self.until(another, f"another {name}", timeout_s)
+
     def await_updates(self, count: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until metrics.jsonl shows `count` updates."""
         self.until(lambda: [x for x in self.lines() if x.get("updates", 0) >= count], f"{count} updates", timeout_s)

@@ -107,8 +107,7 @@ def test_a_killed_actor_is_replaced(launch) -> None:
     run.await_updates()
     actors["actor-2"].kill()
     start = time.monotonic()
-    old = actors["actor-2"].pid
-    replacement = run.until(lambda: (p := run.workers().get("actor-2")) and p.pid != old and p, "another actor-2")
+    replacement = run.await_another("actor-2", actors["actor-2"].pid)
     print(f"hosted actor: kill -> replacement exists in {time.monotonic() - start:.2f} s")  # noqa: T201
     assert "1" in replacement.cmdline()[replacement.cmdline().index("--incarnation") :]
     updates = max(line.get("updates", 0) for line in run.lines())

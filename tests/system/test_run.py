@@ -171,7 +171,7 @@ def test_killed_actors_are_replaced_and_learning_goes_on(launch, case: str) -> N
         updates = run.lines()[-1]["updates"]
         victim = run.workers()["actor-0"]
         victim.kill()
-        run.until(lambda old=victim.pid: (w := run.workers().get("actor-0")) and w.pid != old, "another life")
+        run.await_another("actor-0", victim.pid)
         run.await_updates(updates + 40 if number < 2 else updates + 80)
     assert run.text.count("actor-0 ended unexpectedly: killed by signal 9") == 3 and "restart 3 of 3" in run.text
     run.popen.terminate()
@@ -189,7 +189,7 @@ def test_actor_killed_where_it_mostly_is(launch, where: str, victim: str) -> Non
     for _ in range(5):
         updates, old = run.lines()[-1]["updates"], run.workers()[victim]
         old.kill()
-        run.until(lambda pid=old.pid: (w := run.workers().get(victim)) and w.pid != pid, "another life")
+        run.await_another(victim, old.pid)
         run.await_updates(updates + 15)
     run.popen.terminate()
     text = run.expect(130, 15.0)

@@ -41,12 +41,7 @@ def await_snapshot(run: Launched) -> None:
 
 def await_training(run: Launched, since_s: float, worker: str, old_pid: int) -> float:
     """Wait until the worker has another process and trajectories are consumed again; return the seconds since a time."""
-
-    def replaced() -> bool:
-        process = run.workers().get(worker)
-        return process is not None and process.pid != old_pid
-
-    run.until(replaced, f"another {worker}", RECOVERED_S)
+    run.await_another(worker, old_pid, RECOVERED_S)
     while True:
         before = consumed(run)
         time.sleep(0.2)

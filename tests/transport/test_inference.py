@@ -15,7 +15,7 @@ from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.transport.keys import make_keys
 from tests.contracts import inference_contract
 from tests.contracts.inference_contract import *  # noqa: F403
-from tests.contracts.inference_contract import SPEC, Road
+from tests.contracts.inference_contract import SPEC, Road, connect_while
 
 _numbers = itertools.count()
 
@@ -57,7 +57,7 @@ def test_impossible_groups(groups: dict[int, int]) -> None:
 
 
 def test_silent_connections_make_room(tmp_path) -> None:
-    """A thousand that say nothing, with fewer descriptors than that: who has something to say is served."""
+    """More connections that say nothing than there are descriptors: they make room for a client."""
     held = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = bind_inference(f"shm:{tmp_path}/run/inference", SPEC)
@@ -66,15 +66,15 @@ def test_silent_connections_make_room(tmp_path) -> None:
     try:
         for _ in range(100):
             with contextlib.suppress(OSError):
-                one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                one.setblocking(False)
-                one.connect(str(tmp_path / "run" / "inference"))
-                strangers.append(one)
+                strangers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                strangers[-1].setblocking(False)
+                strangers[-1].connect(str(tmp_path / "run" / "inference"))
             with contextlib.suppress(StreamTimeout):
                 server.collect(1, 0.0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for one in strangers:
-            one.close()
     assert len(strangers) > 20
+    connect_while(server, "actor-0", 0, {0: 5}).close()
+    for one in strangers:
+        one.close()
     server.close()

@@ -1,4 +1,4 @@
-"""The inference server as a worker: what a client that has died still asked is not answered, and takes no seat."""
+"""The inference server as a worker: what a dead client had asked takes no seat, and who comes again is answered."""
 
 from __future__ import annotations
 
