@@ -53,6 +53,11 @@ def parser() -> argparse.ArgumentParser:
         "--batch", default="256,8192", help="off-policy: batch sizes of updates alone (default: %(default)s)"
     )
     line.add_argument("--envs", default="1,8,16", help="off-policy: environments of learning (default: %(default)s)")
+    line.add_argument(
+        "--num-envs",
+        type=int,
+        help="with --against: environments of everybody, with rollouts that keep the rows of an update (default: 16)",
+    )
     line.add_argument("--parts", default="updates,learning", help="off-policy: which of them (default: %(default)s)")
     peers = f"other libraries: {','.join(PEERS)}; NAME:1 takes part in the first repetition only. Off-policy: "
     peers += ",".join(REPLAY_PEERS)

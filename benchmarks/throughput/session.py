@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -129,13 +130,17 @@ def work_of(given: argparse.Namespace) -> Work | None:
     """Return the work that peers are to do as well; None without --against.
 
     Raises:
-      ConfigError: this experiment is not one that is compared.
+      ConfigError: this experiment is not one that is compared, or its rows cannot be shared by so many environments.
     """
     if not given.against:
         return None
     if given.name not in WORKS:
         raise ConfigError(f"{given.name} is not compared with others; there are: {', '.join(WORKS)}.")
-    return WORKS[given.name]
+    work = WORKS[given.name]
+    num_envs = given.num_envs or work.num_envs
+    if num_envs < 1 or work.rows_per_update % num_envs:
+        raise ConfigError(f"--num-envs is {num_envs}; it has to divide the {work.rows_per_update} rows of an update.")
+    return dataclasses.replace(work, num_envs=num_envs, rollout=work.rows_per_update // num_envs)
 
 
 def experiment_of(name: str, placement: str, options: Sequence[str]) -> Experiment:

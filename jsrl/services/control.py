@@ -7,6 +7,7 @@ go on while the worker works.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from socket import socketpair
 from typing import Any
 
 import msgspec
@@ -123,6 +125,8 @@ class ControlClient:
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
+        self._bell, self._rung = socketpair()
+        self._bell.setblocking(False)
         self._address, self._parent_pid = address, parent_pid
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
@@ -130,6 +134,7 @@ class ControlClient:
     def send(self, kind: type[Message], **fields: Any) -> None:
         """Queue a message to the controller."""
         self._outgoing.put(kind(worker=self.worker, incarnation=self.incarnation, **fields))
+        self._ring()
 
     def stage(self, stage: str) -> None:
         """Say which stage of the start this worker is in; `ready` ends it."""
@@ -146,7 +151,13 @@ class ControlClient:
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what is queued and end the thread."""
         self._closing.set()
+        self._ring()
         self._thread.join(timeout_s)
+
+    def _ring(self) -> None:
+        """Wake the thread, which sleeps from one heartbeat to the next: each waking takes the interpreter from the worker."""
+        with contextlib.suppress(OSError):  # full: it was rung already; closed: nobody sends any more
+            self._bell.send(b"!")
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -157,6 +168,9 @@ class ControlClient:
         introduce(socket, self._address, self._keys)
         handshakes = Handshakes(socket, self._address, self._keys)
         socket.connect(self._address)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._rung, zmq.POLLIN)
         beat_at = 0.0
         try:
             while self._let_in(handshakes) and not (self._closing.is_set() and self._outgoing.empty()):
@@ -165,9 +179,14 @@ class ControlClient:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + HEARTBEAT_S
                     self._beat(socket)
-                if socket.poll(20):
+                ready = dict(poller.poll(max(0, int(1000 * (beat_at - time.monotonic())) + 1)))
+                if self._rung.fileno() in ready:
+                    self._rung.recv(1 << 16)
+                if socket in ready:
                     self._obey(msgspec.msgpack.decode(socket.recv(), type=Command))
         finally:
+            self._bell.close()
+            self._rung.close()
             handshakes.close()
             socket.close()
             context.term()

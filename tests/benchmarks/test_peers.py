@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from benchmarks.peers.works import Work
 from benchmarks.throughput import peers
 from benchmarks.throughput.end_to_end import BenchmarkError
-from benchmarks.throughput.session import with_repetitions
+from benchmarks.throughput.session import with_repetitions, work_of
 from jsrl.errors import ConfigError
 
 FAKE = Path(__file__).parent / "world" / "fake_peer.py"
@@ -90,3 +91,13 @@ def test_who_takes_part_and_how_often():
     for wrong, said in (("sb4", "no peer 'sb4'"), ("sb3:0", "from 1"), ("sb3:x", "from 1")):
         with pytest.raises(ConfigError, match=said):
             with_repetitions(wrong, 3)
+
+
+def test_another_number_of_environments_keeps_the_rows_of_an_update():
+    asked = Namespace(name="ppo_cartpole", against="sb3", num_envs=32)
+    assert (work_of(asked).num_envs, work_of(asked).rollout) == (32, 64)
+    asked.num_envs = None
+    assert (work_of(asked).num_envs, work_of(asked).rollout) == (16, 128)
+    asked.num_envs = 48
+    with pytest.raises(ConfigError, match="has to divide the 2048 rows"):
+        work_of(asked)
