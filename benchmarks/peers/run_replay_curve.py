@@ -1,8 +1,9 @@
 """SAC of Stable-Baselines3 or SBX until a greedy return: `python run_replay_curve.py sbx --goal 5000`, in its own environment.
 
 HalfCheetah-v5 with the libraries' defaults, which are those of their published curves (10,000 env steps first, one update of
-256 rows per env step, 256 x 256, Adam at 3e-4), and `--num-envs` environments stepped together, as many updates after each
-step. Every `--every` env steps 10 greedy episodes are played; the clock stands while they are, and starts with the process.
+256 rows per env step, 256 x 256, Adam at 3e-4), or with `--num-envs` environments stepped together, other numbers of updates
+and learning rates. Every `--every` env steps 10 greedy episodes are played; the clock stands while they are, and starts with
+the process.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ def make_model(given: argparse.Namespace) -> Any:
     return SAC(
         "MlpPolicy",
         DummyVecEnv([lambda: make_one(asked) for _ in range(given.num_envs)]),
+        learning_rate=3e-4,
         learning_starts=10_000,
         train_freq=1,
-        gradient_steps=-1,
+        gradient_steps=max(1, round(given.num_envs * given.updates_per_step)),
         seed=given.seed,
         device="cpu",
         policy_kwargs=shape,
+        **({"qf_learning_rate": given.critic_learning_rate} if given.critic_learning_rate else {}),
     )
 
 
@@ -87,6 +90,8 @@ def main() -> None:
     parser.add_argument("--goal", type=float, default=5_000.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-envs", type=int, default=1)
+    parser.add_argument("--updates-per-step", type=float, default=1.0, help="gradient steps per env step")
+    parser.add_argument("--critic-learning-rate", type=float, help="of SBX's critics, where it is not the policy's")
     parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--every", type=int, default=20_000, help="env steps between evaluations")
     parser.add_argument("--env-steps", type=int, default=1_000_000)

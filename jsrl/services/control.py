@@ -173,9 +173,12 @@ class ControlClient:
         poller.register(self._rung, zmq.POLLIN)
         beat_at = 0.0
         try:
-            while self._let_in(handshakes) and not (self._closing.is_set() and self._outgoing.empty()):
+            while self._let_in(handshakes):
+                closing = self._closing.is_set()  # what was queued before that is sent
                 while not self._outgoing.empty():
                     socket.send(msgspec.msgpack.encode(self._outgoing.get()))
+                if closing:
+                    return
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + HEARTBEAT_S
                     self._beat(socket)
