@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import zmq
 
-from jsrl.errors import ConfigError, StreamClosed, StreamError
+from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
+from jsrl.transport import samples_zmq
 from jsrl.transport.base import ProducerId
 from jsrl.transport.keys import make_keys
 from jsrl.transport.samples import bind_samples, connect_samples
@@ -251,6 +252,56 @@ def test_broken_connections_lose_and_repeat_nothing(tmp_path: Path) -> None:
     assert proxy.cuts >= 3
     assert sorted((entry.group, entry.sequence) for entry in entries) == [(g, s) for g in (0, 1) for s in range(40)]
     assert consumer.ledger.produced == 80 and consumer.ledger.balanced
+    consumer.close()
+    proxy.close()
+
+
+class StallingProxy(CuttingProxy):
+    """Passes bytes on while `flowing` is set; what came in the meantime goes on afterwards, if the connection still stands."""
+
+    def __init__(self, target: str):
+        self.flowing = threading.Event()
+        self.flowing.set()
+        super().__init__(target, 1 << 62)
+
+    def _pass(self, source: socket.socket, sink: socket.socket, left: int) -> None:
+        try:
+            while chunk := source.recv(65536):
+                self.flowing.wait()
+                sink.sendall(chunk)
+        except OSError:
+            pass
+
+
+@pytest.mark.slow
+def test_a_partition_longer_than_the_silence_allowed_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
+    """The consumer gives the connection up; what was on its way is sent again on the next one."""
+    monkeypatch.setattr(samples_zmq, "_SILENCE_MS", 3000)  # after a heartbeat that may be 2 s away
+    road = make_road("tcp", tmp_path)
+    consumer = bind_samples(road.new_address(), SCHEMA)
+    proxy = StallingProxy(consumer.address)
+    with producing(road, proxy.address, groups=2, count=400) as running:
+        entries = drain(consumer, 20)
+        proxy.flowing.clear()
+        begin_s = time.monotonic()
+        while time.monotonic() < begin_s + 7.0:
+            try:
+                lease = consumer.get(0.5)
+            except StreamTimeout:
+                continue
+            entries.append(lease.entry)
+            consumer.release(lease)
+        made_meanwhile = len(entries) - 20
+        proxy.flowing.set()
+        healed_s = time.monotonic()
+        entries += drain(consumer, 1)
+        assert time.monotonic() - healed_s < 5.0
+        entries += drain(consumer, 800 - len(entries))
+        assert running.report().get("committed") == 800
+    assert made_meanwhile < 100  # credits held the producer back
+    assert proxy.cuts >= 1
+    assert sorted((entry.group, entry.sequence) for entry in entries) == [(g, s) for g in (0, 1) for s in range(400)]
+    assert consumer.ledger.produced == 800 and consumer.ledger.balanced
     consumer.close()
     proxy.close()
 
