@@ -39,7 +39,7 @@ class ReplayWork:
     batch: int
     parameters: int
     num_envs: int = 8
-    updates_per_step: int = 1
+    updates_per_step: float = 1
     updates_per_call: int = 32
     rows: int = 100_000
     env: str = "HalfCheetah-v5"

@@ -9,6 +9,7 @@ the process.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import time
@@ -18,11 +19,13 @@ from typing import Any
 import measuring
 from environments import make_one
 from measuring import process_tree
+from replay_works import ReplayWork
+from run_sb3_replay import make_model
 
 EPISODES = 10
 
 
-def make_model(given: argparse.Namespace) -> Any:
+def model_of(given: argparse.Namespace) -> Any:
     """Return the library's model."""
     if given.library == "sbx":
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -36,21 +39,18 @@ def make_model(given: argparse.Namespace) -> Any:
 
         torch.set_num_threads(given.threads)
         shape = {"net_arch": [256, 256]}
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    asked = {"env": "HalfCheetah-v5"}
-    return SAC(
-        "MlpPolicy",
-        DummyVecEnv([lambda: make_one(asked) for _ in range(given.num_envs)]),
-        learning_rate=3e-4,
+    work = ReplayWork(
+        "sac",
+        "learning",
+        batch=256,
+        parameters=0,
+        num_envs=given.num_envs,
+        updates_per_step=given.updates_per_step,
+        rows=1_000_000,
         learning_starts=10_000,
-        train_freq=1,
-        gradient_steps=max(1, round(given.num_envs * given.updates_per_step)),
-        seed=given.seed,
-        device="cpu",
-        policy_kwargs=shape,
-        **({"qf_learning_rate": given.critic_learning_rate} if given.critic_learning_rate else {}),
     )
+    critics = {"qf_learning_rate": given.critic_learning_rate} if given.critic_learning_rate else {}
+    return make_model(SAC, dataclasses.asdict(work), seed=given.seed, policy_kwargs=shape, **critics)
 
 
 def learn(model: Any, given: argparse.Namespace, began_s: float) -> list[list[float]]:
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3_600.0, help="end then at the latest")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    model = make_model(given)
+    model = model_of(given)
     points = learn(model, given, process_tree.start_time_s(os.getpid()))
     own = ("sbx-rl", "jax") if given.library == "sbx" else ("torch",)
     packages = measuring.versions_of("stable-baselines3", *own, "gymnasium", "mujoco")

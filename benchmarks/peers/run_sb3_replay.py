@@ -30,7 +30,7 @@ def make_model(algorithm: type, asked: dict[str, Any], **further: Any) -> Any:
         tau=asked["tau"],
         learning_starts=asked["learning_starts"],
         train_freq=1,
-        gradient_steps=-1 if asked["updates_per_step"] == 1 else number * asked["updates_per_step"],
+        gradient_steps=-1 if asked["updates_per_step"] == 1 else max(1, round(number * asked["updates_per_step"])),
         device="cpu",
         **({"policy_delay": asked["policy_delay"]} if td3 else {}),
         **noise,

@@ -33,9 +33,8 @@ def test_codec() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", fuzz.LIVE)
 def test_live_sockets(target: str) -> None:
-    found = fuzz.own_process("--only", target, "--frames", "1000", "--seed", "1")
-    assert found["failures"] == [] and found["frames"] == 1000
+    found = fuzz.own_process("--only", target, "--frames", "3000", "--seed", "1")
+    assert found["failures"] == [] and found["frames"] == 3000
     assert found["memory_bytes"] <= found["limit_bytes"]
     if target in ("samples", "segment", "inference", "params"):
-        # How many of the answers are heard before a connection goes depends on the machine: 35 to 90 were seen.
-        assert sum(number for answer, number in found["answers"].items() if "refused" in answer) > 5, found
+        assert sum(number for answer, number in found["answers"].items() if "refused" in answer) > 20, found
