@@ -11,8 +11,7 @@ def config() -> Experiment:
         name="dqn_pong",
         env=EnvConfig("ALE/Pong-v5"),
         agent=DQNConfig(
-            learning_rate=2.5e-4,
-            adam_eps=1.5e-4,
+            learning_rate=1e-4,
             target_period=1_000,
             exploration_updates=12_500,
             epsilon=0.01,

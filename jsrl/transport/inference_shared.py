@@ -111,6 +111,7 @@ class SharedInferenceServer(ServerEnd):
             self._serve_strangers([fd for fd, _ in events if fd not in connected])
 
     def _read(self, fd: int, asker: _SharedAsker) -> None:
+        """Take in all but its end of what a client has sent, so that the end is seen before the client's next hello is."""
         receive, areas = asker.connection.recv, asker.areas
         try:
             for _ in range(len(areas) + 1):
@@ -118,13 +119,13 @@ class SharedInferenceServer(ServerEnd):
                 if len(message) == REQUEST.size:
                     group, policy, min_updates, step, wants_core = REQUEST.unpack(message)
                     self._ready.append(areas[group].read(min_updates, step, wants_core, policy))
+                    if len(areas) == 1:
+                        return  # one in flight: there cannot be another, and level-triggered polling would show it
                 elif message == ATTACHED:
                     asker.segment.unlink()
                 else:
                     self._part(fd, asker, "it left" if not message else "it sent what is not a request")
                     return
-                if len(areas) == 1:
-                    return  # one in flight: there cannot be another, and level-triggered polling would show it
         except BlockingIOError:
             return
         except (OSError, KeyError):

@@ -143,7 +143,7 @@ class Actor:
                 group.trajectory = None  # its updates may be fewer than those that trajectories were numbered by
             self._ask(group)
         self._streams.new_consumer = False
-        self._reporter.event("note", "taken up its streams again, in new episodes")
+        self._reporter.event("note", f"taken up its streams again{self._streams.with_whom}, in new episodes")
         return 0
 
     def _is_outdated(self, reply: Reply) -> bool:
@@ -223,6 +223,8 @@ class Actor:
         self._ask(group)
         self._counts["env_steps"] += group.env.num_envs
         self._recorder.rate("env_steps", group.env.num_envs)
+        if group.row == 0 and self._streams is not None:
+            self._streams.check_home()
         return group.env.num_envs
 
     def _begin(self, group: Group, reply: Reply) -> None:

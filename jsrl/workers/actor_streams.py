@@ -13,7 +13,7 @@ from jsrl.transport.inference import connect_inference
 from jsrl.transport.samples import connect_samples
 from jsrl.transport.samples_copying import CopyingProducer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, EPOCH, REFUSED_S, Peer
+from jsrl.workers.peers import CONNECT_S, EPOCH, REFUSED_S, Peer, PeerOfMany
 
 
 class ActorStreams:
@@ -33,12 +33,14 @@ class ActorStreams:
         self.new_consumer = False
         self._client: Any = None
         self._producer: Any = None
+        self._server: PeerOfMany | None = None  # None: the actor acts itself
         self._renewed = False  # the producer was taken up again, the client not yet
         self._refused_since_s: float | None = None
 
     @property
-    def _acts_itself(self) -> bool:
-        return self._job.experiment.placement in ("serial", "inline")
+    def with_whom(self) -> str:
+        """Return words for which of several servers acts for this actor."""
+        return f" with {self._server.known.name}" if self._server is not None else ""
 
     def open(self, group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
         """Return both ends, waiting for their peers to come up; group -> its environments."""
@@ -48,14 +50,16 @@ class ActorStreams:
         self._samples = Peer(job.names, into, job.find(into))
         self._peers = [self._samples]
         self._producer = self._connect_samples(self._samples.known.address, CONNECT_TIMEOUT_S)
-        if self._acts_itself:
+        if job.experiment.placement in ("serial", "inline"):
             from jsrl.workers.build_acting import inline_client
 
             self._client = inline_client(job, group_sizes, self._recorder.phases)
         else:
-            server = f"inference-{job.index % len(links.inference)}"
-            self._peers.append(Peer(job.names, server, job.find(server)))
-            self._client = self._connect_inference(self._peers[1].known.address, CONNECT_TIMEOUT_S)
+            own = job.index % len(links.inference)
+            servers = [f"inference-{(own + i) % len(links.inference)}" for i in range(len(links.inference))]
+            self._server = PeerOfMany(job.names, servers, job.find(servers[0]))
+            self._peers.append(self._server)
+            self._client = self._connect_inference(self._server.known.address, CONNECT_TIMEOUT_S)
         self.epoch = self._read_epoch()
         return self._client, self._producer
 
@@ -82,6 +86,11 @@ class ActorStreams:
         """Look whether the other ends live, when nothing has come for a while. Raises StreamClosed."""
         for peer in self._peers:
             peer.check()
+
+    def check_home(self) -> None:
+        """Look whether the own server is back while another stands in for it. Raises StreamClosed where it is."""
+        if self._server is not None and self._server.is_away:
+            self._server.check()
 
     def again(self, error: StreamClosed, timeout_s: float) -> tuple[InferenceClient, SampleProducer] | None:
         """Return both ends, taken up again as far as their peers changed; None: not yet, call again.
@@ -121,12 +130,12 @@ class ActorStreams:
             self._producer = self._connect_samples(present[0].address, CONNECT_S)
             self._samples.known, self._renewed = present[0], True
             self.new_consumer = True
-        if self._acts_itself:
+        if self._server is None:
             self._client.forget()
         else:
             self._client.close()
             self._client = self._connect_inference(present[1].address, CONNECT_S)
-            self._peers[1].known = present[1]
+            self._server.known = present[1]
         self.epoch = self._read_epoch()
         self._refused_since_s, self._renewed = None, False
         return self._client, self._producer

@@ -53,11 +53,12 @@ def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> Inli
 def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     """Return the inference server of a job."""
     e = job.experiment
-    share = -(-e.actors // len(job.links.inference)) * e.ring * e.group_size
-    merge = not e.is_deterministic and share > e.group_size
-    sizes = batch_sizes(e.group_size, min(share, max(e.inference.max_rows, e.group_size))) if merge else [e.group_size]
+    everybody = e.actors * e.ring * e.group_size  # it may have to stand in for all other servers
+    merge = not e.is_deterministic and everybody > e.group_size
+    most = min(everybody, max(e.inference.max_rows, e.group_size))
+    sizes = batch_sizes(e.group_size, most) if merge else [e.group_size]
     engine = Engine(
-        make_agent(job), job.schemas.env, num_slots=2 * share, sizes=sizes, seed=job.life_seed, number=job.index
+        make_agent(job), job.schemas.env, num_slots=2 * everybody, sizes=sizes, seed=job.life_seed, number=job.index
     )
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
 

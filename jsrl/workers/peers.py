@@ -6,8 +6,9 @@ address; while there is none, its worker waits, as it would for a slow peer: the
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsrl.errors import StreamClosed, StreamTimeout
@@ -40,7 +41,8 @@ class Peer:
 
     def is_known(self, found: Registration) -> bool:
         """Return whether this is the life that this worker is connected to."""
-        return (found.incarnation, found.pid) == (self.known.incarnation, self.known.pid)
+        known = self.known
+        return (found.name, found.incarnation, found.pid) == (known.name, known.incarnation, known.pid)
 
     def check(self) -> None:
         """Look, every half second, whether the peer still lives.
@@ -53,8 +55,40 @@ class Peer:
         self._look_at_s = time.monotonic() + LOOK_S
         found = self.find(0.0)
         if found is None or not self.is_known(found):
-            who = f"process {self.known.pid}, incarnation {self.known.incarnation}"
-            raise StreamClosed(f"{self.name} at {self.known.address}: {who}, is gone.")
+            raise StreamClosed(self._why(found))
+
+    def _why(self, found: Registration | None) -> str:
+        who = f"process {self.known.pid}, incarnation {self.known.incarnation}"
+        return f"{self.known.name} at {self.known.address}: {who}, is gone."
+
+
+class PeerOfMany(Peer):
+    """The worker behind the first of several names: one's own, or another that does the same while one's own is gone.
+
+    Args:
+      names: of the run. candidates: names, one's own first. known: whom this worker is connected to.
+    """
+
+    def __init__(self, names: NameService, candidates: Sequence[str], known: Registration) -> None:
+        super().__init__(names, candidates[0], known)
+        self._others = candidates[1:]
+
+    @property
+    def is_away(self) -> bool:
+        """Return whether this worker is connected to another than its own."""
+        return self.known.name != self.name
+
+    def find(self, timeout_s: float) -> Registration | None:
+        """Return who lives behind the first name that somebody lives behind, waiting up to `timeout_s` for one's own."""
+        for name in (self.name, *self._others):
+            with contextlib.suppress(StreamTimeout):
+                return self._names.lookup(name, 0.0)
+        return super().find(timeout_s)
+
+    def _why(self, found: Registration | None) -> str:
+        if found is not None and self.is_away and found.name == self.name:
+            return f"{self.name} is back; {self.known.name} stood in for it."
+        return super()._why(found)
 
 
 class FollowingParams:

@@ -38,10 +38,8 @@ SOUND = {
 }
 
 
-FAST = ("recurrent",)  # the others take minutes of compiling
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k not in FAST else k for k in SOUND])
+@pytest.mark.slow  # minutes of compiling
+@pytest.mark.parametrize("kind", SOUND)
 @pytest.mark.parametrize("factory", [(ppo, PPOConfig), (impala, IMPALAConfig)], ids=["ppo", "impala"])
 def test_sound_agents_pass(factory, kind):
     (make, config), (spec, network) = factory, SOUND[kind]

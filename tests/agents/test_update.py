@@ -21,7 +21,7 @@ FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
 T, B = 12, 8
 
 
-@pytest.fixture(params=FACTORIES)
+@pytest.fixture(params=["ppo", pytest.param("impala", marks=pytest.mark.slow)])
 def factory(request):
     make, config = FACTORIES[request.param]
     return lambda spec=SPEC, **options: make(config(**{"network": SMALL, **options}), spec)

@@ -17,7 +17,6 @@ CONFIGS = [
     EnvConfig("Blackjack-v1"),
     EnvConfig("HalfCheetah-v5", max_episode_steps=30),
     EnvConfig("ALE/Breakout-v5", atari=AtariConfig(max_frames=160)),
-    EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True, repeat_action_probability=0.25)),
     EnvConfig("envpool:CartPole-v1"),
     EnvConfig("envpool:HalfCheetah-v4", max_episode_steps=30),
     EnvConfig(COUNTING),
@@ -25,9 +24,13 @@ CONFIGS = [
     *(EnvConfig(VECTOR, kwargs={"mode": mode}) for mode in ("NextStep", "SameStep", "Disabled")),
     *(EnvConfig(f"probe:{name}") for name in PROBES),
 ]
+ANOTHER_ATARI = EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True, repeat_action_probability=0.25))
 
 
-@pytest.fixture(params=CONFIGS, ids=lambda config: f"{config.id}-{config.kwargs}-{config.backend}")
+@pytest.fixture(
+    params=[*CONFIGS, pytest.param(ANOTHER_ATARI, marks=pytest.mark.slow)],
+    ids=lambda config: f"{config.id}-{config.kwargs}-{config.backend}",
+)
 def config(request):
     suite = {"ALE/": "ale_py", "envpool": "envpool", "HalfCheetah": "mujoco"}
     for key, module in suite.items():

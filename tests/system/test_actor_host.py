@@ -77,6 +77,7 @@ def test_sixteen_actors_share_what_they_have_loaded(launch) -> None:
     assert (run.folder / "logs" / "actor-host.log").read_text() == ""
 
 
+@slow
 def test_a_run_with_a_host_ends_as_intended(launch) -> None:
     text = launch(*FOUR).expect(0, 60.0)
     assert "balanced" in text
@@ -91,6 +92,7 @@ def test_the_few_actors_of_a_small_run_need_no_host(launch) -> None:
     assert host_of(run) is None
 
 
+@slow
 def test_a_killed_actor_is_named(launch) -> None:
     run = launch(*FOREVER, *FOUR)
     actors = forked(run, 4)

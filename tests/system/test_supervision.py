@@ -96,6 +96,21 @@ def test_killed_workers_are_replaced_and_no_two_lives_are_mixed(launch, workers,
     assert {name for name in line if name.startswith("restarts/")} == {f"restarts/{kind}" for kind in kinds}
 
 
+def test_the_actor_of_a_killed_server_goes_to_another_and_comes_back(launch) -> None:
+    away_s = 10.0
+    servers = ("--num-inference-servers", "2", "--num-actors", "2", "--supervision.backoff-s", f"{away_s}")
+    run = counting(launch, *servers, "--max-policy-lag", "none")
+    run.workers()["inference-0"].kill()
+    since_s, (_, before) = time.monotonic(), consumed(run)
+    run.until(
+        lambda: "taken up its streams again with inference-1" in run.text, "actor-0 to go to the other server", 8.0
+    )
+    run.until(lambda: consumed(run)[1] > before + 20, "trajectories of both", 8.0)
+    assert time.monotonic() - since_s < away_s and "inference-0" not in run.workers()
+    run.until(lambda: "taken up its streams again with inference-0" in run.text, "actor-0 to come back")
+    end(run)
+
+
 def origin_of(job: dict) -> dict:
     """Return the fields of the job's origin, wherever the JSON form of values keeps them."""
     if isinstance(job, dict):

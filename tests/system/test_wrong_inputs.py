@@ -72,7 +72,8 @@ def test_vector_environment_of_the_users_own_that_raises(world, tmp_path: Path) 
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "ReturnsNan" else slow) for n in MISBEHAVIOUR])
+@slow
+@pytest.mark.parametrize("name", MISBEHAVIOUR)
 def test_environment_that_misbehaves_in_a_process(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}").expect(1, 30.0)
     for part in ("WorkerDied: actor-0: EnvironmentFault", f"worlds:{name}", *MISBEHAVIOUR[name]):

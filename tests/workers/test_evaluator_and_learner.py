@@ -45,7 +45,14 @@ def update(state, trajectory, key, *, axis_name=None):
     return state._replace(params=params, updates=state.updates + 1), UpdateOutput({"loss": mean, "entropy": mean * 0})
 
 
+def remembering_act(params, key, observation, is_first, core, *, greedy=False):
+    """Act 1 in the first five steps since the reset."""
+    seen = jnp.where(is_first, 0, core)
+    return ActOutput((seen < 5).astype(jnp.int32), jnp.zeros(len(seen))), seen + 1
+
+
 AGENT = Agent(init, lambda rows: (), act, update)
+REMEMBERING = Agent(init, lambda rows: jnp.zeros(rows, jnp.int32), remembering_act, update)
 
 
 class Uneven:
@@ -89,7 +96,7 @@ class Params:
 
 
 class EvaluatorRig:
-    def __init__(self, folder: Path, **changes) -> None:
+    def __init__(self, folder: Path, agent: Agent = AGENT, **changes) -> None:
         values = {"seed": 7, "episodes": 10, "sampled_episodes": 0, "final_episodes": 6, "num_envs": 4,
                   "period_updates": 5, "rows_per_update": 100}  # fmt: skip
         self.envs: list[Uneven] = []
@@ -101,7 +108,7 @@ class EvaluatorRig:
             return self.envs[-1]
 
         self.store = SnapshotStore(folder / "params")
-        self.evaluator = Evaluator(AGENT, ENV, settings, make_env, lambda: self.params, self.store, self.heard)
+        self.evaluator = Evaluator(agent, ENV, settings, make_env, lambda: self.params, self.store, self.heard)
         self.evaluator.setup()
 
     def play(self) -> None:
@@ -123,6 +130,21 @@ def test_every_slot_plays_its_share_however_short_its_episodes_are(tmp_path):
     assert told["return_ci95"] == pytest.approx(1.96 * np.std(returns, ddof=1) / np.sqrt(10))
     assert (told["updates"], told["env_steps"]) == (3, 300)
     assert told["metrics"]["evaluator/return_mean"] == told["return_mean"]
+    rig.evaluator.close()
+
+
+def test_each_evaluation_begins_with_a_fresh_memory(tmp_path):
+    rig = EvaluatorRig(tmp_path, REMEMBERING, sampled_episodes=10)
+    for updates in (0, 5, 10):
+        rig.params.publish(updates)
+        rig.play()
+    rig.evaluator.begin_final("latest")
+    rig.play()
+    first, *later = rig.heard.named("evaluated")
+    # slots end every 1, 4, 7, 10 steps: 0 + 1 thrice, 1 + 1 and twice 1 + 0, and so on
+    assert first["return_mean"] == pytest.approx((3 * 1.0 + 2.0 + 2 * 1.0 + 2 * 2.0 + 2 * 3.0) / 10)
+    assert [told["return_mean"] for told in later] == [first["return_mean"]] * 2
+    assert len(rig.heard.named("evaluated finally")) == 1
     rig.evaluator.close()
 
 

@@ -105,6 +105,23 @@ def test_who_comes_again_is_answered(serving: Serving) -> None:
     client.close()
 
 
+def test_all_that_a_client_said_is_heard_before_it_says_hello_again(serving: Serving) -> None:
+    """It came, asked, left and knocked again while the server did something else."""
+    who = ProducerId("actor-0", 0)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(connect_inference, serving.server.address, ACT, who, {0: SIZE}, 20.0)
+        while not serving.server._askers:  # from its welcome on the server looks no more
+            serving.worker.step()
+        client = first.result()
+        client.send(0, asked(0))
+        client.close()
+        again = pool.submit(connect_inference, serving.server.address, ACT, who, {0: SIZE}, 20.0)
+        time.sleep(0.3)
+        while not again.done():
+            serving.worker.step()
+        again.result().close()
+
+
 def test_cores_are_never_shared_by_two_groups() -> None:
     full = engine(2 * SIZE)
     for group in range(2):
