@@ -21,7 +21,7 @@ def road(tmp_path, monkeypatch):
     yield server, client
     client.close()
     server.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer where garbage of earlier tests went
 
 
 def heard(server, kind):
