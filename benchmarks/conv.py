@@ -22,29 +22,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.networks import conv
+from jsrl.networks.products import Precision
 from jsrl.networks.torsos import NatureCNN
 
 NUM_MINIBATCHES = 4
 
 
-def native(stride: int, pads: conv.Pads, batch_first: bool, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def native(stride: int, pads: conv.Pads, batch_first: bool, precision: Precision, x: jax.Array, kernel: jax.Array):
     """Convolve with XLA's convolution, differentiated by XLA."""
-    return conv.native_conv(stride, pads, batch_first, x, kernel)
+    return conv.native_conv(stride, pads, batch_first, x, kernel, precision)
 
 
-def shifted(stride: int, pads: conv.Pads, batch_first: bool, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def shifted(stride: int, pads: conv.Pads, batch_first: bool, precision: Precision, x: jax.Array, kernel: jax.Array):
     """Convolve with shifted products, differentiated by JAX."""
-    return conv.product_conv(stride, pads, batch_first, x, kernel)
+    return conv.product_conv(stride, pads, batch_first, x, kernel, precision)
 
 
-FORMS: dict[str, Callable] = {"lax.conv": native, "shifted, autodiff": shifted, "jsrl": conv._conv}
+FORMS: dict[str, tuple[Callable, Precision]] = {
+    "lax.conv": (native, "float32"),
+    "shifted, autodiff": (shifted, "float32"),
+    "jsrl": (conv._conv, "float32"),
+    "jsrl, bfloat16": (conv._conv, "bfloat16"),
+}
 
 
-def make_arm(form: Callable, kind: str, batch: int) -> Callable[[], None]:
+def make_arm(form: Callable, precision: Precision, kind: str, batch: int) -> Callable[[], None]:
     """Return a function that runs one arm once and waits for it."""
     rng = np.random.default_rng(0)
     pixels = jnp.asarray(rng.integers(0, 256, (NUM_MINIBATCHES, batch, 84, 84, 4)), jnp.uint8)
-    module, original = NatureCNN(), conv._conv
+    module, original = NatureCNN(precision=precision), conv._conv
     weights = module.init(jax.random.key(0), pixels[0, :1])
 
     def loss(weights, images):
@@ -80,7 +86,7 @@ def main() -> None:
         for name, form in FORMS.items():
             if kind == "scan" and name == "lax.conv" and jax.default_backend() == "cpu" and not options.slow:
                 continue
-            arms[name, kind] = make_arm(form, kind, options.batch)
+            arms[name, kind] = make_arm(*form, kind, options.batch)
             arms[name, kind]()
     for _ in range(options.rounds):
         for arm, run in arms.items():

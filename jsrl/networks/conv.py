@@ -23,9 +23,11 @@ from jax import lax
 
 from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.padding import Padding, Pads, pads_of
+from jsrl.networks.products import Precision, dot
 from jsrl.types import Array
 
 _LAYOUT = ("HWNC", "HWIO", "HWNC")
+_LAST, _LAST_TURNED = (((3,), (0,)), ((), ())), (((3,), (1,)), ((), ()))  # [h, w, N, K] times [K, O], or times [O, K]
 
 
 class Conv(nn.Module):
@@ -38,6 +40,7 @@ class Conv(nn.Module):
       scale: the input is multiplied by this (1 / 255 for pixels).
       batch_first: the input is [N, H, W, C_in]; the output is [h, w, N, features] all the same.
       kernel_init: initialiser of the kernel.
+      precision: bfloat16 rounds what is multiplied; sums, parameters and output are float32.
     """
 
     features: int
@@ -47,6 +50,7 @@ class Conv(nn.Module):
     scale: float = 1.0
     batch_first: bool = False
     kernel_init: Any = orthogonal(math.sqrt(2.0))
+    precision: Precision = "float32"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -56,16 +60,32 @@ class Conv(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         if self.scale != 1.0:
             kernel = kernel * self.scale
-        return conv(x, kernel, stride=self.stride, padding=self.padding, batch_first=self.batch_first) + bias
+        convolved = conv(
+            x,
+            kernel,
+            stride=self.stride,
+            padding=self.padding,
+            batch_first=self.batch_first,
+            precision=self.precision,
+        )
+        return convolved + bias
 
 
-def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Padding = "VALID", batch_first: bool = False) -> Array:
+def conv(
+    x: Array,
+    kernel: Array,
+    *,
+    stride: int = 1,
+    padding: Padding = "VALID",
+    batch_first: bool = False,
+    precision: Precision = "float32",
+) -> Array:
     """Convolve x [H, W, N, C_in] ([N, H, W, C_in] where `batch_first`) with kernel [k, k, C_in, C_out].
 
     Integer images (uint8 pixels) are cast to the kernel's dtype on the way, at the cheapest point.
 
     Returns:
-      [h, w, N, C_out], as `lax.conv_general_dilated` gives it, to rounding.
+      [h, w, N, C_out], as `lax.conv_general_dilated` gives it, to rounding (`precision`: of what is multiplied).
 
     Raises:
       ValueError: the image is smaller than the window.
@@ -78,39 +98,47 @@ def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Padding = "VALID"
             f"an image of {height} x {width} is smaller than the {size} x {size} window of a convolution without "
             "padding; use larger images, or a torso with padding (impala_resnet)"
         )
-    return _conv(stride, pads, batch_first, x, kernel)
+    return _conv(stride, pads, batch_first, precision, x, kernel)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _conv(stride: int, pads: Pads, batch_first: bool, precision: Precision, x: Array, kernel: Array) -> Array:
     return lax.platform_dependent(
         x,
         kernel,
-        cpu=partial(product_conv, stride, pads, batch_first),
-        default=partial(native_conv, stride, pads, batch_first),
+        cpu=partial(product_conv, stride, pads, batch_first, precision=precision),
+        default=partial(native_conv, stride, pads, batch_first, precision=precision),
     )
 
 
-def _conv_fwd(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array):
-    return _conv(stride, pads, batch_first, x, kernel), (x, kernel)
+def _conv_fwd(stride: int, pads: Pads, batch_first: bool, precision: Precision, x: Array, kernel: Array):
+    return _conv(stride, pads, batch_first, precision, x, kernel), (x, kernel)
 
 
-def _conv_bwd(stride: int, pads: Pads, batch_first: bool, residuals: tuple[Array, Array], gradient: Array):
+def _conv_bwd(
+    stride: int,
+    pads: Pads,
+    batch_first: bool,
+    precision: Precision,
+    residuals: tuple[Array, Array],
+    gradient: Array,
+):
     x, kernel = residuals
+    native = partial(native_conv, stride, pads, batch_first, precision=precision)
     d_kernel = lax.platform_dependent(
         kernel,
         x,
         gradient,
         cpu=partial(_kernel_gradient, stride, pads, batch_first),
-        default=lambda k, x, g: jax.vjp(partial(native_conv, stride, pads, batch_first, x), k)[1](g)[0],
+        default=lambda k, x, g: jax.vjp(partial(native, x), k)[1](g)[0],
     )
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return np.zeros(x.shape, jax.dtypes.float0), d_kernel
     d_x = lax.platform_dependent(
         kernel,
         gradient,
-        cpu=partial(_input_gradient, stride, pads, batch_first, x.shape),
-        default=lambda kernel, g: jax.vjp(lambda x: native_conv(stride, pads, batch_first, x, kernel), x)[1](g)[0],
+        cpu=partial(_input_gradient, stride, pads, batch_first, precision, x.shape),
+        default=lambda kernel, g: jax.vjp(lambda x: native(x, kernel), x)[1](g)[0],
     )
     return d_x, d_kernel
 
@@ -121,10 +149,14 @@ _conv.defvjp(_conv_fwd, _conv_bwd)
 # -- XLA's own --------------------------------------------------------------------------------------------------------
 
 
-def native_conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> Array:
+def native_conv(
+    stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array, precision: Precision = "float32"
+) -> Array:
     """Convolve with `lax.conv_general_dilated`; shapes as in `conv`."""
     layout = ("NHWC", *_LAYOUT[1:]) if batch_first else _LAYOUT
-    return lax.conv_general_dilated(x.astype(kernel.dtype), kernel, (stride, stride), pads, dimension_numbers=layout)
+    rounded = kernel if precision == "float32" else kernel.astype(precision)
+    out = lax.conv_general_dilated(x.astype(rounded.dtype), rounded, (stride, stride), pads, dimension_numbers=layout)
+    return out.astype(kernel.dtype)
 
 
 # -- matrix products --------------------------------------------------------------------------------------------------
@@ -137,15 +169,17 @@ def native_conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Ar
 # (k k C_out numbers a pixel, and no copy of the image). Both gradients of `products` share one array of shifted gradients.
 
 
-def product_conv(stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array) -> Array:
+def product_conv(
+    stride: int, pads: Pads, batch_first: bool, x: Array, kernel: Array, precision: Precision = "float32"
+) -> Array:
     """Convolve by matrix products; shapes as in `conv`."""
     cells, step, weights = _as_cells(stride, pads, batch_first, x, kernel)
     out = _out_shape(x, kernel.shape[0], stride, pads, batch_first)
     if not _products_first(step, weights.shape):
         columns = _columns(cells, weights.shape[0], out, step)
-        return _product(columns, weights.reshape(-1, weights.shape[-1]))
+        return dot(columns, weights.reshape(-1, weights.shape[-1]), _LAST, precision)
     features = weights.shape[-1]
-    products = _product(cells, _side_by_side(weights))
+    products = dot(cells, _side_by_side(weights), _LAST, precision)
     total = None
     for n, (i, j) in enumerate(np.ndindex(*weights.shape[:2])):
         part = _window(products, i, j, out, 1)[..., n * features : (n + 1) * features]
@@ -167,7 +201,13 @@ def _kernel_gradient(stride: int, pads: Pads, batch_first: bool, kernel: Array, 
 
 
 def _input_gradient(
-    stride: int, pads: Pads, batch_first: bool, shape: tuple[int, ...], kernel: Array, gradient: Array
+    stride: int,
+    pads: Pads,
+    batch_first: bool,
+    precision: Precision,
+    shape: tuple[int, ...],
+    kernel: Array,
+    gradient: Array,
 ) -> Array:
     like = jax.ShapeDtypeStruct(shape, gradient.dtype)
     size = kernel.shape[0]
@@ -175,11 +215,10 @@ def _input_gradient(
     cells = jax.eval_shape(lambda x: _cells(stride, pads, batch_first, size, x), like)
     weights = _cell_kernel(kernel, stride // step)
     if _products_first(step, weights.shape):
-        d_cells = lax.dot_general(
-            _shifted_gradients(gradient, weights.shape[0]), _side_by_side(weights), (((3,), (1,)), ((), ()))
-        )
+        shifted = _shifted_gradients(gradient, weights.shape[0])
+        d_cells = dot(shifted, _side_by_side(weights), _LAST_TURNED, precision)
     else:
-        d_cells = _scatter(weights, gradient, cells.shape[:2], step)
+        d_cells = _scatter(weights, gradient, cells.shape[:2], step, precision)
     return jax.linear_transpose(lambda x: _cells(stride, pads, batch_first, size, x), like)(d_cells)[0]
 
 
@@ -211,10 +250,10 @@ def _shifted_gradients(gradient: Array, size: int) -> Array:
     return jnp.concatenate(shifted, axis=-1)
 
 
-def _scatter(weights: Array, gradient: Array, shape: tuple[int, ...], step: int) -> Array:
+def _scatter(weights: Array, gradient: Array, shape: tuple[int, ...], step: int, precision: Precision) -> Array:
     """Return sum over shifts of gradient x weights[i, j], each put where the shift read: [*shape, N, C_in]."""
     size, _, depth, features = weights.shape
-    columns = lax.dot_general(gradient, weights.reshape(-1, features), (((3,), (1,)), ((), ())))
+    columns = dot(gradient, weights.reshape(-1, features), _LAST_TURNED, precision)
     total: Array | float = 0.0
     for n, (i, j) in enumerate(np.ndindex(size, size)):
         ends = [
@@ -224,10 +263,6 @@ def _scatter(weights: Array, gradient: Array, shape: tuple[int, ...], step: int)
         part = columns[..., n * depth : (n + 1) * depth]
         total = total + lax.pad(part, jnp.zeros((), part.dtype), (*ends, (0, 0, 0), (0, 0, 0)))
     return total
-
-
-def _product(rows: Array, weights: Array) -> Array:
-    return lax.dot_general(rows, weights, (((3,), (0,)), ((), ())))
 
 
 def _window(cells: Array, i: int, j: int, out: Sequence[int], step: int) -> Array:

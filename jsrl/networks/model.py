@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
 from jsrl.networks.heads import policy_head, value_head
+from jsrl.networks.products import Precision
 from jsrl.networks.torsos import (
     ACTIVATIONS,
     MIN_NATURE_SIDE,
@@ -47,6 +49,8 @@ class NetworkConfig:
       core: none, gru or lstm. core_size: H.
       shared: whether policy and value share torso and core. None: shared for images and recurrent networks, else not.
       log_std_init: initial log standard deviation of continuous actions.
+      precision: float32, or bfloat16: the torso's layers round what they multiply and sum in float32, but for the layer that
+        reads numbers. Weights, optimizer, core and heads stay in float32.
     """
 
     torso: Any = "auto"
@@ -56,6 +60,7 @@ class NetworkConfig:
     core_size: int = 128
     shared: bool | None = None
     log_std_init: float = 0.0
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -65,8 +70,14 @@ class NetworkConfig:
         """
         check_name("activation", self.activation, ACTIVATIONS)
         check_name("core", self.core, get_args(CoreName))
+        check_name("precision", self.precision, get_args(Precision))
         if isinstance(self.torso, str) and ":" not in self.torso:
             check_name("torso", self.torso, get_args(TorsoName), " or module:Class of a flax module")
+        elif self.precision != "float32":
+            raise ConfigError(
+                f"network precision={self.precision!r} is for the torsos of jsrl, and torso is {self.torso!r}; leave "
+                "precision out and let that module multiply as it likes"
+            )
         sizes = {"hidden": min(self.hidden, default=1), "core_size": self.core_size}
         for name, size in sizes.items():
             if size < 1:
@@ -220,7 +231,8 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...]) -> nn.Module:
     if kind == "mlp":
         leaves = tuple(leaf._replace(is_image=False) for leaf in leaves)
     image_torso = ImpalaResNet if kind == "impala_resnet" or (kind == "auto" and small) else NatureCNN
-    return Encoder(leaves, image_torso, tuple(config.hidden), config.activation)
+    read_image = partial(image_torso, precision=config.precision)
+    return Encoder(leaves, read_image, tuple(config.hidden), config.activation, config.precision)
 
 
 def _side(leaf: Leaf) -> int:

@@ -18,6 +18,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
 from jsrl.networks.heads import POLICY_GAIN, VALUE_GAIN, LogitsHead
 from jsrl.networks.model import NetworkConfig, make_torso, observation_leaves, weights_of
+from jsrl.networks.products import Precision
 from jsrl.networks.torsos import MLP, ActivationName, dense
 from jsrl.types import Array, Continuous, Discrete, EnvSpec, Tree
 
@@ -113,13 +114,14 @@ class _Joint(nn.Module):
     torso: nn.Module
     hidden: tuple[int, ...]
     activation: ActivationName
+    precision: Precision
     head: nn.Module
 
     @nn.compact
     def __call__(self, observation: Tree, *others: Array) -> Any:
         features = [self.torso(observation), *others]
         joined = features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
-        return self.head(MLP(self.hidden, self.activation)(joined))
+        return self.head(MLP(self.hidden, self.activation, self.precision)(joined))
 
 
 def _joint(config: NetworkConfig, spec: EnvSpec, head: nn.Module) -> nn.Module:
@@ -129,7 +131,7 @@ def _joint(config: NetworkConfig, spec: EnvSpec, head: nn.Module) -> nn.Module:
             "feed-forward and have weights of their own; leave both options out (r2d2 is the recurrent off-policy agent)"
         )
     torso = make_torso(dataclasses.replace(config, hidden=()), observation_leaves(spec))
-    return _Joint(torso, tuple(config.hidden), config.activation, head)
+    return _Joint(torso, tuple(config.hidden), config.activation, config.precision, head)
 
 
 def _blank(spec: EnvSpec, *leading: int) -> Tree:

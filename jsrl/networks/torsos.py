@@ -15,6 +15,7 @@ import numpy as np
 from jsrl.networks.conv import Conv
 from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.pooling import max_pool
+from jsrl.networks.products import Precision, rounded_dense
 from jsrl.types import Array, Tree, named_leaves
 
 ActivationName: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -28,22 +29,30 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 MIN_NATURE_SIDE = 36  # below, the third convolution of the Nature CNN has nothing left to read
 
 
-def dense(features: int, gain: float = math.sqrt(2.0), name: str | None = None) -> nn.Dense:
+def dense(
+    features: int, gain: float = math.sqrt(2.0), name: str | None = None, precision: Precision = "float32"
+) -> nn.Dense:
     """Return a linear layer with orthogonal kernel [in, features] and zero bias."""
-    return nn.Dense(features, kernel_init=orthogonal(gain), name=name)
+    product = rounded_dense if precision == "bfloat16" else None
+    return nn.Dense(features, kernel_init=orthogonal(gain), name=name, dot_general=product)
 
 
 class MLP(nn.Module):
-    """Linear layers, each with an activation: [..., F_in] -> [..., hidden[-1]]; the identity when `hidden` is ()."""
+    """Linear layers, each with an activation: [..., F_in] -> [..., hidden[-1]]; the identity when `hidden` is ().
+
+    The first one, which reads numbers of any size, multiplies in float32 whatever `precision` is.
+    """
 
     hidden: tuple[int, ...] = (64, 64)
     activation: ActivationName = "tanh"
+    precision: Precision = "float32"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Encode."""
-        for features in self.hidden:
-            x = ACTIVATIONS[self.activation](dense(features)(x))
+        for i, features in enumerate(self.hidden):
+            layer = dense(features, precision=self.precision if i else "float32")
+            x = ACTIVATIONS[self.activation](layer(x))
         return x
 
 
@@ -94,10 +103,11 @@ def _convolve(layers: Callable[[Array, float], Array], image: Array) -> Array:
     return features.reshape(*leading, -1)
 
 
-def _nature_layers(x: Array, scale: float) -> Array:
-    x = nn.relu(Conv(32, 8, 4, scale=scale, batch_first=True)(x))
-    x = nn.relu(Conv(64, 4, 2)(x))
-    return nn.relu(Conv(64, 3, 1)(x))
+def _nature_layers(x: Array, scale: float, *, precision: Precision) -> Array:
+    conv = partial(Conv, precision=precision)
+    x = nn.relu(conv(32, 8, 4, scale=scale, batch_first=True)(x))
+    x = nn.relu(conv(64, 4, 2)(x))
+    return nn.relu(conv(64, 3, 1)(x))
 
 
 class NatureCNN(nn.Module):
@@ -109,20 +119,25 @@ class NatureCNN(nn.Module):
     """
 
     features: int = 512
+    precision: Precision = "float32"
 
     @nn.compact
     def __call__(self, image: Array) -> Array:
         """Encode."""
-        return nn.relu(dense(self.features)(_convolve(_nature_layers, image)))
+        layers = partial(_nature_layers, precision=self.precision)
+        return nn.relu(dense(self.features, precision=self.precision)(_convolve(layers, image)))
 
 
-def _resnet_layers(x: Array, scale: float, *, channels: tuple[int, ...], num_blocks: int) -> Array:
+def _resnet_layers(
+    x: Array, scale: float, *, channels: tuple[int, ...], num_blocks: int, precision: Precision
+) -> Array:
+    conv = partial(Conv, kernel_size=3, padding="SAME", precision=precision)
     for stage, features in enumerate(channels):
         first = stage == 0
-        x = max_pool(Conv(features, 3, padding="SAME", scale=scale if first else 1.0, batch_first=first)(x))
+        x = max_pool(conv(features, scale=scale if first else 1.0, batch_first=first)(x))
         for _ in range(num_blocks):
-            inside = Conv(features, 3, padding="SAME")(nn.relu(x))
-            x = x + Conv(features, 3, padding="SAME")(nn.relu(inside))
+            inside = conv(features)(nn.relu(x))
+            x = x + conv(features)(nn.relu(inside))
     return nn.relu(x)
 
 
@@ -137,12 +152,13 @@ class ImpalaResNet(nn.Module):
     channels: tuple[int, ...] = (16, 32, 32)
     num_blocks: int = 2
     features: int = 256
+    precision: Precision = "float32"
 
     @nn.compact
     def __call__(self, image: Array) -> Array:
         """Encode."""
-        layers = partial(_resnet_layers, channels=self.channels, num_blocks=self.num_blocks)
-        return nn.relu(dense(self.features)(_convolve(layers, image)))
+        layers = partial(_resnet_layers, channels=self.channels, num_blocks=self.num_blocks, precision=self.precision)
+        return nn.relu(dense(self.features, precision=self.precision)(_convolve(layers, image)))
 
 
 class Leaf(NamedTuple):
@@ -166,13 +182,14 @@ class Encoder(nn.Module):
 
     Attributes:
       leaves: what to read. make_image_torso: () -> a module for images [..., H, W, C], called once per image leaf.
-      hidden, activation: of the MLP.
+      hidden, activation, precision: of the MLP.
     """
 
     leaves: tuple[Leaf, ...]
     make_image_torso: Callable[[], nn.Module] = NatureCNN
     hidden: tuple[int, ...] = (64, 64)
     activation: ActivationName = "tanh"
+    precision: Precision = "float32"
 
     @nn.compact
     def __call__(self, observation: Tree) -> Array:
@@ -187,5 +204,6 @@ class Encoder(nn.Module):
                 leading = x.shape[: x.ndim - len(leaf.shape)]
                 vectors.append(x.reshape(*leading, int(np.prod(leaf.shape))).astype(jnp.float32))
         if vectors:
-            features.append(MLP(self.hidden, self.activation)(jnp.concatenate(vectors, axis=-1)))
+            read = MLP(self.hidden, self.activation, self.precision)
+            features.append(read(jnp.concatenate(vectors, axis=-1)))
         return features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)

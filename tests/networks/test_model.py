@@ -166,6 +166,8 @@ def test_own_torso(torso):
         ({"hidden": (64, 0)}, VECTOR, "hidden must be positive"),
         ({"torso": "nature_cnn"}, VECTOR, "needs an image"),
         ({"torso": "nature_cnn"}, MIXED, "at least 36 x 36"),
+        ({"precision": "bfloat"}, VECTOR, "did you mean 'bfloat16'"),
+        ({"torso": "flax.linen:Dense", "precision": "bfloat16"}, VECTOR, "leave precision out"),
         ({"torso": 3}, VECTOR, "torso 3 is int, not a flax.linen module"),
     ],
 )
