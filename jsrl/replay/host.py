@@ -29,6 +29,7 @@ class HostReplay:
     Attributes:
       inserted, drawn, evicted, ignored: env steps put in, windows drawn, env steps overwritten, priorities that came too
         late for their window.
+      num_starts: windows that can be drawn.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class HostReplay:
         self.lock = threading.RLock()
         self.lanes = [Lane() for _ in range(shape.lanes)]
         self._starts_at = np.zeros((shape.lanes, shape.capacity), np.int32)
+        self.num_starts = 0
         self._pending: list[list[int]] = [[] for _ in range(shape.lanes)]
         room = shape.capacity * shape.group_size
         self._tree = HostTree(shape.size) if prioritised else None
@@ -60,11 +62,6 @@ class HostReplay:
     def size(self) -> int:
         """Return the env steps that are held."""
         return sum(lane.written - lane.oldest for lane in self.lanes) * self.shape.group_size
-
-    @property
-    def num_starts(self) -> int:
-        """Return how many windows can be drawn."""
-        return int(self._starts_at.sum())
 
     # -- inserting (one thread) ---------------------------------------------------------------------------------------
 
@@ -108,8 +105,10 @@ class HostReplay:
             return
         lane.head = int(gone[-1]) + 1
         spots = gone % shape.capacity
+        left = int(self._starts_at[number, spots].sum())
+        self.num_starts -= left
         if self._tree is None:
-            lane.starts_left += int(self._starts_at[number, spots].sum())
+            lane.starts_left += left
         else:
             self._tree.set(self._places(number, gone).reshape(-1), 0.0)
         self._starts_at[number, spots] = 0
@@ -130,6 +129,7 @@ class HostReplay:
         open_ &= self._whole_stacks(number, times)
         places = self._places(number, times)[open_]
         self._starts_at[number, times % shape.capacity] = open_.sum(axis=1)
+        self.num_starts += len(places)
         if self._tree is not None:
             self._tree.set(places, self._highest)
         else:
@@ -176,17 +176,15 @@ class HostReplay:
 
     def _choose(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (places, rows since the first ever, chances up to a factor) of windows."""
+        if not self.num_starts:
+            raise ConfigError("replay has no window to draw yet; insert at least one whole window first.")
         if self._tree is not None:
             points = (np.arange(number) + self._rng.random(number)) / number
             places = self._tree.find(points)
             chances = self._tree.weights[places]
-            if not chances.all():
-                raise ConfigError("replay has no window to draw yet; insert at least one whole window first.")
         else:
             counts = np.array([lane.starts_joined - lane.starts_left for lane in self.lanes])
             upto = counts.cumsum()
-            if not upto[-1]:
-                raise ConfigError("replay has no window to draw yet; insert at least one whole window first.")
             chosen = self._rng.integers(0, upto[-1], number)
             lane = np.searchsorted(upto, chosen, side="right")
             begin = np.array([lane.starts_left for lane in self.lanes])
@@ -255,5 +253,6 @@ class HostReplay:
         for name in ("inserted", "drawn", "evicted", "ignored"):
             setattr(self, name, int(counters[name]))
         self._highest = float(counters["highest"])
+        self.num_starts = int(self._starts_at.sum())
         if self._tree is not None:
             self._tree.set(np.arange(self.shape.size), self._tree.weights.copy())

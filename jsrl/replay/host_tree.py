@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 FAN_OUT = 16  # measured for 256 to 8,192 draws (benchmarks/replay.py): 64 reads more than it saves, 2 makes more passes
+ROUNDING = 1e-12  # a sum may be less by this share than its parts: no point may lead past the last of them
+SEARCHED = 4096  # sums up to here are searched at once, which is quicker than going down their levels
 
 
 class HostTree:
@@ -22,6 +24,7 @@ class HostTree:
             if families == 1:
                 break
             size = families
+        self._searched = next(i for i, level in enumerate(self._levels) if level.size <= max(SEARCHED, fan_out))
 
     @property
     def total(self) -> float:
@@ -48,15 +51,18 @@ class HostTree:
 
         A place of weight 0 is never found unless all weights are 0.
         """
-        rest = points * self.total
-        families = np.zeros(len(points), np.int64)
-        for level in reversed(self._levels):
-            upto = level[families].cumsum(axis=1)
-            np.minimum(rest, upto[:, -1] * (1.0 - 1e-12), out=rest)  # rounding must not lead past the last weight
-            child = (upto <= rest[:, None]).sum(axis=1)
+        upto = np.concatenate(([0.0], self._levels[self._searched].reshape(-1).cumsum()))
+        rest = np.minimum(points, 1.0 - ROUNDING) * upto[-1]
+        families = np.minimum(upto[1:].searchsorted(rest, side="right"), len(upto) - 2)
+        rest -= upto[families]
+        rows = np.arange(len(points))
+        upto = np.zeros((len(points), self._fan_out + 1))
+        for level in self._levels[self._searched - 1 :: -1] if self._searched else ():
+            np.cumsum(level[families], axis=1, out=upto[:, 1:])
+            np.minimum(rest, upto[:, -1] * (1.0 - ROUNDING), out=rest)
+            child = (upto[:, 1:] <= rest[:, None]).sum(axis=1)
             np.minimum(child, self._fan_out - 1, out=child)
-            before = np.where(child > 0, np.take_along_axis(upto, np.maximum(child - 1, 0)[:, None], 1)[:, 0], 0.0)
-            rest -= before
+            rest -= upto[rows, child]
             families = families * self._fan_out + child
         return families
 

@@ -103,7 +103,7 @@ def test_windows_are_the_rows_that_were_and_every_possible_one_is_drawn(frames, 
         replay.more(1)
         into, ids = replay.draw(2_000)
         places = [replay.where(int(i)) for i in ids]
-        assert set(places) == replay.possible()
+        assert set(places) == replay.possible() and replay.replay.num_starts == len(set(places))
         for column in range(0, 2_000, 29):
             lane, at, env = places[column]
             rows = replay.truth[lane][at : at + window]
@@ -237,9 +237,9 @@ def test_threads_draw_whole_windows_while_rows_are_overwritten():
     assert count[0] > 20
 
 
-def test_the_tree_finds_what_a_running_sum_finds():
+@pytest.mark.parametrize("size", [50, 16**3 + 77, 70_000])  # one that is searched at once, and levels below it
+def test_the_tree_finds_what_a_running_sum_finds(size):
     rng = np.random.default_rng(0)
-    size = 16**3 + 77
     tree, truth = HostTree(size), np.zeros(size)
     for _ in range(30):
         at = rng.integers(0, size, 300)
