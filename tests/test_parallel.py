@@ -1,6 +1,5 @@
 """One update on 1 and on 4 (fake) devices. XLA counts its devices once, so each case runs in a process of its own."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +12,13 @@ from jsrl import parallel
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.parallel import data_parallel, small_calls, split_devices
 from jsrl.types import Trajectory
+from tests.fake_devices import fake_devices
 
 SCRIPT = Path(__file__).parent / "parallel_cases.py"
 
 
 def run_case(name: str) -> None:
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PJRT_NPROC": "8",  # with fewer threads than that the all-reduce deadlocks
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_cpu_collective_call_terminate_timeout_seconds=20",
-    }
+    environment = fake_devices(4, "--xla_cpu_collective_call_terminate_timeout_seconds=20")
     command = [sys.executable, "-W", "error", str(SCRIPT), name]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr[-4000:]

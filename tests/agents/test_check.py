@@ -1,6 +1,5 @@
 """check_agent passes sound agents and names what a broken one did."""
 
-import os
 import subprocess
 import sys
 
@@ -16,6 +15,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import AgentFault
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from tests.fake_devices import fake_devices
 
 SMALL = NetworkConfig(hidden=(16,))
 RECURRENT = NetworkConfig(hidden=(16,), core="lstm", core_size=8)
@@ -158,12 +158,7 @@ except AgentFault as fault:
 
 @pytest.mark.slow
 def test_devices_that_drift_apart_are_noticed():
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PJRT_NPROC": "4",
-    }
+    environment = fake_devices(2)
     command = [sys.executable, "-c", DEVICES]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0 and "caught" in ended.stdout, ended.stderr[-3000:]

@@ -1,11 +1,12 @@
 """One device against four fake ones, in a process of its own: the same state to rounding, on every device."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.fake_devices import fake_devices
 
 pytestmark = pytest.mark.slow  # minutes of compilation in all
 
@@ -68,12 +69,7 @@ print(json.dumps({name: float(value) for name, value in output.metrics.items()})
 @pytest.mark.parametrize("core", ["none", "gru"])
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_one_device_equals_four(algorithm, core):
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "PJRT_NPROC": "8",  # fewer threads than twice the devices can deadlock in the all-reduce
-    }
+    environment = fake_devices(4)
     command = [sys.executable, "-c", SCRIPT, algorithm, core]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

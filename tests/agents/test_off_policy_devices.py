@@ -1,10 +1,11 @@
 """One device against four fake ones, in a process of its own: the same state to rounding, noise included."""
 
-import os
 import subprocess
 import sys
 
 import pytest
+
+from tests.fake_devices import fake_devices
 
 pytestmark = pytest.mark.slow  # minutes of compilation in all
 
@@ -74,12 +75,7 @@ print("equal")
 
 @pytest.mark.parametrize("algorithm", ["sac", "sac-discrete", "td3", "ddpg", "dqn", "r2d2", "bc"])
 def test_one_device_equals_four(algorithm):
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "PJRT_NPROC": "8",  # fewer threads than twice the devices can deadlock in the all-reduce
-    }
+    environment = fake_devices(4)
     command = [sys.executable, "-c", SCRIPT, algorithm]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

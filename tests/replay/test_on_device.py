@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from jsrl.errors import ConfigError
 from jsrl.replay.on_device import MADE, on_device, update_keys, with_replay
 from jsrl.settings import ReplayConfig
 from jsrl.types import spec_of
+from tests.fake_devices import fake_devices
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World
 
@@ -135,9 +135,7 @@ def four_devices() -> None:
 
 @pytest.mark.slow
 def test_four_devices_do_what_one_does():
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PJRT_NPROC": "8", "JAX_PLATFORMS": "cpu"
-    }  # fmt: skip
+    environment = fake_devices(4)
     program = "from tests.replay.test_on_device import four_devices; four_devices()"
     root = str(Path(__file__).parents[2])
     ran = subprocess.run(

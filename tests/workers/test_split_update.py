@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig
 from jsrl.launch.plan import describe, make_plan, process_environment
 from jsrl.networks.model import NetworkConfig
+from tests.fake_devices import fake_devices
 
 COMMON = """
 import dataclasses
@@ -149,12 +149,7 @@ turns.close()
 
 
 def run_script(script: str, *arguments: str) -> str:
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PJRT_NPROC": "8",
-    }
+    environment = fake_devices(2)
     command = [sys.executable, "-c", script, *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

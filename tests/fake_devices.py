@@ -1,0 +1,12 @@
+"""The environment of a process that has several devices made of one CPU."""
+
+from __future__ import annotations
+
+import os
+
+
+def fake_devices(number: int, *flags: str) -> dict[str, str]:
+    """Return this process's environment with so many CPU devices, and XLA flags besides."""
+    given = [os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={number}", *flags]
+    threads = str(max(8, 2 * number))  # fewer can deadlock in the all-reduce
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "PJRT_NPROC": threads, "XLA_FLAGS": " ".join(given)}
