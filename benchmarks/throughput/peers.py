@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,20 @@ def variables(setting: dict[str, Any]) -> dict[str, str]:
 
 
 def drive(
-    peer: Peer, work: Work | ReplayWork, setting: dict[str, Any], seconds: float, warm_up_s: float
+    peer: Peer,
+    work: Work | ReplayWork,
+    setting: dict[str, Any],
+    seconds: float,
+    warm_up_s: float,
+    options: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run a peer once and return what its driver printed.
+    """Run a peer once and return what its driver printed; `options` of run.py are for jsrl's own driver.
 
     Raises:
       BenchmarkError: it failed, hung, or printed no result.
     """
     asked = {**dataclasses.asdict(work), "seconds": seconds, "warm_up_s": warm_up_s, "setting": setting}
+    asked["options"] = list(options)
     words = [str(peer.python), str(peer.driver), json.dumps(asked)]
     limit_s = LIMIT_S + 10 * (seconds + warm_up_s)
     process_tree.adopt_orphans()  # daemons that outlive their driver are found again, and ended

@@ -35,11 +35,12 @@ def make_update(asked: dict[str, Any]) -> tuple[Callable[[], None], int]:
 
     from jsrl.building import build_agent
     from jsrl.envs.config import EnvConfig
+    from jsrl.launch.command_line import parse
     from jsrl.launch.plan import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.replay.on_device import on_device
 
-    experiment = experiments()[NAMES[asked["algorithm"]]]()
+    experiment = parse(asked["options"], experiments()[NAMES[asked["algorithm"]]]()).experiment
     replay = dataclasses.replace(
         experiment.replay,
         capacity=asked["rows"],

@@ -30,7 +30,7 @@ def is_compared(name: str) -> bool:
 
 
 def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
-    """Return the raw numbers; `further` are options of run.py for jsrl's arms of the part `learning`.
+    """Return the raw numbers; `further` are options of run.py for jsrl's arms.
 
     In the first repetition every setting of every system takes part; in those that follow only its best by wall clock and
     its best per CPU-second, for each work apart.
@@ -154,7 +154,8 @@ def take(
         if peer is None:
             run = whole_run(work, arm["setting"]["placement"], given, further)
         else:
-            run = peers.drive(peer, work, arm["setting"], given.seconds, given.warm_up_s)
+            options = further if is_ours(arm) else ()
+            run = peers.drive(peer, work, arm["setting"], given.seconds, given.warm_up_s, options)
     except BenchmarkError as error:
         arm["errors"].append(str(error))
         return "failed"
