@@ -13,7 +13,7 @@ from jsrl.transport.inference import connect_inference
 from jsrl.transport.samples import connect_samples
 from jsrl.transport.samples_copying import CopyingProducer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, EPOCH, REFUSED_S, Peer, PeerOfMany
+from jsrl.workers.peers import CONNECT_S, EPOCH, REFUSED_S, Peer, PeerOfMany, first_present
 
 
 class ActorStreams:
@@ -57,7 +57,8 @@ class ActorStreams:
         else:
             own = job.index % len(links.inference)
             servers = [f"inference-{(own + i) % len(links.inference)}" for i in range(len(links.inference))]
-            self._server = PeerOfMany(job.names, servers, job.find(servers[0]))
+            present = first_present(job.names, servers) if job.incarnation else None  # at the start each waits for its own
+            self._server = PeerOfMany(job.names, servers, present or job.find(servers[0]))
             self._peers.append(self._server)
             self._client = self._connect_inference(self._server.known.address, CONNECT_TIMEOUT_S)
         self.epoch = self._read_epoch()

@@ -80,15 +80,20 @@ class PeerOfMany(Peer):
 
     def find(self, timeout_s: float) -> Registration | None:
         """Return who lives behind the first name that somebody lives behind, waiting up to `timeout_s` for one's own."""
-        for name in (self.name, *self._others):
-            with contextlib.suppress(StreamTimeout):
-                return self._names.lookup(name, 0.0)
-        return super().find(timeout_s)
+        return first_present(self._names, (self.name, *self._others)) or super().find(timeout_s)
 
     def _why(self, found: Registration | None) -> str:
         if found is not None and self.is_away and found.name == self.name:
             return f"{self.name} is back; {self.known.name} stood in for it."
         return super()._why(found)
+
+
+def first_present(names: NameService, candidates: Sequence[str]) -> Registration | None:
+    """Return who lives behind the first of these names that somebody lives behind."""
+    for name in candidates:
+        with contextlib.suppress(StreamTimeout):
+            return names.lookup(name, 0.0)
+    return None
 
 
 class FollowingParams:
