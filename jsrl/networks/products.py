@@ -42,17 +42,18 @@ def _rounded_fwd(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 def _rounded_bwd(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, kernel = residuals
     d_x = dot(gradient, kernel, (((1,), (1,)), ((), ())), "bfloat16")
-    return d_x, kernel_gradient(x, gradient, (((0,), (0,)), ((), ())))
+    return d_x, _kernel_gradient(x, gradient)
 
 
 _rounded.defvjp(_rounded_fwd, _rounded_bwd)
 
 
-def kernel_gradient(x: Array, gradient: Array, dimensions: Any) -> Array:
-    """Return the gradient of a kernel, rounded but on CPUs, where the transposed operand would cost what rounding saves."""
+def _kernel_gradient(x: Array, gradient: Array) -> Array:
+    """Return x^T gradient, rounded but on CPUs, where to transpose costs what rounding saves."""
+    rows = (((0,), (0,)), ((), ()))
     return lax.platform_dependent(
         x,
         gradient,
-        cpu=lambda x, g: dot(x, g, dimensions),
-        default=lambda x, g: dot(x, g, dimensions, "bfloat16"),
+        cpu=lambda x, g: dot(x, g, rows),
+        default=lambda x, g: dot(x, g, rows, "bfloat16"),
     )
