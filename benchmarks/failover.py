@@ -27,6 +27,7 @@ from benchmarks.srl.blocks import Arm, Figures, Record, alternate  # noqa: E402
 from benchmarks.throughput.alone import split_options  # noqa: E402
 from benchmarks.throughput.end_to_end import ENDLESS, START_LIMIT_S, BenchmarkError, Watched, command  # noqa: E402
 from jsrl.services.names import FileNames  # noqa: E402
+from jsrl.transport.base import Ledger  # noqa: E402
 
 LIMIT_S, ACTORS, STEP_S, LEAVES_S = 3.0, 4, 0.05, 30.0
 OPTIONS = ("--env.id", "benchmarks.endurance.idle:Idle", "--num-actors", f"{ACTORS}", "--agent.network.core", "gru")
@@ -74,7 +75,6 @@ def storm(number: int, given: argparse.Namespace) -> Arm:
                 run.leave(LEAVES_S)
             ledger = json.loads(next(runs.glob("*/bench/result.json")).read_text())["ledger"]
             longest = longest_pauses(kills_s, pauses(idle))
-        balanced = ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
         print(
             f"  {number} server(s), longest pause after each kill: {' '.join(f'{s:.2f}' for s in longest)} s",
             flush=True,
@@ -84,7 +84,7 @@ def storm(number: int, given: argparse.Namespace) -> Arm:
             "median_s": statistics.median(longest),
             "kills": float(len(longest)),
             "kills_in_time": float(sum(pause <= LIMIT_S for pause in longest)),
-            "ledger_balanced": float(balanced),
+            "ledger_balanced": float(Ledger(**ledger).balanced),
         }
 
     return Arm({1: "one", 2: "two"}[number], block)

@@ -80,8 +80,8 @@ def drive(
     Raises:
       BenchmarkError: it failed, hung, or printed no result.
     """
-    asked = {**dataclasses.asdict(work), "seconds": seconds, "warm_up_s": warm_up_s, "setting": setting}
-    asked["options"] = list(options)
+    times = {"seconds": seconds, "warm_up_s": warm_up_s}
+    asked = {**dataclasses.asdict(work), **times, "setting": setting, "options": list(options)}
     words = [str(peer.python), str(peer.driver), json.dumps(asked)]
     limit_s = LIMIT_S + 10 * (seconds + warm_up_s)
     process_tree.adopt_orphans()  # daemons that outlive their driver are found again, and ended

@@ -57,9 +57,8 @@ class ActorStreams:
         else:
             own = job.index % len(links.inference)
             servers = [f"inference-{(own + i) % len(links.inference)}" for i in range(len(links.inference))]
-            present = (
-                first_present(job.names, servers) if job.incarnation else None
-            )  # at the start each waits for its own
+            # At the start of a run each actor waits for its own server, which is on its way.
+            present = first_present(job.names, servers) if job.incarnation else None
             self._server = PeerOfMany(job.names, servers, present or job.find(servers[0]))
             self._peers.append(self._server)
             self._client = self._connect_inference(self._server.known.address, CONNECT_TIMEOUT_S)

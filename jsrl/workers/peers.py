@@ -71,7 +71,7 @@ class PeerOfMany(Peer):
 
     def __init__(self, names: NameService, candidates: Sequence[str], known: Registration) -> None:
         super().__init__(names, candidates[0], known)
-        self._others = candidates[1:]
+        self._candidates = candidates
 
     @property
     def is_away(self) -> bool:
@@ -80,7 +80,7 @@ class PeerOfMany(Peer):
 
     def find(self, timeout_s: float) -> Registration | None:
         """Return who lives behind the first name that somebody lives behind, waiting up to `timeout_s` for one's own."""
-        return first_present(self._names, (self.name, *self._others)) or super().find(timeout_s)
+        return first_present(self._names, self._candidates) or super().find(timeout_s)
 
     def _why(self, found: Registration | None) -> str:
         if found is not None and self.is_away and found.name == self.name:
