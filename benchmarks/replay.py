@@ -34,7 +34,7 @@ from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.base import Silent
-from jsrl.workers.replay import ReplaySettings, ReplayWorker, Roads
+from jsrl.workers.replay.worker import ReplaySettings, ReplayWorker, Roads
 
 T, B, M = 20, 8, 64
 KINDS = {

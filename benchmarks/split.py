@@ -31,7 +31,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.parallel import data_parallel, split_devices
 from jsrl.replay.several import several_updates
 from jsrl.types import ArraySpec, Continuous, EnvSpec
-from jsrl.workers.split_update import SplitUpdate
+from jsrl.workers.learner.split_update import SplitUpdate
 
 SPEC = EnvSpec(ArraySpec((17,), "float32"), Continuous((-1.0,) * 6, (1.0,) * 6), "HalfCheetah's shapes")
 

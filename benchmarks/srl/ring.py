@@ -24,7 +24,7 @@ from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply,
 from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
-from jsrl.workers.actor import Actor, ActorSettings
+from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Silent
 
 ENV = EnvSpec(ArraySpec((4,), "float32"), Discrete(2), name="emulated")

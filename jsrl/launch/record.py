@@ -23,9 +23,9 @@ from jsrl.services.metrics import Recorder
 from jsrl.transport.base import Entry, InferenceClient, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine, InlineInference
-from jsrl.workers.actor import Actor, ActorSettings
+from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Silent
-from jsrl.workers.recording import RecordingWriter
 
 NAME = "record"
 

@@ -12,7 +12,7 @@ from jsrl.services.provenance import package_versions
 from jsrl.services.recordings import Recording, begin_recording, make_manifest, open_recording
 from jsrl.types import EnvSpec
 from jsrl.workers.jobs import Schemas
-from jsrl.workers.recorded import wanted_leaves
+from jsrl.workers.learner.recorded import wanted_leaves
 
 
 def begin_record(e: Experiment, schemas: Schemas, *, source: str) -> None:

@@ -23,7 +23,7 @@ from jsrl.services.runs import RunFolder
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves
 from jsrl.workers.jobs import Schemas
-from jsrl.workers.learner import FAILED_UPDATE
+from jsrl.workers.learner.worker import FAILED_UPDATE
 
 
 class Replay(NamedTuple):

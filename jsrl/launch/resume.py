@@ -15,9 +15,9 @@ from jsrl.services.snapshot_format import version_damage
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.transport.segment import try_lock
+from jsrl.workers.actor.journal import Journal, journal_path
+from jsrl.workers.actor.journaled import exact_obstacle
 from jsrl.workers.jobs import Origin
-from jsrl.workers.journal import Journal, journal_path
-from jsrl.workers.journaled import exact_obstacle
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",

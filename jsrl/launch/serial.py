@@ -15,12 +15,12 @@ from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.watchdog import Watchdog
 from jsrl.services.control import Crash, Event, Report
-from jsrl.workers.actor import Actor
-from jsrl.workers.evaluator import Evaluator
+from jsrl.workers.actor.worker import Actor
+from jsrl.workers.evaluator.worker import Evaluator
 from jsrl.workers.jobs import build
-from jsrl.workers.learner import Learner
-from jsrl.workers.recorder import VideoRecorder
-from jsrl.workers.replay import ReplayWorker
+from jsrl.workers.learner.worker import Learner
+from jsrl.workers.recorder.worker import VideoRecorder
+from jsrl.workers.replay.worker import ReplayWorker
 
 
 class SerialReporter:

@@ -19,11 +19,11 @@ from jsrl.transport.inference import bind_inference
 from jsrl.transport.params import connect_params
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.base import Reporter
-from jsrl.workers.evaluator import Evaluator, EvaluatorSettings
-from jsrl.workers.inference import InferenceSettings, InferenceWorker
+from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
+from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
 from jsrl.workers.jobs import Job, make_recorder
 from jsrl.workers.peers import FollowingParams, Peer
-from jsrl.workers.recorder import RecorderSettings, VideoRecorder
+from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 
 PARAMS_STORE = "params"
 FILMED = 1  # beside the seed of what is filmed: other episodes than those that are scored

@@ -163,13 +163,13 @@ def build(job: Job, reporter: Any) -> Any:
     from jsrl.errors import ConfigError
 
     modules = {
-        "actor": "build_actor",
+        "actor": "actor.build",
         "inference": "build_acting",
-        "learner": "build_learner",
+        "learner": "learner.build",
         "evaluator": "build_acting",
         "recorder": "build_acting",
-        "replay": "build_replay",
-        "parameter-server": "parameter_server",
+        "replay": "replay.build",
+        "parameter-server": "relay.worker",
     }
     if job.kind not in modules:
         raise ConfigError(f"there is no worker of kind {job.kind!r}; there are: {', '.join(modules)}.")

@@ -27,7 +27,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig, SnapshotC
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.services import snapshots
-from jsrl.workers.learner import Learner
+from jsrl.workers.learner.worker import Learner
 
 UPDATES = 50
 SMALL = NetworkConfig(hidden=(16, 16))

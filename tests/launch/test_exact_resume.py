@@ -21,9 +21,9 @@ from jsrl.launch.resume import continue_exactly
 from jsrl.services.runs import RunFolder
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.types import ArraySpec, named_leaves
+from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest
+from jsrl.workers.actor.journaled import JournaledEnv, exact_obstacle
 from jsrl.workers.jobs import Origin
-from jsrl.workers.journal import Journal, JournalHeader, JournalWriter, digest
-from jsrl.workers.journaled import JournaledEnv, exact_obstacle
 from tests.launch import resume_process
 from tests.launch.resume_process import EXPERIMENTS, UPDATES
 
@@ -204,7 +204,7 @@ def test_a_full_disk_or_too_long_a_journal_ends_the_journal_and_nothing_else(tmp
     env.reset()
     play(env, 8, seed=0)
     write = os.write
-    monkeypatch.setattr("jsrl.workers.journal.os.write", lambda fd, content: write(fd, content[:10]))
+    monkeypatch.setattr("jsrl.workers.actor.journal.os.write", lambda fd, content: write(fd, content[:10]))
     play(env, 8, seed=0)
     env.close()
     assert len(reporter.warnings) == 2 and "disk is full" in reporter.warnings[1] and not path.exists()

@@ -16,7 +16,7 @@ from jsrl.launch.plan import describe, make_plan, process_environment
 from jsrl.launch.run import run
 from jsrl.services import video
 from jsrl.services.runs import Run, RunFolder
-from jsrl.workers.recorder import VideoRecorder
+from jsrl.workers.recorder.worker import VideoRecorder
 from tests.decoded import decode
 
 

@@ -12,7 +12,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
-from jsrl.workers.actor import Actor, ActorSettings
+from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Silent
 
 T, B = 4, 2

@@ -49,7 +49,9 @@ def test_all_is_loaded_before_the_fork_and_no_thread_runs(env: str, tmp_path: Pa
     )
     found = json.loads(look.stdout.splitlines()[-1])
     assert found["threads"] == 1
-    assert {needed, "jsrl.workers.actor", "jsrl.transport.samples_shared", "zmq", "numpy"} <= set(found["loaded"])
+    assert {needed, "jsrl.workers.actor.worker", "jsrl.transport.samples_shared", "zmq", "numpy"} <= set(
+        found["loaded"]
+    )
     packages = {name.partition(".")[0] for name in found["loaded"]}
     assert not packages & {"jax", "jaxlib", "flax", "optax", "orbax", "rich", "tyro", "psutil", "tensorboard"}
     # what is left to each actor is small: it costs memory and time once per actor

@@ -25,7 +25,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger_page import LEDGER, begin_life, read_page
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, zeros
-from jsrl.workers.batching import Batch, Batcher, BatchPlan
+from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
 
 T, SIZE, GROUPS = 3, 1, 2
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((1,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=SIZE)

@@ -12,7 +12,7 @@ from jsrl.parallel import split_devices
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, make_version, map_tree
-from jsrl.workers.batching import Batcher, BatchPlan, Prefetcher
+from jsrl.workers.learner.batching import Batcher, BatchPlan, Prefetcher
 
 T, SIZE = 3, 4
 ENV = EnvSpec({"image": ArraySpec((2, 3), "uint8"), "line": ArraySpec((2,), "float32")}, Discrete(3))

@@ -27,8 +27,8 @@ from jsrl.transport.samples_local import aligned_zeros
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, Served
 from jsrl.workers.base import Silent
-from jsrl.workers.batching import Batcher, BatchPlan
-from jsrl.workers.learner import Learner, LearnerSettings
+from jsrl.workers.learner.batching import Batcher, BatchPlan
+from jsrl.workers.learner.worker import Learner, LearnerSettings
 
 T, B, WIDTH = 7, 8, 64
 READS = 2_000_000  # of one update, one after another: tens of milliseconds, long enough for a refill to fall into them
@@ -179,7 +179,7 @@ def evidence(learner_class: type[Learner], feed: Feed, folder, *, buffers: int, 
 
 @pytest.fixture(name="aligned")
 def aligned_fixture(monkeypatch):
-    monkeypatch.setattr("jsrl.workers.learner.Batcher", AlignedBatcher)
+    monkeypatch.setattr("jsrl.workers.learner.worker.Batcher", AlignedBatcher)
 
 
 @pytest.fixture(name="feed", params=["local", "shared-memory"])

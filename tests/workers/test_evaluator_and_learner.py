@@ -19,9 +19,9 @@ from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
-from jsrl.workers.batching import BatchPlan
-from jsrl.workers.evaluator import Evaluator, EvaluatorSettings
-from jsrl.workers.learner import Learner, LearnerSettings
+from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
+from jsrl.workers.learner.batching import BatchPlan
+from jsrl.workers.learner.worker import Learner, LearnerSettings
 from tests.workers.heard import Heard
 
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))

@@ -20,7 +20,7 @@ from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import Silent
-from jsrl.workers.inference import InferenceSettings, InferenceWorker
+from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
 
 ENV = EnvSpec(ArraySpec((3,), "float32"), Discrete(5))
 SIZE, CORE = 2, 6

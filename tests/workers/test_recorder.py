@@ -13,7 +13,7 @@ from jsrl.envs.base import EnvStep, Episode
 from jsrl.services.control import Command
 from jsrl.services.video_shelf import Video, VideoShelf
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
-from jsrl.workers.recorder import RecorderSettings, VideoRecorder
+from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 from tests.decoded import decode
 from tests.workers.heard import Heard
 

@@ -14,9 +14,9 @@ from jsrl.services.metrics import Recorder
 from jsrl.services.recordings import begin_recording, make_manifest, open_recording
 from jsrl.transport.base import Entry, ProducerId
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree, named_leaves
-from jsrl.workers import recording
-from jsrl.workers.recorded import RecordedConsumer, recorded_batch
-from jsrl.workers.recording import RecordingWriter
+from jsrl.workers.actor import recording
+from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.learner.recorded import RecordedConsumer, recorded_batch
 
 T, B = 6, 3
 ENV = {"fields": {"name": "test"}}

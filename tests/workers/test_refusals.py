@@ -11,7 +11,7 @@ from jsrl.errors import JsrlError, SpecMismatch, StreamClosed, StreamError, Stre
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, zeros
-from jsrl.workers.batching import Batcher, BatchPlan
+from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.refusals import Refusals
 from tests.contracts.sample_producer import make_schema
 

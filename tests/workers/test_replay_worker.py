@@ -16,9 +16,9 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
-from jsrl.workers.batching import Batcher, BatchPlan
-from jsrl.workers.replay import ReplaySettings, ReplayWorker, Roads
-from jsrl.workers.replay_link import ReplayConsumer
+from jsrl.workers.learner.batching import Batcher, BatchPlan
+from jsrl.workers.learner.replay_link import ReplayConsumer
+from jsrl.workers.replay.worker import ReplaySettings, ReplayWorker, Roads
 
 T, B, M = 4, 3, 8
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)

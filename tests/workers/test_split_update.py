@@ -31,7 +31,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.replay.on_device import on_device
 from jsrl.settings import ReplayConfig
 from jsrl.types import ArraySpec, Continuous, EnvSpec, make_trajectory_spec
-from jsrl.workers.split_update import SplitUpdate
+from jsrl.workers.learner.split_update import SplitUpdate
 
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 assert jax.local_device_count() == 2

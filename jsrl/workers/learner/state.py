@@ -10,7 +10,7 @@ from jsrl.agents.base import Agent, AgentState
 from jsrl.parallel import DataParallel
 from jsrl.replay.on_device import MADE, OnDevice
 from jsrl.types import Array, map_trajectory
-from jsrl.workers.split_update import SplitUpdate
+from jsrl.workers.learner.split_update import SplitUpdate
 
 
 def begin_state(

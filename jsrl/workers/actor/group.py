@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.transport.base import Block, Reply
 from jsrl.types import Array
-from jsrl.workers.journaled import where
+from jsrl.workers.actor.journaled import where
 
 
 class Activity:

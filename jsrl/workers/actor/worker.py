@@ -21,10 +21,10 @@ from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.transport.base import InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, version_epoch, version_updates
-from jsrl.workers.actor_group import Activity, Group
-from jsrl.workers.actor_streams import ActorStreams
+from jsrl.workers.actor.group import Activity, Group
+from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.base import Reporter
-from jsrl.workers.recording import RecordingWriter
 
 OUTDATED_S = 0.01  # between questions while params of the new learner are on their way
 

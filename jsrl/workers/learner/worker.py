@@ -24,10 +24,10 @@ from jsrl.transport.base import ParamsPublisher, SampleConsumer
 from jsrl.types import Trajectory, make_version
 from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
-from jsrl.workers.batching import Batch, Batcher, BatchPlan, Prefetcher
-from jsrl.workers.learner_state import begin_state, failed_update, split_metrics
+from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan, Prefetcher
+from jsrl.workers.learner.split_update import SplitUpdate
+from jsrl.workers.learner.state import begin_state, failed_update, split_metrics
 from jsrl.workers.refusals import Refusals
-from jsrl.workers.split_update import SplitUpdate
 
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 

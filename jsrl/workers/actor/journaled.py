@@ -12,9 +12,9 @@ from jsrl.errors import EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.transport.schema import to_dtype
 from jsrl.types import Array
+from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest, journal_path
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
-from jsrl.workers.journal import Journal, JournalHeader, JournalWriter, digest, journal_path
 
 
 def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | None:

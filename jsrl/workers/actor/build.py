@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from jsrl.workers.actor import Actor, ActorSettings
-from jsrl.workers.actor_envs import make_group
-from jsrl.workers.actor_streams import ActorStreams
+from jsrl.workers.actor.environments import make_group
+from jsrl.workers.actor.recording import recording_writer
+from jsrl.workers.actor.streams import ActorStreams
+from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job, make_recorder
-from jsrl.workers.recording import recording_writer
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:

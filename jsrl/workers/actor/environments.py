@@ -5,9 +5,9 @@ from __future__ import annotations
 from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make
 from jsrl.services.metrics import Recorder
+from jsrl.workers.actor.journaled import journaled
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
-from jsrl.workers.journaled import journaled
 
 
 def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> VectorEnv:

@@ -15,7 +15,7 @@ from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
 from jsrl.workers.peers import Peer
-from jsrl.workers.replay import FOLDER, ReplaySettings, ReplayWorker, Roads
+from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayWorker, Roads
 
 
 def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:

@@ -25,13 +25,13 @@ from jsrl.transport.samples import bind_samples
 from jsrl.types import ArraySpec, leaves, map_trajectory, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
-from jsrl.workers.batching import BatchPlan
 from jsrl.workers.jobs import Job, Origin, make_recorder
-from jsrl.workers.learner import FAILED_UPDATE, Learner, LearnerSettings
+from jsrl.workers.learner.batching import BatchPlan
+from jsrl.workers.learner.recorded import recorded_batch, recorded_consumer
+from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
+from jsrl.workers.learner.split_update import SplitUpdate
+from jsrl.workers.learner.worker import FAILED_UPDATE, Learner, LearnerSettings
 from jsrl.workers.peers import EPOCH
-from jsrl.workers.recorded import recorded_batch, recorded_consumer
-from jsrl.workers.replay_link import batch_of_windows, replay_consumer
-from jsrl.workers.split_update import SplitUpdate
 
 STATE_STORE = "state"
 

@@ -1,0 +1,1 @@
+"""Actors: step environments and write trajectories."""

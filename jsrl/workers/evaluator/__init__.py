@@ -1,0 +1,1 @@
+"""Evaluators: play snapshots without learning."""

@@ -1,0 +1,1 @@
+"""Inference servers: batched actions for actors."""

@@ -1,0 +1,1 @@
+"""Learners: batches in, updates, params out."""

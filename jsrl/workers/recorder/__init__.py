@@ -1,0 +1,1 @@
+"""Recorders: film episodes of the newest params."""

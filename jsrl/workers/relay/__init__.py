@@ -1,0 +1,1 @@
+"""Relays: pass params on between hosts."""

@@ -1,0 +1,1 @@
+"""Replay workers: keep rows, write batches of windows."""
