@@ -329,12 +329,12 @@ def answered(frames: list[bytes]) -> str:
 def make_live(target: str, folder: Path) -> Live:
     """Return a bound end of a stream or of the control road."""
     if target == "samples":
-        return live_samples("tcp://127.0.0.1:0")
+        return live_samples(f"ipc://{folder}/samples")
     if target == "segment":
         return live_samples(f"shm:{folder}/run/samples")
     if target == "inference":
-        return live_inference()
-    return live_params() if target == "params" else live_control(folder)
+        return live_inference(folder)
+    return live_params(folder) if target == "params" else live_control(folder)
 
 
 def live_samples(address: str) -> Live:
@@ -367,9 +367,9 @@ def live_samples(address: str) -> Live:
     return Live(endpoint, LIVE_BYTES, serve, works, consumer.close)
 
 
-def live_inference() -> Live:
+def live_inference(folder: Path) -> Live:
     """Return an inference server."""
-    server = bind_inference("tcp://127.0.0.1:0", SPEC)
+    server = bind_inference(f"ipc://{folder}/inference", SPEC)
     lives = iter(range(1 << 30))
 
     def serve() -> None:
@@ -400,9 +400,9 @@ def live_inference() -> Live:
     return Live(server.address, LIVE_BYTES, serve, works, server.close)
 
 
-def live_params() -> Live:
+def live_params(folder: Path) -> Live:
     """Return a publisher of params."""
-    publisher = bind_params("tcp://127.0.0.1:0")
+    publisher = bind_params(f"ipc://{folder}/params")
     version = iter(range(1 << 30))
 
     def works() -> None:

@@ -87,7 +87,7 @@ def describe(times_us: list[np.ndarray]) -> str:
 
 def measure_inference(folder: Path, rounds: int) -> None:
     """Print the round trips of each road."""
-    addresses = {"shm": f"shm:{folder}/bench", "ipc": f"ipc://{folder}/bench-ipc", "tcp": "tcp://127.0.0.1:0"}
+    addresses = {"shm": f"shm:{folder}/bench", "ipc": f"ipc://{folder}/bench-ipc"}
     clients, children = {}, []
     for name, address in addresses.items():
         child, bound = start("serve", address)

@@ -58,17 +58,18 @@ class Target:
 def find_targets(folder: Path) -> list[Target]:
     """Return every socket that a run has bound, by its files."""
     found = []
-    for path in sorted(folder.rglob("*")):
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                speaks_zmq = path.name == "control" or path.name.endswith(".hello")
-                place = f"ipc://{path}" if speaks_zmq else str(path)
-                found.append(Target(path.name, "zmq" if speaks_zmq else "packets", place))
     for path in sorted((folder / "names").glob("[!.]*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError):
             address = str(json.loads(path.read_text())["address"])
             if address.startswith(("tcp://", "ipc://")):
                 found.append(Target(path.stem, "zmq", address))
+    named = {target.place for target in found}
+    for path in sorted(folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(path.lstat().st_mode) and f"ipc://{path}" not in named:
+                speaks_zmq = path.name == "control" or path.name.endswith(".hello")
+                place = f"ipc://{path}" if speaks_zmq else str(path)
+                found.append(Target(path.name, "zmq" if speaks_zmq else "packets", place))
     return found
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import ipaddress
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment_checks import check, split_bind
+from jsrl.experiment_checks import check, leaves_host, split_bind
 from jsrl.settings import (
     ActorConfig,
     AgentReference,
@@ -84,9 +83,9 @@ class Experiment:
     """What streams between processes go over; zeromq also between hosts, and without shared memory."""
     bind: str = "127.0.0.1"
     """IP address of this host that streams listen on, with road zeromq: ADDRESS or ADDRESS:FIRST_PORT (else free ports).
-    Where other hosts can reach it, streams are encrypted, and only take who has the run's keys."""
+    Streams over TCP are encrypted and only take who has the run's keys; 127.0.0.1 without a port means no TCP at all."""
     encrypt: bool = False
-    """Encrypt streams on loopback too, with road zeromq: keeps out other users of this machine."""
+    """With road zeromq: streams over TCP with keys, also on loopback, instead of over Unix sockets."""
     deterministic: bool = False
     """Same bits for any placement and number of actors: fixed groups, never merged, taken in order (serial always is)."""
     restart: int = 0
@@ -216,9 +215,8 @@ class Experiment:
 
     @property
     def encrypted(self) -> bool:
-        """Return whether streams between processes are encrypted."""
-        wanted = self.encrypt or not ipaddress.ip_address(self.bind_to[0]).is_loopback
-        return wanted and self.road == "zeromq" and self.placement != "serial"
+        """Return whether streams between processes go over TCP, and so are encrypted; else they do not leave the host."""
+        return leaves_host(self) and self.road == "zeromq" and self.placement != "serial"
 
     @property
     def is_deterministic(self) -> bool:

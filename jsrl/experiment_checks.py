@@ -118,10 +118,14 @@ def split_bind(bind: str) -> tuple[str, int | None]:
     return address, None if port is None else int(port)
 
 
-def _check_bind(e: Experiment) -> None:
+def leaves_host(e: Experiment) -> bool:
+    """Return whether the options `bind` and `encrypt` ask for streams over TCP."""
     address, port = split_bind(e.bind)
-    listens = e.encrypt or port is not None or not ipaddress.ip_address(address).is_loopback
-    if e.road != "zeromq" and listens:
+    return e.encrypt or port is not None or not ipaddress.ip_address(address).is_loopback
+
+
+def _check_bind(e: Experiment) -> None:
+    if leaves_host(e) and e.road != "zeromq":
         given = "encrypt" if e.encrypt else f"bind {e.bind}"
         raise ConfigError(
             f"{given} is for streams over ZeroMQ, but the road is {e.road}, which never leaves this host; add --road zeromq."

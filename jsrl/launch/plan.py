@@ -295,12 +295,12 @@ def describe(plan: Plan, gpus: list[str]) -> str:
 
 
 def _road(e: Experiment) -> str:
-    road = f"{e.road} (encrypted)" if e.encrypted else e.road
+    road = f"zeromq ({'tcp, encrypted' if e.encrypted else 'ipc'})" if e.road == "zeromq" else e.road
     return "in-process" if e.placement == "serial" else road
 
 
 def _memory_mb(plan: Plan, job: Job) -> int:
-    blocks = plan.stream_bytes // 2**20 if _road(plan.experiment) == "zeromq" else 0  # each end has its own
+    blocks = plan.stream_bytes // 2**20 if _road(plan.experiment).startswith("zeromq") else 0  # each end has its own
     if job.kind == "actor" and plan.experiment.placement in ("served", "apart"):
         return (HOSTED_ACTOR_MB if plan.hosts_actors else ACTOR_MB) + blocks // plan.experiment.actors
     staging = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from jsrl.experiment import Experiment
@@ -10,10 +10,10 @@ from jsrl.types import leaves, map_trajectory
 from jsrl.workers.jobs import ReplayLink, Schemas
 
 
-def replay_links(e: Experiment, memory_folder: Path, addresses: Iterator[str]) -> tuple[ReplayLink, ...]:
+def replay_links(e: Experiment, memory_folder: Path, address: Callable[[str], str]) -> tuple[ReplayLink, ...]:
     """Return where each replay worker binds its streams; none where there are no such workers.
 
-    `addresses` are those of the ZeroMQ road, of which each stream takes the next.
+    `address` gives a stream on the ZeroMQ road, by its name, the address that it is bound to.
     """
     if e.replay is None or not e.has_replay_workers:
         return ()
@@ -22,7 +22,7 @@ def replay_links(e: Experiment, memory_folder: Path, addresses: Iterator[str]) -
         base = f"local:{memory_folder.name}"
         return tuple(ReplayLink(f"{base}-rows-{i}", f"{base}-priorities-{i}") for i in numbers)
     if e.road == "zeromq":
-        return tuple(ReplayLink(next(addresses), next(addresses)) for _ in numbers)
+        return tuple(ReplayLink(address(f"rows-{i}"), address(f"priorities-{i}")) for i in numbers)
     base = f"shm:{memory_folder}"
     return tuple(ReplayLink(f"{base}/rows-{i}", f"{base}/priorities-{i}") for i in numbers)
 

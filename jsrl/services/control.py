@@ -266,7 +266,7 @@ def all_stacks() -> str:
 
 
 class ControlServer:
-    """The controller's end of the control road; `keys` encrypt it, as every other stream that leaves the host."""
+    """The controller's end of the control road; over tcp it needs `keys`, as every stream."""
 
     def __init__(self, address: str, *, keys: KeyPath = None) -> None:
         own_keys = keys_to_bind(address, keys)

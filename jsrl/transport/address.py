@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,27 +84,20 @@ def check_ipc_path(path: str) -> str:
     if not 0 < len(path.encode()) <= MAX_IPC_PATH_BYTES:
         raise ConfigError(
             f"the socket path {path!r} has {len(path.encode())} bytes, at most {MAX_IPC_PATH_BYTES} are possible: "
-            "choose a shorter run folder."
+            "choose a shorter folder (the sockets of a run lie under /dev/shm, or else under TMPDIR: export TMPDIR=/tmp)."
         )
     return path
 
 
 def check_reach(endpoint: str, *, encrypted: bool) -> None:
-    """Check that a tcp endpoint stays on this host, unless it is encrypted.
+    """Check that a tcp endpoint has keys: without them every user of this machine could connect, on loopback too.
 
     Raises:
-      ConfigError: it can be reached from other hosts, without keys.
+      ConfigError: it has none.
     """
-    if encrypted or not endpoint.startswith("tcp://"):
-        return
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
+    if not encrypted and endpoint.startswith("tcp://"):
         raise ConfigError(
-            f"{endpoint} can be reached from other hosts, and there are no keys to encrypt it with: bind "
-            "tcp://127.0.0.1:PORT, or give keys=FOLDER, as jsrl.transport.keys.make_keys(FOLDER) makes them (a run with "
+            f"{endpoint} can be reached by other users and hosts, and there are no keys to encrypt it with: bind ipc:///PATH "
+            "in a folder of yours, or give keys=FOLDER, as jsrl.transport.keys.make_keys(FOLDER) makes them (a run with "
             "--road zeromq --bind ADDRESS makes its own)."
         )

@@ -33,7 +33,7 @@ def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
     """Return the keys of an end that binds; None where it has none and needs none.
 
     Raises:
-      ConfigError: other hosts could reach it without keys, or they cannot be used.
+      ConfigError: tcp without keys, or they cannot be used.
     """
     check_reach(endpoint, encrypted=keys is not None)
     if keys is None:
@@ -187,7 +187,7 @@ class Handshakes:
         if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             raise AccessDenied(
                 f"{self._endpoint} is not encrypted, and this end has keys: another run or program listens there. Compare "
-                "the address, or leave out keys on loopback."
+                "the address, or leave out keys where it is ipc:///PATH."
             )
         if self._has_keys and self._failures >= _PATIENCE and now_s - self._first_s >= _PATIENCE_S:
             raise AccessDenied(self._hint())

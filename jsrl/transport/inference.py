@@ -20,8 +20,8 @@ def bind_inference(address: str, spec: InferenceSpec, *, keys: KeyPath = None, *
 
     Args:
       address: where. spec: schema of one environment's request and reply.
-      keys: folder or file of the keys (jsrl.transport.keys) that encrypt tcp and ipc; a tcp address that other hosts can
-        reach needs them. The other roads do not leave the host, and need none.
+      keys: folder or file of the keys (jsrl.transport.keys) that encrypt, and keep out who has none; tcp needs
+        them, on loopback too. The other roads do not leave the host, and need none.
       options: none so far.
 
     Raises:

@@ -19,8 +19,8 @@ def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> Params
 
     Args:
       address: where. options: as the road's publisher takes them (shm: `checksum`).
-      keys: folder or file of the keys (jsrl.transport.keys) that encrypt tcp and ipc; a tcp address that other hosts can
-        reach needs them. The other roads do not leave the host, and need none.
+      keys: folder or file of the keys (jsrl.transport.keys) that encrypt, and keep out who has none; tcp needs
+        them, on loopback too. The other roads do not leave the host, and need none.
 
     Raises:
       ConfigError: the address cannot be, or is taken.

@@ -19,12 +19,12 @@ def bind_samples(
     """Return the reading end of a sample stream; its `address` is what producers connect to.
 
     Args:
-      address: `local:NAME`, `shm:/FOLDER/NAME`, `ipc:///PATH` or `tcp://127.0.0.1:PORT` (port 0: any free one).
+      address: `local:NAME`, `shm:/FOLDER/NAME`, `ipc:///PATH` or `tcp://HOST:PORT` (port 0: any free one).
       schema: tree of ArraySpec leaves, as jsrl.types.make_trajectory_spec returns it.
       blocks_per_producer: how many trajectories of one producer may be written, on their way or lent at once; None: two
         per group.
-      keys: folder or file of the keys (jsrl.transport.keys) that encrypt tcp and ipc, and keep out who has none; a tcp
-        address that other hosts can reach needs them. The other roads do not leave the host, and need none.
+      keys: folder or file of the keys (jsrl.transport.keys) that encrypt, and keep out who has none; tcp needs
+        them, on loopback too. The other roads do not leave the host, and need none.
       ledger: to count in, such as that of the learner's lives before this one; None: a new one.
 
     Raises:

@@ -30,8 +30,8 @@ class Faults:
 class FaultProxy:
     """Producers connect to `address`; their messages go on to the consumer at `target`, and the answers back.
 
-    Each producer has a connection of its own to the consumer, under its own routing id, so that the consumer sees what it
-    would see without the proxy. `counts` tells what was done to how many messages.
+    Both are `ipc://` addresses. Each producer has a connection of its own to the consumer, under its own routing id, so that
+    the consumer sees what it would see without the proxy. `counts` tells what was done to how many messages.
     """
 
     def __init__(self, target: str, faults: Faults, seed: int = 0) -> None:
@@ -39,7 +39,8 @@ class FaultProxy:
         self._target, self._random = target, random.Random(seed)
         self._context = zmq.Context()
         self._front = self._socket(zmq.ROUTER)
-        self.address = f"tcp://127.0.0.1:{self._front.bind_to_random_port('tcp://127.0.0.1')}"
+        self.address = f"{target}.proxy"
+        self._front.bind(self.address)
         self._poller = zmq.Poller()
         self._poller.register(self._front, zmq.POLLIN)
         self._backs: dict[bytes, zmq.Socket] = {}

@@ -147,7 +147,7 @@ def test_what_is_no_agent_is_refused():
     ("bind", "address", "port", "encrypted"),
     [
         ("127.0.0.1", "127.0.0.1", None, False),
-        ("127.0.0.1:7000", "127.0.0.1", 7000, False),
+        ("127.0.0.1:7000", "127.0.0.1", 7000, True),
         ("[::1]", "::1", None, False),
         ("10.0.0.5", "10.0.0.5", None, True),
         ("10.0.0.5:7000", "10.0.0.5", 7000, True),
@@ -156,7 +156,7 @@ def test_what_is_no_agent_is_refused():
         ("[fd00::5]:7000", "fd00::5", 7000, True),
     ],
 )
-def test_what_others_can_reach_is_encrypted(bind: str, address: str, port: int | None, encrypted: bool) -> None:
+def test_streams_over_tcp_are_encrypted(bind: str, address: str, port: int | None, encrypted: bool) -> None:
     e = experiment(bind=bind, road="zeromq")
     assert (e.bind_to, e.encrypted) == ((address, port), encrypted)
     assert experiment(bind=bind, road="zeromq", encrypt=True).encrypted

@@ -14,7 +14,7 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
-from jsrl.launch.links import begin_encryption
+from jsrl.launch.links import begin_encryption, make_links
 from jsrl.launch.plan import accelerators, describe, make_plan, make_schemas, process_environment
 from jsrl.networks.model import NetworkConfig
 from jsrl.reference import from_json, to_json
@@ -254,10 +254,23 @@ def addresses_of(links: Links) -> list[str]:
     return [links.samples, str(links.params_relay), *links.inference, *replays]
 
 
-def test_streams_stay_on_loopback_unless_told() -> None:
-    links = plan_of(road="zeromq", num_inference_servers=2, num_actors=2).jobs[0].links
-    assert addresses_of(links) == ["tcp://127.0.0.1:0"] * 4
+def test_streams_within_a_host_are_unix_sockets_in_the_runs_own_folder() -> None:
+    plan = plan_of(road="zeromq", num_inference_servers=2, num_actors=2)
+    links = plan.jobs[0].links
+    names = ("samples", "params-relay", "inference-0", "inference-1")
+    assert addresses_of(links) == [f"ipc://{plan.memory_folder}/{name}" for name in names]
     assert links.keys is None
+    assert "road zeromq (ipc)" in describe(plan, [])
+
+
+def test_a_folder_too_deep_for_sockets_is_told_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"has 15\d bytes, at most 107 .* export TMPDIR=/tmp"):
+        make_links(experiment(road="zeromq"), "runs/x", Path("/" + "d" * 150))
+
+
+def test_encrypt_means_tcp_with_keys() -> None:
+    links = plan_of(road="zeromq", encrypt=True).jobs[0].links
+    assert set(addresses_of(links)) == {"tcp://127.0.0.1:0"} and links.keys == "runs/x/keys"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +288,7 @@ def test_what_others_can_reach_gets_the_runs_keys(bind: str, expected: list[str]
     assert links.keys == "runs/x/keys" and {job.links for job in plan.jobs} == {links}
     assert not Path("runs/x/keys").exists()  # only a start makes them
     text = describe(plan, [])
-    assert "road zeromq (encrypted)" in text and "samples    zeromq (encrypted)" in text
+    assert "road zeromq (tcp, encrypted)" in text and "samples    zeromq (tcp, encrypted)" in text
 
 
 def test_each_stream_of_replay_workers_has_a_port_of_its_own() -> None:
@@ -286,7 +299,9 @@ def test_each_stream_of_replay_workers_has_a_port_of_its_own() -> None:
 
 
 def test_ports_that_run_out() -> None:
-    with pytest.raises(ConfigError, match=r"--bind 127\.0\.0\.1:65534 leaves 2 ports for its streams"):
+    with pytest.raises(
+        ConfigError, match=r"--bind 127\.0\.0\.1:65534 leaves 2 ports for its streams, too few for inference-0"
+    ):
         plan_of(road="zeromq", bind="127.0.0.1:65534")
 
 

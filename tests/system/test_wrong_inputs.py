@@ -18,6 +18,7 @@ from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.launch import run as launch_run
 from jsrl.launch.run import run
+from jsrl.transport.keys import make_keys
 from jsrl.transport.params import bind_params
 from jsrl.transport.samples import bind_samples
 from jsrl.types import ArraySpec
@@ -156,10 +157,11 @@ def test_shared_memory_too_small(world, tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(Path(f"/dev/shm/jsrl-{os.getuid()}").glob(f"{os.getpid()}-*"))
 
 
-def test_port_taken() -> None:
+def test_port_taken(tmp_path: Path) -> None:
+    keys, spec = make_keys(tmp_path / "keys"), (ArraySpec((1,), "float32"),)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        for bind in (lambda: bind_params(address), lambda: bind_samples(address, (ArraySpec((1,), "float32"),))):
+        for bind in (lambda: bind_params(address, keys=keys), lambda: bind_samples(address, spec, keys=keys)):
             with pytest.raises(ConfigError, match=address) as caught:
                 bind()
             assert "in use" in str(caught.value)

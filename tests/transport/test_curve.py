@@ -209,8 +209,8 @@ def test_a_short_deadline_names_the_reason_too(world: Path, road: str) -> None:
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_keys_are_of_no_use_where_nothing_is_encrypted(world: Path, road: str) -> None:
-    with opened(road, None) as end:
+def test_keys_are_of_no_use_where_nothing_is_encrypted(world: Path, tmp_path: Path, road: str) -> None:
+    with opened(road, None, f"ipc://{tmp_path}/s") as end:
         with pytest.raises(AccessDenied, match="not encrypted"):
             end.use("stranger", world / "run")
         end.use("actor-0", None)
@@ -218,15 +218,16 @@ def test_keys_are_of_no_use_where_nothing_is_encrypted(world: Path, road: str) -
 
 
 @pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]", "10.1.2.3", "[fd00::2]"])
-def test_another_address_than_loopback_needs_keys(road: str, host: str) -> None:
-    with pytest.raises(ConfigError, match=r"reached from other hosts.*no keys.*--bind ADDRESS"):
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]", "10.1.2.3", "[fd00::2]", "127.0.0.1", "[::1]", "localhost"])
+def test_tcp_needs_keys(road: str, host: str) -> None:
+    with pytest.raises(ConfigError, match=r"reached by other users and hosts.*no keys.*--bind ADDRESS"):
         ROADS[road](f"tcp://{host}:0", None)
 
 
-def test_the_control_road_may_not_leave_the_host_either() -> None:
-    with pytest.raises(ConfigError, match="reached from other hosts"):
-        ControlServer("tcp://0.0.0.0:0")
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_the_control_road_needs_them_too(host: str) -> None:
+    with pytest.raises(ConfigError, match="reached by other users and hosts"):
+        ControlServer(f"tcp://{host}:0")
 
 
 def control_messages(server: ControlServer, seconds: float) -> list[Any]:
@@ -288,7 +289,7 @@ def test_a_client_that_only_knows_the_servers_key_delivers_nothing(world: Path, 
     assert len(told) == 4, "the 1st, 2nd, 4th and 8th"
 
 
-def test_what_travels_cannot_be_read_on_the_way(world: Path) -> None:
+def test_what_travels_cannot_be_read_on_the_way(world: Path, tmp_path: Path) -> None:
     """A relay between the ends sees neither what is written nor who writes."""
     with opened("samples", world / "run") as end:
         seen, address = bytearray(), end.address
@@ -297,7 +298,7 @@ def test_what_travels_cannot_be_read_on_the_way(world: Path) -> None:
         end.use("actor-of-mine", world / "run")
         relay.close()
     plain = bytearray()
-    with opened("samples", None) as end:
+    with opened("samples", None, f"ipc://{tmp_path}/s") as end:
         relay = Relay(end.address, plain)
         end.address = relay.address
         end.use("actor-of-mine", None)
@@ -313,7 +314,7 @@ class Relay:
 
     def __init__(self, target: str, seen: bytearray) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._seen, self._port = seen, int(target.rpartition(":")[2])
+        self._seen, self._target = seen, target
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -323,11 +324,18 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._port))
+                far = self._connect()
                 self._sockets += [near, far]
                 for one, other in ((near, far), (far, near)):
                     self._threads.append(threading.Thread(target=self._pass, args=(one, other), daemon=True))
                     self._threads[-1].start()
+
+    def _connect(self) -> socket.socket:
+        if not self._target.startswith("ipc://"):
+            return socket.create_connection(("127.0.0.1", int(self._target.rpartition(":")[2])))
+        far = socket.socket(socket.AF_UNIX)
+        far.connect(self._target.removeprefix("ipc://"))
+        return far
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):

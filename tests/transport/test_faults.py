@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,8 +37,8 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def consumer() -> Iterator[ZmqSampleConsumer]:
-    bound = bind_samples("tcp://127.0.0.1:0", SCHEMA)
+def consumer(tmp_path: Path) -> Iterator[ZmqSampleConsumer]:
+    bound = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
     assert isinstance(bound, ZmqSampleConsumer)
     yield bound
     bound.close()

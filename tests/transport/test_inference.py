@@ -20,12 +20,12 @@ from tests.contracts.inference_contract import SPEC, Road, connect_while
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["local", "shm", "tcp", "ipc", pytest.param("curve", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def road(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Road:
     scheme = request.param
     folder = tmp_path / "run"
-    if scheme == "curve":
-        scheme, keys = "tcp", make_keys(tmp_path / "keys")
+    if scheme == "tcp":
+        keys = make_keys(tmp_path / "keys")
         monkeypatch.setattr(inference_contract, "bind_inference", functools.partial(bind_inference, keys=keys))
         monkeypatch.setattr(inference_contract, "connect_inference", functools.partial(connect_inference, keys=keys))
 

@@ -15,11 +15,11 @@ from tests.contracts.params_contract import Road
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["local", "shm", "tcp", "ipc", pytest.param("curve", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def road(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Road:
     scheme = request.param
-    if scheme == "curve":
-        scheme, keys = "tcp", make_keys(tmp_path / "keys")
+    if scheme == "tcp":
+        keys = make_keys(tmp_path / "keys")
         monkeypatch.setattr(params_contract, "bind_params", functools.partial(bind_params, keys=keys))
         monkeypatch.setattr(params_contract, "connect_params", functools.partial(connect_params, keys=keys))
 

@@ -65,11 +65,11 @@ def children() -> Iterator[Children]:
     children.close()
 
 
-@pytest.fixture(params=["shm", "ipc", "tcp"])
+@pytest.fixture(params=["shm", "ipc"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
-    return {"shm": f"shm:{folder}/stream", "ipc": f"ipc://{folder}/stream", "tcp": "tcp://127.0.0.1:0"}[request.param]
+    return {"shm": f"shm:{folder}/stream", "ipc": f"ipc://{folder}/stream"}[request.param]
 
 
 def test_killed_clients_depart_and_their_next_life_is_served(address: str, children: Children, tmp_path: Path) -> None:
