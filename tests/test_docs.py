@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.launch import command_line
-from jsrl.services.metric_names import BY_NAME
+from jsrl.workers.kinds import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -145,7 +145,7 @@ def test_options_exist(name: str, runner) -> None:
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
 def test_names_of_modules_and_metrics_exist(name: str) -> None:
-    rooms = {metric.partition("/")[0] for metric in BY_NAME}
+    rooms = {metric.partition("/")[0] for metric in catalogue().by_name}
     for span in spans(ROOT / name):
         if re.fullmatch(r"jsrl(\.\w+)+(\(.*\))?", span):
             dotted = span.partition("(")[0]
@@ -154,7 +154,7 @@ def test_names_of_modules_and_metrics_exist(name: str) -> None:
                 continue
             assert importlib.util.find_spec(dotted) is not None, f"{name}: there is no {dotted}"
         if re.fullmatch(r"[a-z_]+/[a-z0-9_]+", span) and span.partition("/")[0] in rooms:
-            assert span in BY_NAME, f"{name}: there is no metric {span}"
+            assert span in catalogue().by_name, f"{name}: there is no metric {span}"
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)

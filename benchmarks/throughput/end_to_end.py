@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks import process_tree
 from benchmarks.throughput.arithmetic import Sample, rates
 from jsrl.errors import JsrlError
-from jsrl.services.phases import ACTIVITIES, by_phase
+from jsrl.services.phases import by_phase
+from jsrl.workers.kinds import find_kind
 
 RUN = Path(__file__).resolve().parents[2] / "experiments" / "run.py"
 START_LIMIT_S = 300.0
@@ -194,10 +195,11 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
         "dropped": max(column("ledger/dropped"), default=0.0),
     }
     for kind in KINDS:
-        shares = {activity.name: mean(f"{kind}/{activity.name}_share") for activity in ACTIVITIES[kind]}
+        activities = find_kind(kind).all_activities
+        shares = {activity.name: mean(f"{kind}/{activity.name}_share") for activity in activities}
         known = {activity: share for activity, share in shares.items() if not math.isnan(share)}
         if known:
-            found |= {f"{kind}_{phase}_share": share for phase, share in by_phase(kind, known).items()}
+            found |= {f"{kind}_{phase}_share": share for phase, share in by_phase(activities, known).items()}
             found[f"{kind}_idle_share"] = found[f"{kind}_wait_share"] - known.get(OTHERS_TURN, 0.0)
     return found
 

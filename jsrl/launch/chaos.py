@@ -21,10 +21,11 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.launch.chaos_card import Blow, Flood, ScoreCard
 from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.workers.jobs import kind_of
+from jsrl.workers.kinds import own_kinds
 
 __all__ = ["KINDS", "Blow", "Flood", "ScoreCard", "Storm", "StormSettings", "storm_command"]
 
-KINDS = ("actor", "inference", "learner", "replay", "evaluator", "parameter-server")
+KINDS = tuple(kind.name for kind in own_kinds() if kind.is_hit)
 MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
 FLOWING = 3  # trajectories that arrive after a replacement: the run works again

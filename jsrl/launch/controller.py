@@ -11,18 +11,18 @@ from typing import Any
 
 from jsrl.errors import WorkerDied
 from jsrl.launch.actor_host import ActorHost
-from jsrl.launch.filming import loss_notice
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan, accelerators, process_environment
-from jsrl.launch.processes import Process, death_notice, start
+from jsrl.launch.processes import Process, death_notice, loss_notice, start
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
-from jsrl.launch.supervision import Restart, Supervision, ends_run, next_life
+from jsrl.launch.supervision import Restart, Supervision, next_life
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
 from jsrl.reference import spawn_environment
 from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
 from jsrl.transport.segment import make_folder
+from jsrl.workers.kinds import find_kind
 
 POLL_S = 0.05
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
@@ -197,16 +197,17 @@ class Controller:
         reason = f"{crash.error}: {crash.text}" if crash else what
         noticed = f"{process.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
         told = self._watchdog.write(process.name, noticed, seen)
-        may_live = running and not ends_run(process.job, process.exit_status, crash)
+        kind = find_kind(process.job.kind)
+        may_live = running and kind.may_restart(process.job, process.exit_status, crash.error if crash else None)
         if may_live and self._replace(process, f"{reason.splitlines()[0]} ({told})"):
             return
         if process.job.kind == "actor" and crash is None:
             what += f" (environment {process.job.experiment.env.id!r})"
         notice, spent = death_notice(process, what, crash), self._supervision.used_up(process.job)
         notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
-        if process.job.kind == "recorder":
+        if not kind.loss_ends_run:
             process.replaced = True  # by nobody: nothing waits for it
-            self._session.lose_recorder(loss_notice(notice, crash))
+            self._session.lose(process.name, loss_notice(process.name, notice, crash))
             return
         raise WorkerDied(notice)
 
@@ -276,11 +277,12 @@ class Controller:
                 self._await_recorder(lambda recorder: recorder.ready, "filming is about to begin")
             if kind == "recorder" and film:
                 self._await_recorder(lambda _: self._session.filmed, "final video")
-                if not (self._session.filmed or self._interrupted):
+                if not (self._session.filmed or self._interrupted or self._processes["recorder"].replaced):
                     waited = f"within {limits.snapshot_s:g} s (deadlines.snapshot_s)"
                     self._session.display.message(f"recorder: the last video was not finished {waited}", "warning")
-            saves = kind in ("learner", "parameter-server")
-            self._stop(kind, limits.snapshot_s if saves else limits.leave_s / 10 if hurried else limits.leave_s)
+            self._stop(
+                kind, limits.snapshot_s if find_kind(kind).saves else limits.leave_s / 10 if hurried else limits.leave_s
+            )
 
     def _drop_unready(self) -> None:
         """End workers that have nothing to save yet, and might not listen before they have compiled or connected."""
@@ -309,7 +311,7 @@ class Controller:
             if not process.left:
                 late = process.exit_status is None
                 what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {process.exit_text()}"
-                if kind == "learner" and not self._interrupted:
+                if find_kind(kind).must_finish and not self._interrupted:
                     self._died(process, what)  # without its last snapshot the run is not what was asked
                 if late and not self._interrupted:
                     what += f" ({self._watchdog.write(process.name, what, self._watchdog.look(process))})"

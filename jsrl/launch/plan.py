@@ -21,6 +21,7 @@ from jsrl.launch.replay_plan import replay_lines, replay_memory_mb, replay_strea
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.jobs import Job, Origin, Schemas
+from jsrl.workers.kinds import Kind, find_kind
 
 # As measured on CPU; environments come on top. Of actors that a host forked, what each keeps to itself.
 JAX_PROCESS_MB, LEARNER_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 350, 45, 10
@@ -126,6 +127,11 @@ class Plan:
     schemas: Schemas
     jobs: tuple[Job, ...]
     memory_folder: Path
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Return the kind of each worker."""
+        return {job.name: find_kind(job.kind) for job in self.jobs}
 
     @property
     def hosts_actors(self) -> bool:

@@ -17,9 +17,10 @@ from jsrl.launch.actor_host import ActorHost, HostedActor
 from jsrl.reference import SpawnEnvironment, to_json
 from jsrl.services.control import AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
 from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import CRASHES
 
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in the process
 MOST_CRASH_LINES = 40
+EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose own sentence says everything
 
 
 @dataclass
@@ -114,6 +115,11 @@ def death_notice(process: Process, what: str, crash: Crash | None) -> str:
         return f"{process.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {process.log})"
     tail = process.last_lines()
     return f"{title} It sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {process.log})"
+
+
+def loss_notice(worker: str, notice: str, crash: Crash | None) -> str:
+    """Return why a worker that the run can do without ended: its own sentence where that says everything."""
+    return f"{worker}: {crash.error}: {crash.text}" if crash is not None and crash.error in EXPECTED else notice
 
 
 def crash_lines(lines: list[str]) -> list[str]:

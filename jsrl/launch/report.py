@@ -19,16 +19,17 @@ import numpy as np
 
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
+from jsrl.launch.bottleneck import Bottleneck, find_bottleneck
+from jsrl.launch.evidence import Facts
 from jsrl.launch.report_html import page
 from jsrl.launch.report_text import document, summary
 from jsrl.reference import from_json
-from jsrl.services.bottleneck import Bottleneck, find_bottleneck
-from jsrl.services.evidence import Facts
 from jsrl.services.files import read_json, write_atomic
-from jsrl.services.phases import ACTIVITIES, by_phase
+from jsrl.services.phases import by_phase
 from jsrl.services.runs import Run, RunFolder, held_by
 from jsrl.services.tracing import merge_traces
 from jsrl.services.video_shelf import captions
+from jsrl.workers.kinds import Kind, own_kinds, phase_of
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
 
@@ -37,7 +38,7 @@ MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
 class WorkerTime:
     """Where the time of one kind of worker went: shares by activity and by phase; CPU time in cores, memory in MB."""
 
-    kind: str
+    kind: Kind
     count: int
     activities: dict[str, float]
     phases: dict[str, float]
@@ -87,7 +88,7 @@ def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
     A run that has ended keeps its outcome whatever becomes of its report.
     """
     try:
-        merge_traces(folder.path)
+        merge_traces(folder.path, phase_of())
     except OSError as error:
         warn(f"trace.json could not be written ({error}).")
     try:
@@ -202,11 +203,13 @@ def worker_times(means: dict[str, float], experiment: Experiment | None) -> list
     if experiment is not None:
         counts = {"actor": experiment.actors, "inference": experiment.num_inference_servers}
     times = []
-    for kind, activities in ACTIVITIES.items():
-        shares = {a.name: means[f"{kind}/{a.name}_share"] for a in activities if f"{kind}/{a.name}_share" in means}
+    for kind in own_kinds():
+        names = {a.name: f"{kind.prefix}/{a.name}_share" for a in kind.all_activities}
+        shares = {activity: means[name] for activity, name in names.items() if name in means}
         if shares:
-            cpu, rss_mb = means.get(f"system/{kind}_cpu_share"), means.get(f"system/{kind}_rss_mb")
-            times.append(WorkerTime(kind, counts.get(kind, 1), shares, by_phase(kind, shares), cpu, rss_mb))
+            cpu, rss_mb = means.get(f"system/{kind.prefix}_cpu_share"), means.get(f"system/{kind.prefix}_rss_mb")
+            phases = by_phase(kind.all_activities, shares)
+            times.append(WorkerTime(kind, counts.get(kind.name, 1), shares, phases, cpu, rss_mb))
     return times
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from jsrl.launch.charts import Series, chart
 from jsrl.launch.report_style import STYLE
-from jsrl.launch.report_text import KINDS, lag_text, number, origin_lines, outcome_lines, percent
+from jsrl.launch.report_text import lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.launch.result import INTENDED
-from jsrl.services.phases import ACTIVITIES, PHASE_OF, PHASES, of_main_thread
+from jsrl.services.phases import PHASES, of_main_thread
+from jsrl.workers.kinds import own_kinds
 
 if TYPE_CHECKING:
     from jsrl.launch.report import RunReport
@@ -105,8 +106,12 @@ def curves(report: RunReport) -> list[str]:
         ("updates (learner)", "learner/update_share"),
         ("waiting for batches (learner)", "learner/wait_batch_share"),
     )
-    cores = over(wall_s, *((KINDS[k], f"system/{k}_cpu_share") for k in KINDS), ("others", "system/others_cpu_share"))
-    memory = over(wall_s, *((KINDS[kind], f"system/{kind}_rss_mb") for kind in KINDS))
+    cores = over(
+        wall_s,
+        *((kind.plural, f"system/{kind.prefix}_cpu_share") for kind in own_kinds()),
+        ("others", "system/others_cpu_share"),
+    )
+    memory = over(wall_s, *((kind.plural, f"system/{kind.prefix}_rss_mb") for kind in own_kinds()))
     drawn = [
         chart("Return of an episode", "env steps", returns),
         chart("Env steps per second", "seconds", rates, from_zero=True),
@@ -136,11 +141,12 @@ def _time(report: RunReport) -> str:
     keys = "".join(f'<span class="key"><i class="{phase}"></i>{phase}</span>' for phase in used)
     rows = []
     for worker in report.workers:
-        name = KINDS.get(worker.kind, worker.kind) + (f" ({worker.count})" if worker.count > 1 else "")
-        shares = [(a.name, worker.activities.get(a.name, 0.0)) for a in of_main_thread(worker.kind)]
+        name = worker.kind.title if worker.count == 1 else f"{worker.kind.plural} ({worker.count})"
+        activities = sorted(of_main_thread(worker.kind.all_activities), key=lambda a: PHASES.index(a.phase))
+        spent = [(a, worker.activities.get(a.name, 0.0)) for a in activities]
         spans = "".join(
-            f'<i class="{PHASE_OF[activity]}" style="width:{100 * share:.2f}%" title="{activity} {percent(share)}"></i>'
-            for activity, share in sorted(shares, key=lambda entry: PHASES.index(PHASE_OF[entry[0]]))
+            f'<i class="{a.phase}" style="width:{100 * share:.2f}%" title="{a.name} {percent(share)}"></i>'
+            for a, share in spent
             if share > 0
         )
         cells = "".join(f"<td>{percent(worker.phases[phase])}</td>" for phase in used)
@@ -160,10 +166,10 @@ def _time(report: RunReport) -> str:
 def _activities(report: RunReport) -> str:
     """Return every activity with what it means, folded away."""
     rows = "".join(
-        f"<tr><th>{escape(f'{worker.kind}/{a.name}')}</th><td>{percent(worker.activities[a.name])}</td><td>{a.phase}</td>"
+        f"<tr><th>{escape(f'{worker.kind.prefix}/{a.name}')}</th><td>{percent(worker.activities[a.name])}</td><td>{a.phase}</td>"
         f'<td class="text">{escape(a.meaning)}</td><td class="text">{escape(a.healthy)}</td></tr>'
         for worker in report.workers
-        for a in ACTIVITIES[worker.kind]
+        for a in worker.kind.all_activities
         if a.name in worker.activities
     )
     head = "<tr><th>activity</th><th>share</th><th>phase</th><th>meaning</th><th>healthy</th></tr>"

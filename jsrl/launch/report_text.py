@@ -13,15 +13,6 @@ if TYPE_CHECKING:
     from jsrl.launch.report import RunReport, WorkerTime
 
 WIDTH = 120
-KINDS = {
-    "actor": "actors",
-    "inference": "inference",
-    "learner": "learner",
-    "evaluator": "evaluator",
-    "recorder": "recorder",
-    "replay": "replay worker",
-    "parameter_server": "parameter server",
-}
 
 
 def number(value: float | None) -> str:
@@ -54,7 +45,7 @@ def summary(report: RunReport) -> str:
 
 def worker_line(worker: WorkerTime) -> str:
     """Return where the time of one kind of worker went, as a line."""
-    name = KINDS.get(worker.kind, worker.kind) + (f" ({worker.count})" if worker.kind in ("actor", "inference") else "")
+    name = worker.kind.title if worker.count == 1 else f"{worker.kind.plural} ({worker.count})"
     parts = []
     for phase, share in sorted(worker.phases.items(), key=lambda entry: -entry[1]):
         if share >= 0.005:
@@ -66,21 +57,12 @@ def worker_line(worker: WorkerTime) -> str:
 
 def reasons(worker: WorkerTime) -> str:
     """Return what a worker waited for, in brackets."""
-    waits = [a.name for a in of_main_thread(worker.kind) if a.phase == "wait"]
-    named = {name.removeprefix("wait_"): worker.activities.get(name, 0.0) for name in waits}
-    named = {WAITS.get(name, name): share for name, share in named.items() if share >= 0.005}
+    waits = [a for a in of_main_thread(worker.kind.all_activities) if a.phase == "wait"]
+    named = {a.waits_for or a.name: worker.activities.get(a.name, 0.0) for a in waits}
+    named = {name: share for name, share in named.items() if share >= 0.005}
     if len(named) == 1:
         return f" ({next(iter(named))})"
     return " (" + ", ".join(f"{name} {percent(share)}" for name, share in named.items()) + ")" if named else ""
-
-
-WAITS = {
-    "wait": "nothing to do",
-    "inference": "actions",
-    "block": "room",
-    "turn": "others' turns",
-    "learner": "the learner",
-}
 
 
 def lag_text(report: RunReport) -> str:

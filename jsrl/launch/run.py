@@ -90,7 +90,7 @@ def run(
             screen.close()
             raise
         sources = (str(folder.path / "source"),)
-        session = Session(plan.experiment, folder, screen, sinks, start_updates=origin.updates)
+        session = Session(plan.experiment, folder, screen, sinks, kinds=plan.kinds, start_updates=origin.updates)
         try:
             serial = plan.experiment.placement == "serial"
             result = (SerialRun(plan, session) if serial else Controller(plan, session, sources)).run()

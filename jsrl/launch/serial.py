@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from jsrl.launch.compilation import keep_compiled_here
-from jsrl.launch.filming import loss_notice
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan
+from jsrl.launch.processes import loss_notice
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.watchdog import Watchdog
 from jsrl.services.control import Crash, Event, Report
 from jsrl.workers.actor.worker import Actor
 from jsrl.workers.evaluator.worker import Evaluator
-from jsrl.workers.jobs import build
+from jsrl.workers.kinds import build_worker
 from jsrl.workers.learner.worker import Learner
 from jsrl.workers.recorder.worker import VideoRecorder
 from jsrl.workers.replay.worker import ReplayWorker
@@ -93,7 +93,7 @@ class SerialRun:
 
     def _set_up(self) -> None:
         for job in self._plan.jobs:
-            self._workers[job.name] = build(job, SerialReporter(job.name, self._session))
+            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session))
         self._learner: Learner = self._workers["learner"]
         self._actors: list[Actor] = [w for w in self._workers.values() if isinstance(w, Actor)]
         self._replays: list[ReplayWorker] = [w for w in self._workers.values() if isinstance(w, ReplayWorker)]
@@ -146,7 +146,9 @@ class SerialRun:
             self._video_recorder = None
             del self._workers["recorder"]
             crash = Crash("recorder", 0, type(error).__name__, str(error), "")
-            self._session.lose_recorder(loss_notice(f"recorder: {traceback.format_exc().rstrip()}", crash))
+            self._session.lose(
+                "recorder", loss_notice("recorder", f"recorder: {traceback.format_exc().rstrip()}", crash)
+            )
             try:
                 recorder.close()
             except Exception as second:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from jsrl.experiment import Experiment
 from jsrl.launch.result import Result, ledger_text
 from jsrl.services.control import Event, Report
 from jsrl.services.display import Display
-from jsrl.services.display_state import DisplayState
+from jsrl.services.display_state import DisplayState, WorkerRow
 from jsrl.services.files import write_atomic
 from jsrl.services.metrics import MetricsHub
+from jsrl.services.phases import of_main_thread
 from jsrl.services.runs import RunFolder
 from jsrl.transport.ledger_page import LEDGER, read_page
-from jsrl.workers.jobs import kind_of
+from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
@@ -43,11 +45,18 @@ class Session:
         display: Display,
         sinks: tuple[Any, ...] = (),
         *,
+        kinds: Mapping[str, Kind] | None = None,
         start_updates: int = 0,
     ) -> None:
+        """Take the run's experiment, folder and display; `kinds`: of each worker, by its name."""
+        self._kinds = dict(kinds or {})
         self.experiment, self.folder, self.display = experiment, folder, display
         self.hub = MetricsHub(
-            folder.metrics_path, tensorboard=folder.tensorboard, sinks=sinks, on_warning=display.message
+            folder.metrics_path,
+            tensorboard=folder.tensorboard,
+            sinks=sinks,
+            catalogue=catalogue(dict.fromkeys(self._kinds.values())),
+            on_warning=display.message,
         )
         self.updates = self.start_updates = start_updates
         self.env_steps = start_updates // experiment.updates_per_batch * experiment.rows_per_update
@@ -82,7 +91,7 @@ class Session:
 
     def report(self, message: Report) -> None:
         """Take a worker's report."""
-        self.hub.receive(message.worker, kind_of(message.worker), message.metrics)
+        self.hub.receive(message.worker, self._kinds[message.worker].prefix, message.metrics)
         self.facts(message.facts)
 
     def facts(self, facts: dict[str, Any]) -> None:
@@ -137,12 +146,12 @@ class Session:
         known_updates, known_steps = zip(*self._progress, strict=True)
         return int(np.interp(updates, known_updates, known_steps))
 
-    def lose_recorder(self, notice: str) -> None:
-        """Go on without the recorder: say why, and count it."""
-        self.filmed = True
-        self._stages.pop("recorder", None)
-        self.hub.receive("recorder", "recorder", {"recorder/lost": 1.0})
-        self.display.message(f"{notice}\n(the run goes on without videos)", "warning")
+    def lose(self, worker: str, notice: str) -> None:
+        """Go on without a worker: say why, and count it."""
+        kind = self._kinds[worker]
+        self._stages.pop(worker, None)
+        self.hub.receive(worker, kind.prefix, {f"{kind.prefix}/lost": 1.0})
+        self.display.message(f"{notice}\n(the run goes on without the {kind.title} {worker})", "warning")
 
     def end(self, reason: str) -> None:
         """Note why the run ends; the first reason stays."""
@@ -176,9 +185,7 @@ class Session:
 
     def state(self) -> DisplayState:
         """Return what the display shows."""
-        kinds: dict[str, int] = {}
-        for worker in self._stages:
-            kinds[kind_of(worker)] = kinds.get(kind_of(worker), 0) + 1
+        workers = [self._kinds[worker] for worker in self._stages]
         waiting = [f"{worker}: {stage}" for worker, stage in self._stages.items() if stage != "ready"]
         limit = self.experiment.max_minutes
         return DisplayState(
@@ -188,7 +195,8 @@ class Session:
             updates=self.updates,
             total_env_steps=self.experiment.total_env_steps,
             total_s=None if limit is None else limit * 60,
-            workers=kinds,
+            workers={kind.name: workers.count(kind) for kind in workers},
+            rows={kind.name: row_of(kind) for kind in workers},
             metrics=dict(self.hub.latest),
             evaluations=self.curve,
             stage=", ".join(waiting[:2]),
@@ -236,3 +244,15 @@ class Session:
         self.hub.close()
         self.display.update(self.state())
         self.display.close()
+
+
+def row_of(kind: Kind) -> WorkerRow:
+    """Return what the live display shows of a kind of worker."""
+    prefix, headline = kind.prefix, kind.headline
+    shown = [a for a in of_main_thread(kind.activities) if a.phase == "wait" or a.name in headline.others]
+    return WorkerRow(
+        rate=f"{prefix}/{headline.rate}" if headline.rate else "",
+        unit=headline.unit,
+        queue=f"{prefix}/{headline.queue}" if headline.queue else "",
+        waits=tuple((a.waits_for or a.name, f"{prefix}/{a.name}_share") for a in shown),
+    )

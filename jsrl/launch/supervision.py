@@ -11,12 +11,11 @@ from pathlib import Path
 from jsrl.allowance import Allowance
 from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
-from jsrl.launch.processes import CRASHES
 from jsrl.launch.resume import newest_good
-from jsrl.services.control import Crash
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.workers.jobs import Job, Origin
+from jsrl.workers.kinds import Kind, find_kind
 
 
 class Budget(Allowance):
@@ -44,6 +43,12 @@ class Budget(Allowance):
         return min(self._backoff_s * 2.0 ** min(used, 60), self._max_backoff_s) if self.spend() else None
 
 
+def restarts(e: Experiment, kind: Kind) -> int:
+    """Return the restarts that an experiment allows each worker of a kind; a user's kind has no option of its own."""
+    own = getattr(e.supervision, kind.prefix, None)
+    return max(e.restart, kind.least_restarts(e)) if own is None else own
+
+
 class Supervision:
     """The budgets of all workers of a run, and what was restarted."""
 
@@ -55,11 +60,8 @@ class Supervision:
     def budget(self, job: Job) -> Budget:
         """Return the budget of a worker."""
         if job.name not in self._budgets:
-            e, s = self._experiment, self._experiment.supervision
-            own = getattr(s, job.kind.replace("-", "_"))
-            limit = e.restart if own is None else own
-            if job.kind == "actor" and own is None and e.env.on_fault == "restart-actor":
-                limit = max(limit, e.env.fault_limit)
+            s = self._experiment.supervision
+            limit = restarts(self._experiment, find_kind(job.kind))
             self._budgets[job.name] = Budget(limit, s.window_s, s.backoff_s, s.max_backoff_s, self._clock)
         return self._budgets[job.name]
 
@@ -67,7 +69,7 @@ class Supervision:
         """Take a restart of this worker: return the seconds to wait before it, or None when it may have no more."""
         pause_s = self.budget(job).take()
         if pause_s is not None:
-            kind = job.kind.replace("-", "_")
+            kind = find_kind(job.kind).prefix
             self.restarts[kind] = self.restarts.get(kind, 0) + 1
         return pause_s
 
@@ -91,20 +93,6 @@ class Supervision:
         )
 
 
-def ends_run(job: Job, status: int | None, crash: Crash | None) -> bool:
-    """Return whether a worker is not to be replaced, because an environment ended it and `env.on_fault` is `stop`.
-
-    Args:
-      job: of the dead worker. status: its exit status. crash: its last words. A signal from elsewhere (SIGKILL, SIGTERM) is
-        no fault of an environment.
-    """
-    if job.kind != "actor" or job.experiment.env.on_fault != "stop":
-        return False
-    if crash is not None:
-        return crash.error == "EnvironmentFault"
-    return status is not None and (status > 0 or -status in CRASHES)
-
-
 @dataclass(frozen=True)
 class Restart:
     """A restart to come: at `due_s` by the monotonic clock, the job begins its life number `count` + 1."""
@@ -117,7 +105,7 @@ class Restart:
 def next_life(job: Job, folder: Path) -> Job:
     """Return the job that takes a dead worker's place: a higher incarnation; a state begins at its last committed snapshot."""
     job = dataclasses.replace(job, incarnation=job.incarnation + 1)
-    if job.kind in ("learner", "replay"):
+    if find_kind(job.kind).state == "snapshot":
         job = dataclasses.replace(job, origin=last_committed(job.origin, folder))
     return job
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from jsrl.launch.processes import Process
+from jsrl.workers.kinds import find_kind
 
 
 class Usage:
@@ -48,7 +49,7 @@ class Usage:
                 times, "children_system", 0.0
             )  # a recorder's encoders
             cpu_s[pid] = times.user + times.system + ended
-            kind = f"system/{process.job.kind.replace('-', '_')}"
+            kind = f"system/{find_kind(process.job.kind).prefix}"
             share = (cpu_s[pid] - self._cpu_s.get(pid, cpu_s[pid])) / passed_s
             metrics[f"{kind}_rss_mb"] = metrics.get(f"{kind}_rss_mb", 0.0) + resident / 1e6
             metrics[f"{kind}_cpu_share"] = metrics.get(f"{kind}_cpu_share", 0.0) + share

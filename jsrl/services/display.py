@@ -24,23 +24,13 @@ from rich.table import Table
 from rich.text import Text
 
 from jsrl.errors import ConfigError
-from jsrl.services.display_state import DisplayState, clock, percent, short
+from jsrl.services.display_state import DisplayState, WorkerRow, clock, percent, short
 from jsrl.services.sparkline import sparkline
 
 MODES = ("auto", "live", "plain", "quiet", "log-only")
 LEVELS = ("info", "warning", "error")
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 _BAR_WIDTH = 48
-_COLUMNS = (  # kind, rate, queue, waits, lag: which metric stands where
-    ("actor", "actor/env_steps_per_s", "steps/s", None),
-    ("inference", "inference/rows_per_s", "rows/s", None),
-    ("learner", "learner/updates_per_s", "updates/s", "learner/queue_depth"),
-)
-_WAITS = {
-    "actor": (("actions", "actor/wait_inference_share"), ("room", "actor/wait_block_share")),
-    "inference": (("requests", "inference/wait_share"),),
-    "learner": (("batch", "learner/wait_batch_share"), ("publish", "learner/publish_share")),
-}
 
 
 class Display(Protocol):
@@ -287,19 +277,19 @@ def _worker_table(state: DisplayState) -> Table:
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("waits for")
     table.add_column("lag mean/p95/max", no_wrap=True)
-    rates = {kind: (rate, unit, queue) for kind, rate, unit, queue in _COLUMNS}
+    lags = [state.metric(f"learner/policy_lag_{what}") for what in ("mean", "p95", "max")]
+    lag = "/".join(map(short, lags)) if any(value is not None for value in lags) else ""
     for kind, count in state.workers.items():
-        rate, unit, queue = rates.get(kind, (None, "", None))
-        value = state.metric(rate) if rate else None
-        waits = [(what, state.metric(name)) for what, name in _WAITS.get(kind, ())]
-        lags = [state.metric(f"learner/policy_lag_{what}") for what in ("mean", "p95", "max")]
+        row = state.rows.get(kind, WorkerRow())
+        value = state.metric(row.rate)
+        waits = [(what, state.metric(name)) for what, name in row.waits]
         table.add_row(
             kind,
             str(count),
-            "" if value is None else f"{short(value)} {unit}",
-            short(state.metric(queue)) if queue else "",
+            "" if value is None else f"{short(value)} {row.unit}",
+            short(state.metric(row.queue)) if row.queue else "",
             ", ".join(f"{what} {percent(share)}" for what, share in waits if share is not None),
-            "/".join(map(short, lags)) if kind == "learner" and any(lag is not None for lag in lags) else "",
+            lag if row.queue else "",
         )
     return table
 

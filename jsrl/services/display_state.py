@@ -6,6 +6,20 @@ import math
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True)
+class WorkerRow:
+    """What the table of workers shows of a kind: names of metrics.
+
+    Attributes:
+      rate, unit: its speed. queue: what waits for it. waits: (what for, metric of the share) of each wait.
+    """
+
+    rate: str = ""
+    unit: str = ""
+    queue: str = ""
+    waits: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass
 class DisplayState:
     """A moment of a run.
@@ -15,7 +29,7 @@ class DisplayState:
       total_env_steps: when it ends, None when only time or a return ends it. total_s: the time limit, if any.
       start_env_steps, start_s: where this life began (after a resume), so that rates and time to go are of this life.
       action_repeat: game frames per env step; frames are shown in brackets where it is not 1.
-      workers: processes alive by kind, such as {"actor": 4, "learner": 1}.
+      workers: processes alive by kind, such as {"actor": 4, "learner": 1}. rows: what to show of each kind.
       metrics: the newest value of every metric (`MetricsHub.latest`).
       evaluations: (env_steps, return) of every evaluation so far.
       stage: what the run is doing before it trains or while it ends, such as "starting 4 actors"; "" while training.
@@ -31,6 +45,7 @@ class DisplayState:
     start_s: float = 0.0
     action_repeat: int = 1
     workers: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, WorkerRow] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     stage: str = ""

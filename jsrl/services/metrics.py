@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import MissingExtra
-from jsrl.services.metric_names import combination, weight_of
+from jsrl.services.metric_names import Catalogue
 from jsrl.services.metric_sinks import JsonLinesSink, Line, Sink, TensorBoardSink
 from jsrl.services.phases import REST, Phases
 from jsrl.services.tracing import Tracer
@@ -217,6 +217,7 @@ class MetricsHub:
         *,
         tensorboard: str | os.PathLike[str] | None = None,
         sinks: Iterable[Sink] = (),
+        catalogue: Catalogue | None = None,
         on_warning: Callable[[str], None] | None = None,
         stale_after_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
@@ -225,11 +226,13 @@ class MetricsHub:
 
         Args:
           path: metrics.jsonl. tensorboard: folder for events; without tensorboardX one warning, nothing else.
-          sinks: further places for every line. on_warning: called with one line of text; default: logged.
+          sinks: further places for every line. catalogue: of the run's metrics.
+          on_warning: called with one line of text; default: logged.
           stale_after_s: a worker silent for so long no longer counts in sums and means of its kind.
           clock: returns seconds.
         """
         self._warn = on_warning or _logger.warning
+        self._catalogue = catalogue or Catalogue()
         self._clock = clock
         self._stale_after_s = stale_after_s
         file = JsonLinesSink(Path(path))
@@ -254,7 +257,7 @@ class MetricsHub:
         report = self._reports.setdefault(worker, _Report(kind))
         for name, value in metrics.items():
             before = report.metrics.get(name, 0.0)
-            if combination(name) == "total" and value < before:  # the worker was restarted
+            if self._catalogue.combination(name) == "total" and value < before:  # the worker was restarted
                 report.earlier_lives[name] = report.earlier_lives.get(name, 0.0) + before
             if name.endswith(WHOLE_TIME):
                 report.whole.setdefault(name, []).append(value)
@@ -269,7 +272,8 @@ class MetricsHub:
         self._fresh.clear()
         for report in self._reports.values():
             report.whole.clear()
-            report.at_last_line = {name: report.total(name) for name in report.metrics if combination(name) == "total"}
+            totals = [name for name in report.metrics if self._catalogue.combination(name) == "total"]
+            report.at_last_line = {name: report.total(name) for name in totals}
         return self.write(line, env_steps, updates)
 
     def write(self, metrics: dict[str, float], env_steps: int, updates: int) -> Line:
@@ -295,7 +299,7 @@ class MetricsHub:
                 self._warn(f"{type(sink).__name__} could not be closed ({error}).")
 
     def _combine(self, kind: str, name: str) -> float:
-        how = combination(name)
+        how = self._catalogue.combination(name)
         reports = [r for r in self._reports.values() if r.kind == kind and name in r.metrics]
         if how == "total":
             return sum(report.total(name) for report in reports)
@@ -303,7 +307,7 @@ class MetricsHub:
         values = np.asarray([report.metrics[name] for report in alive], np.float64)
         if how in ("sum", "max", "min"):
             return float(getattr(np, how)(values))
-        weight = weight_of(name)
+        weight = self._catalogue.weight_of(name)
         weights = np.asarray([r.total(weight) - r.at_last_line.get(weight, 0.0) for r in alive]) if weight else None
         if weights is not None and weights.sum() > 0:
             return float(np.average(values, weights=weights))

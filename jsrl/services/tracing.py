@@ -12,11 +12,11 @@ import logging
 import os
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from jsrl.services.phases import PHASE_OF, REST, Phases
+from jsrl.services.phases import REST, Phases
 
 FOLDER, FILE = "trace", "trace.json"
 _MAX_MARKS = 20_000
@@ -100,10 +100,10 @@ class Tracer:
             _logger.warning("the trace of %s could not be written to %s (%s).", self._worker, self._path, error)
 
 
-def merge_traces(folder: Path) -> Path | None:
+def merge_traces(folder: Path, phase_of: Mapping[str, str]) -> Path | None:
     """Make one trace of what a run's workers wrote; return its path, or None when there is nothing.
 
-    A file that a killed worker left unfinished is skipped. The parts are removed.
+    `phase_of`: the phase of each activity. A file that a killed worker left unfinished is skipped. The parts are removed.
 
     Raises:
       OSError: the trace cannot be written.
@@ -115,7 +115,7 @@ def merge_traces(folder: Path) -> Path | None:
     begin_ns = min(start for worker in workers for thread in worker["threads"] for start in thread["starts_ns"])
     path = folder / FILE
     with path.open("w") as file:
-        _write(file, workers, begin_ns)
+        _write(file, workers, begin_ns, phase_of)
     for part in parts:
         part.unlink(missing_ok=True)
     (folder / FOLDER).rmdir()
@@ -129,19 +129,21 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _write(file: TextIO, workers: list[dict[str, Any]], begin_ns: int) -> None:
+def _write(file: TextIO, workers: list[dict[str, Any]], begin_ns: int, phase_of: Mapping[str, str]) -> None:
     forgotten = sum(thread["forgotten"] for worker in workers for thread in worker["threads"])
     file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps({"forgotten_spans": forgotten}))
     file.write(', "traceEvents": [')
     separator = "\n"
     for number, worker in enumerate(workers):
-        for event in _events(worker, number, begin_ns):
+        for event in _events(worker, number, begin_ns, phase_of):
             file.write(separator + json.dumps(event))
             separator = ",\n"
     file.write("\n]}\n")
 
 
-def _events(worker: dict[str, Any], number: int, begin_ns: int) -> Iterator[dict[str, Any]]:
+def _events(
+    worker: dict[str, Any], number: int, begin_ns: int, phase_of: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
     """Yield a worker's events. Times are in microseconds; workers of one process (serial) keep tracks of their own."""
     pid = number + 1
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"{worker['worker']}"}}
@@ -152,7 +154,7 @@ def _events(worker: dict[str, Any], number: int, begin_ns: int) -> Iterator[dict
         starts, names = thread["starts_ns"], thread["activities"]
         for start, end, kind in zip(starts, [*starts[1:], thread["end_ns"]], thread["kinds"], strict=True):
             name = names[kind]
-            phase = PHASE_OF.get(name, "other")
+            phase = phase_of.get(name, "other")
             at_us, lasts_us = (start - begin_ns) / 1e3, (end - start) / 1e3
             yield {"ph": "X", "name": name, "cat": phase, "ts": at_us, "dur": lasts_us, "pid": pid, "tid": tid}
         for name, when, value in thread["marks"]:

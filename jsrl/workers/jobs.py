@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from jsrl.experiment import Experiment
 from jsrl.services.metrics import Recorder
@@ -12,6 +11,7 @@ from jsrl.services.phases import REST
 from jsrl.services.tracing import Tracer
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.types import EnvSpec, Trajectory
+from jsrl.workers.kinds import find_kind
 
 CONNECT_TIMEOUT_S = 120.0
 SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
@@ -149,29 +149,4 @@ def make_recorder(job: Job) -> Recorder:
     spans = max(MIN_SPANS, e.trace_spans // (workers + 1))
     tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
     rest = "wait_turn" if e.placement == "serial" else REST
-    return Recorder(job.kind.replace("-", "_"), rest=rest, tracer=tracer)
-
-
-def build(job: Job, reporter: Any) -> Any:
-    """Return the worker that a job describes; only what its kind needs is imported.
-
-    Raises:
-      ConfigError: no such kind.
-    """
-    from importlib import import_module
-
-    from jsrl.errors import ConfigError
-
-    modules = {
-        "actor": "actor.build",
-        "inference": "build_acting",
-        "learner": "learner.build",
-        "evaluator": "build_acting",
-        "recorder": "build_acting",
-        "replay": "replay.build",
-        "parameter-server": "relay.worker",
-    }
-    if job.kind not in modules:
-        raise ConfigError(f"there is no worker of kind {job.kind!r}; there are: {', '.join(modules)}.")
-    module = import_module(f"jsrl.workers.{modules[job.kind]}")
-    return getattr(module, f"build_{job.kind.replace('-', '_')}")(job, reporter)
+    return Recorder(find_kind(job.kind).prefix, rest=rest, tracer=tracer)

@@ -34,12 +34,12 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
 
     def build_from_file(reporter: Reporter) -> Worker:
         from jsrl.reference import from_json
-        from jsrl.workers.jobs import build
+        from jsrl.workers.kinds import build_worker, find_kind
 
         job = from_json(json.loads(job_path.read_text()))
         control.stuck_s = job.experiment.deadlines.stuck_s
-        worker = build(job, reporter)
-        if job.kind == "actor" and job.experiment.placement != "inline":
+        worker = build_worker(job, reporter)
+        if not find_kind(job.kind).loads_jax(job):
             return _TellOfJax(worker, reporter)
         return worker
 
@@ -66,7 +66,7 @@ def leave_traces(path: Path) -> None:
 
 
 class _TellOfJax:
-    """An actor that says so when the user's environment made it load jax (about 150 MB and 15 threads more)."""
+    """A worker that needs no jax, and says so when the user's environment made it load jax (150 MB, 15 threads more)."""
 
     def __init__(self, worker: Worker, reporter: Reporter) -> None:
         self._worker, self._reporter = worker, reporter
@@ -75,11 +75,11 @@ class _TellOfJax:
         self.recorder = worker.recorder
 
     def setup(self) -> None:
-        """Set the actor up, then look."""
+        """Set the worker up, then look."""
         self._worker.setup()
         if "jax" in sys.modules:
             self._reporter.event(
                 "warning",
-                f"{self.name}: the environment imported jax, which costs each actor about 150 MB and slows its start; "
+                f"{self.name}: the environment imported jax, which costs each process about 150 MB and slows its start; "
                 "keep jax out of the modules that environments import.",
             )

@@ -14,8 +14,7 @@ from rich.console import Console
 from benchmarks.throughput import tables
 from benchmarks.throughput.end_to_end import KINDS, Tail, summary
 from jsrl.errors import ConfigError
-from jsrl.services.metric_names import BY_NAME
-from jsrl.services.phases import ACTIVITIES
+from jsrl.workers.kinds import catalogue, find_kind
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "experiments" / "bench.py"
@@ -36,9 +35,11 @@ def run(*words, timeout_s=880, **variables):
 
 def test_the_metrics_it_reads_exist():
     for kind in KINDS:
-        assert {f"{kind}/{activity.name}_share" for activity in ACTIVITIES[kind]} <= set(BY_NAME)
+        assert {f"{kind}/{activity.name}_share" for activity in find_kind(kind).all_activities} <= set(
+            catalogue().by_name
+        )
     assert {"learner/policy_lag_p50", "learner/policy_lag_p95", "inference/batch_rows_mean", "ledger/dropped"} <= set(
-        BY_NAME
+        catalogue().by_name
     )
 
 

@@ -17,10 +17,11 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EnvConfig, Experiment, SupervisionConfig
 from jsrl.launch.processes import Process, crash_lines
 from jsrl.launch.resume import allowed_changes
-from jsrl.launch.supervision import Supervision, ends_run
+from jsrl.launch.supervision import Supervision
 from jsrl.launch.watchdog import KEPT, Watchdog, catches
 from jsrl.services.control import Crash, Report, Stacks, all_stacks
 from jsrl.workers.jobs import Job, Links
+from jsrl.workers.kinds import find_kind
 
 SLEEPER = """
 import sys, threading, time
@@ -168,9 +169,11 @@ def test_only_what_an_environment_did_ends_a_run_by_stop() -> None:
         (0, None, False),
     ]
     for status, crash, ends in cases:
-        assert ends_run(job("actor-0", on_fault="stop"), status, crash) is ends
-        assert not ends_run(job("actor-0"), status, crash)
-        assert not ends_run(job("evaluator", "evaluator", on_fault="stop"), status, crash)
+        error = crash.error if crash else None
+        actor, evaluator = find_kind("actor"), find_kind("evaluator")
+        assert actor.may_restart(job("actor-0", on_fault="stop"), status, error) is not ends
+        assert actor.may_restart(job("actor-0"), status, error)
+        assert evaluator.may_restart(job("evaluator", "evaluator", on_fault="stop"), status, error)
 
 
 def test_restart_actor_gives_actors_restarts_of_their_own() -> None:

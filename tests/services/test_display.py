@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 
 from jsrl.errors import ConfigError
+from jsrl.launch.session import row_of
 from jsrl.services.display import LineDisplay, LiveDisplay, make_display, picture, plain_line
 from jsrl.services.display_state import DisplayState, clock, percent, short
 from jsrl.services.sparkline import sparkline
+from jsrl.workers.kinds import own_kinds
 
 
 def make_state(**changes):
@@ -23,6 +25,7 @@ def make_state(**changes):
         updates=122,
         total_env_steps=1_000_000,
         workers={"actor": 4, "inference": 1, "learner": 1, "evaluator": 1},
+        rows={kind.name: row_of(kind) for kind in own_kinds()},
         metrics={
             "actor/env_steps_per_s": 3846.2,
             "actor/wait_inference_share": 0.31,
@@ -227,6 +230,7 @@ def test_live_redraws_in_place_and_ends_with_the_last_moment():
 
 def test_in_a_real_terminal():
     program = """
+from jsrl.launch.session import row_of
 from jsrl.services.display import make_display
 from jsrl.services.display_state import DisplayState
 display = make_display("auto", interval_s=0.001)

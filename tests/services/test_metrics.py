@@ -11,6 +11,7 @@ import pytest
 from jsrl.services import metric_names
 from jsrl.services.metric_sinks import JsonLinesSink
 from jsrl.services.metrics import MetricsHub, Recorder
+from jsrl.workers.kinds import catalogue
 
 
 class Clock:
@@ -42,7 +43,7 @@ def open_hub():
     hubs = []
 
     def open_one(*args, **kwargs):
-        hubs.append(MetricsHub(*args, **kwargs))
+        hubs.append(MetricsHub(*args, catalogue=catalogue(), **kwargs))
         return hubs[-1]
 
     yield open_one
@@ -284,24 +285,24 @@ def test_json_lines_of_a_huge_unfinished_tail(tmp_path):
 
 def test_the_document_lists_exactly_the_catalogue():
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    assert metric_names.markdown_table() in document, (
-        "docs/metrics.md differs from jsrl/services/metric_names.py; paste the output of "
-        'python -c "from jsrl.services.metric_names import markdown_table; print(markdown_table())"'
+    assert catalogue().markdown_table() in document, (
+        "docs/metrics.md differs from the kinds of workers; paste the output of "
+        'python -c "from jsrl.workers.kinds import catalogue; print(catalogue().markdown_table())"'
     )
 
 
 def test_the_catalogue_is_well_formed():
-    names = [metric.name for metric in metric_names.CATALOGUE]
+    names = [metric.name for metric in catalogue().metrics]
     assert len(names) == len(set(names))
-    for metric in metric_names.CATALOGUE:
+    for metric in catalogue().metrics:
         assert re.fullmatch(r"[a-z_]+/[a-z0-9_]+|env_steps|updates|wall_s", metric.name)
         assert metric.meaning
         assert metric.unit
         assert metric.healthy
         assert "|" not in metric.meaning + metric.unit + metric.healthy
-        assert metric_names.combination(metric.name) in metric_names.COMBINATIONS
+        assert catalogue().combination(metric.name) in metric_names.COMBINATIONS
         if metric.weight:
-            assert metric_names.combination(metric.weight) == "total"
+            assert catalogue().combination(metric.weight) == "total"
 
 
 def test_a_worker_can_count_without_jax():

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.services.metric_names import BY_NAME
 from jsrl.services.metrics import Recorder
-from jsrl.services.phases import ACTIVITIES, PHASE_OF, PHASES, Phases, by_phase
+from jsrl.services.phases import PHASES, Phases, by_phase
 from jsrl.services.tracing import FILE, FOLDER, TracedPhases, Tracer, merge_traces
+from jsrl.workers.kinds import catalogue, find_kind, own_kinds, phase_of
 
 
 class Clock:
@@ -24,11 +24,12 @@ class Clock:
 
 
 def test_every_activity_has_a_phase_and_a_metric():
-    for kind, activities in ACTIVITIES.items():
+    for kind in own_kinds():
+        activities = kind.all_activities
         names = [activity.name for activity in activities]
         assert len(set(names)) == len(names)
         assert {activity.phase for activity in activities} <= set(PHASES)
-        assert all(f"{kind}/{name}_share" in BY_NAME for name in names)
+        assert all(f"{kind.prefix}/{name}_share" in catalogue().by_name for name in names)
         assert {"other", "wait_turn"} <= set(names)
 
 
@@ -84,7 +85,7 @@ def test_phases_of_a_worker_add_up_and_leave_its_second_thread_out():
         "other": 0.1,
         "prefetch_wait_batch": 1.0,
     }
-    phases = by_phase("learner", shares)
+    phases = by_phase(find_kind("learner").all_activities, shares)
     assert tuple(phases) == PHASES
     assert phases == pytest.approx(
         {"simulate": 0, "infer": 0, "train": 0.5, "transport": 0, "wait": 0.2, "publish": 0.2, "other": 0.1}
@@ -126,14 +127,14 @@ def test_traces_of_several_workers_share_one_axis(tmp_path: Path):
         main.rest()
         tracer.save()
     (tmp_path / FOLDER / "actor-1.0.json").write_text('{"worker": "actor-1", "thr')  # killed as it wrote
-    path = merge_traces(tmp_path)
+    path = merge_traces(tmp_path, phase_of())
     assert path == tmp_path / FILE
     assert not (tmp_path / FOLDER).exists()
     events = json.loads(path.read_text())["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"actor-0", "learner"}
     spans = [e for e in events if e["ph"] == "X"]
     assert {e["name"] for e in spans} == {"setup", "other", "env", "update", "wait_batch"}
-    assert all(e["cat"] == PHASE_OF[e["name"]] and e["ts"] >= 0 and e["dur"] >= 0 for e in spans)
+    assert all(e["cat"] == phase_of()[e["name"]] and e["ts"] >= 0 and e["dur"] >= 0 for e in spans)
     assert min(e["ts"] for e in spans) == 0
     for pid, tid in {(e["pid"], e["tid"]) for e in spans}:
         own = [e for e in spans if (e["pid"], e["tid"]) == (pid, tid)]
@@ -143,7 +144,7 @@ def test_traces_of_several_workers_share_one_axis(tmp_path: Path):
 
 
 def test_without_traces_there_is_nothing_to_merge(tmp_path: Path):
-    assert merge_traces(tmp_path) is None
+    assert merge_traces(tmp_path, phase_of()) is None
     assert list(tmp_path.iterdir()) == []
 
 

@@ -51,7 +51,7 @@ class ActorStreams:
         self._peers = [self._samples]
         self._producer = self._connect_samples(self._samples.known.address, CONNECT_TIMEOUT_S)
         if job.experiment.placement in ("serial", "inline"):
-            from jsrl.workers.build_acting import inline_client
+            from jsrl.workers.players import inline_client
 
             self._client = inline_client(job, group_sizes, self._recorder.phases)
         else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jsrl.services.evidence import Facts, gather
-from jsrl.services.verdicts import SERIAL, VERDICTS
+from jsrl.launch.evidence import Facts, gather
+from jsrl.launch.verdicts import SERIAL, VERDICTS
 
 
 @dataclass(frozen=True)

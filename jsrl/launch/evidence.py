@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jsrl.services.phases import ACTIVITIES
+from jsrl.workers.kinds import own_kinds
 
 FULL = 0.85  # of the cores: nothing more fits
 ROOM_CORES = 0.5  # free, so that another process would be worth starting
@@ -82,9 +82,10 @@ class Evidence:
 def gather(metrics: Mapping[str, float], facts: Facts) -> Evidence:
     """Return a run's metrics sorted by what they say; values that are not finite are left out."""
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    shares = {
-        kind: {a.name: finite[f"{kind}/{a.name}_share"] for a in activities if f"{kind}/{a.name}_share" in finite}
-        for kind, activities in ACTIVITIES.items()
-    }
-    cpu = {kind: finite[f"system/{kind}_cpu_share"] for kind in ACTIVITIES if f"system/{kind}_cpu_share" in finite}
+    shares: dict[str, dict[str, float]] = {}
+    for kind in own_kinds():
+        names = {a.name: f"{kind.prefix}/{a.name}_share" for a in kind.all_activities}
+        shares[kind.prefix] = {activity: finite[name] for activity, name in names.items() if name in finite}
+    spent = {kind.prefix: f"system/{kind.prefix}_cpu_share" for kind in own_kinds()}
+    cpu = {prefix: finite[name] for prefix, name in spent.items() if name in finite}
     return Evidence(facts, finite, {kind: own for kind, own in shares.items() if own}, cpu)

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from jsrl.services.bottleneck import find_bottleneck
-from jsrl.services.evidence import Facts
+from jsrl.launch.bottleneck import find_bottleneck
+from jsrl.launch.evidence import Facts
+from jsrl.launch.verdicts import SERIAL, VERDICTS
 from jsrl.services.phases import SECOND_THREADS
-from jsrl.services.verdicts import SERIAL, VERDICTS
 
 EIGHT = Facts(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
 TWO = dataclasses.replace(EIGHT, cores=2)

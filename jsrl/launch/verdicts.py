@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from jsrl.services.evidence import Evidence
+from jsrl.launch.evidence import Evidence
 
 WAITS = 0.25  # a worker that waits for less than this share of its time is busy
 

@@ -1,0 +1,88 @@
+"""Actors: what is known of them without loading them."""
+
+from __future__ import annotations
+
+from jsrl.experiment import Experiment
+from jsrl.services.metric_names import Metric
+from jsrl.services.phases import Activity
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import CRASHES, Headline, Kind
+
+
+def loads_jax(job: Job) -> bool:
+    """Return whether an actor acts by itself."""
+    return job.experiment.agent is not None
+
+
+def least_restarts(experiment: Experiment) -> int:
+    """Return the environment faults that a new actor may repair."""
+    return experiment.env.fault_limit if experiment.env.on_fault == "restart-actor" else 0
+
+
+def may_restart(job: Job, status: int | None, error: str | None) -> bool:
+    """Return False where an environment ended the actor and `env.on_fault` is `stop`.
+
+    A signal from elsewhere (SIGKILL, SIGTERM) is no fault of an environment.
+    """
+    if job.experiment.env.on_fault != "stop":
+        return True
+    if error is not None:
+        return error != "EnvironmentFault"
+    return not (status is not None and (status > 0 or -status in CRASHES))
+
+
+ACTIVITIES = (
+    Activity("env", "simulate", "share of time inside environments", "above 0.5"),
+    Activity("act", "infer", "share of time acting (inline placement)", "below env_share"),
+    Activity(
+        "wait_inference",
+        "wait",
+        "share of time waiting for actions",
+        "below 0.3 (else: larger ring)",
+        waits_for="actions",
+    ),
+    Activity(
+        "wait_params",
+        "wait",
+        "share of time waiting for newer params (inline placement)",
+        "near 0 when async",
+        waits_for="params",
+    ),
+    Activity(
+        "wait_block",
+        "wait",
+        "share of time waiting for room in the sample stream",
+        "near 0 when async",
+        waits_for="room",
+    ),
+    Activity("transport", "transport", "share of time writing rows, committing them and asking for actions"),
+)
+
+METRICS = (
+    Metric("env_steps_per_s", "env steps taken by all actors", "1/s", "as high as the machine allows"),
+    Metric("episodes", "episodes finished so far", "count", "rises", "total"),
+    Metric("return_mean", "raw return of the episodes since the last line", "reward", "rises", "", "actor/episodes"),
+    Metric("length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
+    Metric("env_faults", "faulty environments that were built anew so far (env.on_fault)", "count", "0", "total"),
+    Metric("recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"),
+    Metric(
+        "recording_dropped",
+        "trajectories not recorded: disk too slow, full, or at its limit",
+        "count",
+        "0",
+        "total",
+    ),
+)
+
+KIND = Kind(
+    name="actor",
+    plural="actors",
+    build="jsrl.workers.actor.build:build_actor",
+    activities=ACTIVITIES,
+    metrics=METRICS,
+    loads_jax=loads_jax,
+    least_restarts=least_restarts,
+    may_restart=may_restart,
+    forks=True,
+    headline=Headline("env_steps_per_s", "steps/s"),
+)

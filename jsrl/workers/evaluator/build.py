@@ -1,0 +1,33 @@
+"""Building the evaluator."""
+
+from __future__ import annotations
+
+import functools
+
+from jsrl.envs.base import VectorEnv
+from jsrl.envs.make import make
+from jsrl.workers.base import Reporter
+from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
+from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.players import make_agent, params_store, subscribe, what_players_share
+
+
+def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
+    """Return the evaluator of a job."""
+    e = job.experiment
+    settings = EvaluatorSettings(
+        episodes=e.evaluator.episodes,
+        sampled_episodes=e.evaluator.sampled_episodes,
+        final_episodes=e.evaluator.final_episodes,
+        num_envs=e.evaluator.num_envs,
+        period_updates=e.evaluation_period,
+        **what_players_share(job),
+    )
+
+    def make_env(num_envs: int, seed: int) -> VectorEnv:
+        return make(e.evaluation_env, num_envs, seed, group=0, tell=functools.partial(reporter.event, "warning"))
+
+    store = params_store(job, reporter)
+    connect = functools.partial(subscribe, job)
+    recorder = make_recorder(job)
+    return Evaluator(make_agent(job), job.schemas.env, settings, make_env, connect, store, reporter, recorder)

@@ -1,0 +1,51 @@
+"""Evaluators: what is known of them without loading them."""
+
+from __future__ import annotations
+
+from jsrl.services.metric_names import Metric
+from jsrl.services.phases import Activity
+from jsrl.workers.kinds import Kind
+
+ACTIVITIES = (
+    Activity("env", "simulate", "share of time inside environments", "depends"),
+    Activity("act", "infer", "share of time acting", "depends"),
+    Activity(
+        "wait",
+        "wait",
+        "share of time with nothing to score",
+        "above 0.5 (else: score less often)",
+        waits_for="nothing to do",
+    ),
+    Activity("publish", "publish", "share of time writing the best params", "near 0"),
+)
+
+METRICS = (
+    Metric("return_mean", "mean raw return of greedy episodes of one snapshot", "reward", "rises"),
+    Metric("return_std", "standard deviation over those episodes", "reward", "depends"),
+    Metric("return_ci95", "half width of the mean's 95% confidence interval", "reward", "small to the mean"),
+    Metric("length_mean", "mean length of those episodes", "steps", "depends"),
+    Metric("episodes", "episodes in this evaluation", "count", "as configured", "sum"),
+    Metric("version_updates", "updates that the evaluated params have seen", "updates", "rises"),
+    Metric("sampled_return_mean", "mean raw return when actions are sampled", "reward", "below greedy, rises"),
+    Metric("sampled_return_std", "standard deviation of those", "reward", "depends"),
+    Metric("sampled_return_ci95", "half width of their 95% confidence interval", "reward", "small to the mean"),
+    Metric("final_return_mean", "mean raw return after the end, fresh seeds", "reward", "near return_mean"),
+    Metric("final_return_std", "standard deviation over those episodes", "reward", "depends"),
+    Metric("final_return_ci95", "half width of the 95% confidence interval", "reward", "small to the mean"),
+    Metric("final_length_mean", "mean length of those episodes", "steps", "depends"),
+    Metric("final_episodes", "episodes of the final evaluation", "count", "as configured", "sum"),
+    Metric(
+        "final_version_updates",
+        "updates that the finally evaluated params have seen",
+        "updates",
+        "the best or last",
+    ),
+)
+
+KIND = Kind(
+    name="evaluator",
+    plural="evaluators",
+    build="jsrl.workers.evaluator.build:build_evaluator",
+    activities=ACTIVITIES,
+    metrics=METRICS,
+)

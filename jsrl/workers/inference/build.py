@@ -1,0 +1,39 @@
+"""Building inference servers."""
+
+from __future__ import annotations
+
+from jsrl.transport.base import InferenceServer, ParamsSubscriber
+from jsrl.transport.inference import bind_inference
+from jsrl.workers.acting import Engine
+from jsrl.workers.base import Reporter
+from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
+from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.players import make_agent, subscribe
+
+
+def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
+    """Return the inference server of a job."""
+    e = job.experiment
+    everybody = e.actors * e.ring * e.group_size  # it may have to stand in for all other servers
+    merge = not e.is_deterministic and everybody > e.group_size
+    most = min(everybody, max(e.inference.max_rows, e.group_size))
+    sizes = batch_sizes(e.group_size, most) if merge else [e.group_size]
+    engine = Engine(
+        make_agent(job), job.schemas.env, num_slots=2 * everybody, sizes=sizes, seed=job.life_seed, number=job.index
+    )
+    settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
+
+    def connect() -> tuple[InferenceServer, ParamsSubscriber]:
+        server = bind_inference(job.links.inference[job.index], job.schemas.act, keys=job.links.keys)
+        job.announce(job.name, server.address)
+        return server, subscribe(job)
+
+    return InferenceWorker(job.name, engine, settings, connect, reporter, make_recorder(job))
+
+
+def batch_sizes(group_size: int, most: int) -> list[int]:
+    """Return the sizes that batches are padded to: the group's, doubling, up to `most`."""
+    sizes = [group_size]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return sizes

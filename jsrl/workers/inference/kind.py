@@ -1,0 +1,44 @@
+"""Inference servers: what is known of them without loading them."""
+
+from __future__ import annotations
+
+from jsrl.services.metric_names import Metric
+from jsrl.services.phases import Activity
+from jsrl.workers.kinds import Headline, Kind
+
+ACTIVITIES = (
+    Activity("act", "infer", "share of time acting", "below 0.9 (else: another server)"),
+    Activity(
+        "wait",
+        "wait",
+        "share of time without requests",
+        "0.1-0.7",
+        waits_for="requests",
+    ),
+    Activity(
+        "wait_params",
+        "wait",
+        "share of time in which all requests waited for newer params",
+        "near 0 when async",
+        waits_for="params",
+    ),
+    Activity("transport", "transport", "share of time reading requests, replying and taking new params"),
+)
+
+METRICS = (
+    Metric("rows_per_s", "observations answered", "1/s", "actor/env_steps_per_s"),
+    Metric("batch_rows_mean", "rows per batch, before padding", "rows", "half of the largest size or more"),
+    Metric("compilations", "compilations of act so far", "count", "one per batch size", "total"),
+    Metric("compilations_after_warmup", "compilations once warm", "count", "0", "total"),
+    Metric("refused", "strangers whose hello was turned away", "count", "0", "total"),
+    Metric("params_updates", "updates that the oldest params in use have seen", "updates", "updates - 1", "min"),
+)
+
+KIND = Kind(
+    name="inference",
+    plural="inference servers",
+    build="jsrl.workers.inference.build:build_inference",
+    activities=ACTIVITIES,
+    metrics=METRICS,
+    headline=Headline("rows_per_s", "rows/s"),
+)

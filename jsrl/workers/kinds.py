@@ -1,0 +1,143 @@
+"""Kinds of workers: each folder of `jsrl/workers` with a `kind.py` describes one; a user's module may describe more.
+
+Code that starts, watches, shows or reports workers reads what it needs from their kinds and names none of them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.services.metric_names import Catalogue, Metric, worker_metrics
+from jsrl.services.phases import REST_ACTIVITY, TURN, Activity
+
+if TYPE_CHECKING:
+    from jsrl.workers.jobs import Job
+
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+class Headline(NamedTuple):
+    """What the live display shows of a kind; metrics and shares without the kind's name.
+
+    Attributes:
+      rate, unit: the metric of its speed. queue: of what waits for it. others: activities to show beside its waits.
+    """
+
+    rate: str = ""
+    unit: str = ""
+    queue: str = ""
+    others: tuple[str, ...] = ()
+
+
+class Kind(NamedTuple):
+    """One kind of worker.
+
+    Attributes:
+      name: as in `actor-3`; lower-case letters, digits and dashes. plural: several of them, for people.
+      build: "module:function" of (job, reporter), which returns the worker; imported in the worker's own process.
+      activities: what its threads may be doing, beside `wait_turn` and `other`.
+      metrics: what it reports beside the shares of its activities; names without the kind.
+      loads_jax: whether a job's process loads jax.
+      state: `snapshot`: a replaced worker begins at the run's last committed snapshot, like a resumed one.
+      saves: its orderly end may take as long as writing a snapshot. must_finish: the run fails where it does not succeed.
+      least_restarts: how many restarts an experiment's other options promise it.
+      may_restart: whether a death may be repaired at all, from (job, exit status, name of its last error or None).
+      loss_ends_run: False: the run goes on without it when its restarts are used up.
+      forks: one process may fork several of them, where they load no jax.
+      headline: its row of the live display. is_hit: chaos hits it unless told otherwise.
+    """
+
+    name: str
+    plural: str
+    build: str
+    activities: tuple[Activity, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    loads_jax: Callable[[Job], bool] = lambda job: True
+    state: Literal["none", "snapshot"] = "none"
+    saves: bool = False
+    must_finish: bool = False
+    least_restarts: Callable[[Experiment], int] = lambda experiment: 0
+    may_restart: Callable[[Job, int | None, str | None], bool] = lambda job, status, error: True
+    loss_ends_run: bool = True
+    forks: bool = False
+    headline: Headline = Headline()
+    is_hit: bool = True
+
+    @property
+    def prefix(self) -> str:
+        """Return the first part of its metrics' names."""
+        return self.name.replace("-", "_")
+
+    @property
+    def title(self) -> str:
+        """Return its name for people."""
+        return self.name.replace("-", " ")
+
+    @property
+    def all_activities(self) -> tuple[Activity, ...]:
+        """Return its activities with those that every worker has."""
+        return (*self.activities, TURN, REST_ACTIVITY)
+
+
+@cache
+def own_kinds() -> tuple[Kind, ...]:
+    """Return the kinds of jsrl itself."""
+    folders = sorted(path.parent.name for path in Path(__file__).parent.glob("*/kind.py"))
+    return tuple(import_module(f"jsrl.workers.{folder}.kind").KIND for folder in folders)
+
+
+def find_kind(reference: str) -> Kind:
+    """Return a kind by its name (`actor`), or a user's by where it is (`my_workers:AUGMENT`).
+
+    Raises:
+      ConfigError: there is no such kind.
+    """
+    module, _, name = reference.partition(":")
+    if not name:
+        for kind in own_kinds():
+            if kind.name == reference:
+                return kind
+        names = ", ".join(kind.name for kind in own_kinds())
+        raise ConfigError(
+            f"there is no worker of kind {reference!r}; there are: {names}, and your own as `module:NAME`."
+        )
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the kind of worker {reference!r} cannot be imported: {error}.") from error
+    if not isinstance(found, Kind):
+        raise ConfigError(f"{reference} is {type(found).__name__}; a kind of worker is a jsrl.workers.kinds.Kind.")
+    if not _NAME.fullmatch(found.name):
+        raise ConfigError(f"the kind {reference} is called {found.name!r}; use lower-case letters, digits and dashes.")
+    return found
+
+
+def build_worker(job: Job, reporter: Any) -> Any:
+    """Return the worker that a job describes; only what its kind needs is imported."""
+    module, _, function = find_kind(job.kind).build.partition(":")
+    return getattr(import_module(module), function)(job, reporter)
+
+
+def kind_metrics(kind: Kind) -> tuple[Metric, ...]:
+    """Return the metrics of a kind, with their full names."""
+    return worker_metrics(kind.prefix, kind.plural, kind.metrics, kind.all_activities)
+
+
+def catalogue(kinds: Iterable[Kind] | None = None) -> Catalogue:
+    """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's)."""
+    return Catalogue([metric for kind in (own_kinds() if kinds is None else kinds) for metric in kind_metrics(kind)])
+
+
+def phase_of(kinds: Iterable[Kind] | None = None) -> dict[str, str]:
+    """Return activity -> phase of some kinds of workers (default: all of jsrl's)."""
+    kinds = own_kinds() if kinds is None else kinds
+    return {"setup": "other"} | {a.name: a.phase for kind in kinds for a in kind.all_activities}

@@ -1,0 +1,70 @@
+"""Learners: what is known of them without loading them."""
+
+from __future__ import annotations
+
+from jsrl.services.metric_names import Metric
+from jsrl.services.phases import Activity
+from jsrl.workers.kinds import Headline, Kind
+
+ACTIVITIES = (
+    Activity(
+        "wait_batch", "wait", "share of time waiting for a batch", "below 0.2 (else: more actors)", waits_for="batch"
+    ),
+    Activity("update", "train", "share of time in updates", "above 0.7"),
+    Activity("publish", "publish", "share of time publishing params", "below 0.05"),
+    Activity("snapshot", "publish", "share of time copying the state for a snapshot", "near 0"),
+    Activity("transport", "transport", "share of time joining rows into batches in the main thread (serial)"),
+    Activity("prefetch_wait_batch", "wait", "share of the joining thread's time waiting for rows", "above 0.2"),
+    Activity("prefetch_transport", "transport", "share of the joining thread's time joining rows", "below 0.5"),
+    Activity("prefetch_wait_learner", "wait", "share of the joining thread's time with a batch ready", "depends"),
+    Activity("prefetch_other", "other", "share of the joining thread's time in none of these", "near 0"),
+)
+
+METRICS = (
+    Metric("refused", "strangers and messages that streams turned away", "count", "0", "total"),
+    Metric("updates_per_s", "updates", "1/s", "level"),
+    Metric("rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
+    Metric("trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),
+    Metric("queue_depth", "trajectories that wait for the learner", "count", "1-4; rising: the learner is slow"),
+    Metric("policy_lag_mean", "learner updates minus those of the row's params", "updates", "below 2 for PPO"),
+    Metric("policy_lag_p50", "median of the same", "updates", "below 2 for PPO"),
+    Metric("policy_lag_p95", "95th percentile of the same", "updates", "below 10"),
+    Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),
+    Metric("loss", "the loss that is minimised", "-", "finite"),
+    Metric("loss_policy", "policy part of the loss", "-", "small, around 0"),
+    Metric("loss_value", "value part of the loss", "reward^2", "falls, or follows the returns"),
+    Metric("entropy", "entropy of the policy", "nats", "falls slowly; not to 0 early"),
+    Metric("approx_kl", "KL from the acting to the updated policy", "nats", "0.001-0.03"),
+    Metric("clip_fraction", "share of rows whose ratio is clipped", "0-1", "0.05-0.3"),
+    Metric("explained_variance", "share of the returns' variance that the value explains", "<= 1", "towards 1"),
+    Metric("grad_norm", "global gradient norm before clipping", "-", "finite, no growing trend"),
+    Metric("learning_rate", "learning rate of the last gradient step", "-", "as scheduled"),
+    Metric("epochs_run", "epochs run before the KL stop", "count", "the configured number"),
+    Metric("value_mean", "mean value of the sampled actions", "reward", "towards the discounted return"),
+    Metric("temperature", "weight of the entropy in SAC", "reward/nat", "falls, then level; above 0"),
+    Metric(
+        "split_policy_staleness",
+        "updates by which the critics in use on the policy's side are old",
+        "updates",
+        "at most split_lead calls",
+    ),
+    Metric(
+        "split_critic_staleness",
+        "updates by which the policy in use on the critics' side is old",
+        "updates",
+        "at most split_lead calls",
+    ),
+    Metric("epsilon", "chance of a random action in DQN", "0-1", "as scheduled"),
+)
+
+KIND = Kind(
+    name="learner",
+    plural="learners",
+    build="jsrl.workers.learner.build:build_learner",
+    activities=ACTIVITIES,
+    metrics=METRICS,
+    state="snapshot",
+    saves=True,
+    must_finish=True,
+    headline=Headline("updates_per_s", "updates/s", "queue_depth", ("publish",)),
+)

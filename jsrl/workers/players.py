@@ -1,0 +1,58 @@
+"""What workers that act with jax are built from: the agent, its params, and the inline client of actors."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jsrl.agents.base import Agent
+from jsrl.building import build_agent
+from jsrl.services.phases import Phases
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.base import ParamsSubscriber
+from jsrl.transport.params import connect_params
+from jsrl.workers.acting import Engine, InlineInference
+from jsrl.workers.jobs import Job
+from jsrl.workers.peers import FollowingParams, Peer
+
+PARAMS_STORE = "params"
+
+
+def make_agent(job: Job) -> Agent:
+    """Return the job's agent."""
+    return build_agent(job.experiment.agent, job.schemas.env)
+
+
+def subscribe(job: Job) -> ParamsSubscriber:
+    """Return the subscriber to the run's params, whichever life of their publisher is the present one."""
+    connect = functools.partial(connect_params, keys=job.links.keys)
+    return FollowingParams(Peer(job.names, job.params_name, job.find(job.params_name)), connect)
+
+
+def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
+    """Return the client that acts in the actor's own process; `phases` are those of the actor."""
+    slots = sum(group_sizes.values())
+    engine = Engine(
+        make_agent(job), job.schemas.env, num_slots=slots, sizes=[*group_sizes.values()], seed=job.life_seed
+    )
+    engine.warm_up()
+    return InlineInference(engine, subscribe(job), group_sizes, phases)
+
+
+def what_players_share(job: Job) -> dict[str, Any]:
+    """Return the fields of PlayerSettings that evaluator and recorder have in common."""
+    e = job.experiment
+    return {
+        "seed": e.seed,
+        "rows_per_update": e.rows_per_update,
+        "updates_per_batch": e.updates_per_batch,
+        "start_updates": job.origin.updates,
+        "step_deadline_s": e.actor.step_deadline_s,
+    }
+
+
+def params_store(job: Job, reporter: Any) -> SnapshotStore:
+    """Return the store of params snapshots (`best`)."""
+    return SnapshotStore(
+        f"{job.folder}/snapshots/{PARAMS_STORE}", on_warning=functools.partial(reporter.event, "warning")
+    )

@@ -1,0 +1,38 @@
+"""Building the recorder."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from jsrl.envs.rendering import RenderedEnv, make_rendered
+from jsrl.services.video_shelf import FOLDER, VideoShelf
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.players import make_agent, subscribe, what_players_share
+from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
+
+FILMED = 1  # beside the seed of what is filmed: other episodes than those that are scored
+
+
+def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
+    """Return the recorder of a job."""
+    e = job.experiment
+    settings = RecorderSettings(
+        episodes=e.recorder.episodes,
+        fps=e.recorder.fps,
+        max_seconds=e.recorder.max_seconds,
+        niceness=None if e.placement == "serial" else e.recorder.niceness,
+        period_updates=e.filming_period,
+        **what_players_share(job),
+    )
+
+    def make_env(num_envs: int, seed: int) -> RenderedEnv:
+        return make_rendered(e.filmed_env, (seed, FILMED))
+
+    def open_shelf() -> VideoShelf:
+        return VideoShelf(Path(job.folder) / FOLDER, e.recorder.keep_newest)
+
+    connect = functools.partial(subscribe, job)
+    recorder = make_recorder(job)
+    return VideoRecorder(make_agent(job), job.schemas.env, settings, make_env, connect, open_shelf, reporter, recorder)

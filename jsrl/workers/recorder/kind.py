@@ -1,0 +1,42 @@
+"""Recorders: what is known of them without loading them."""
+
+from __future__ import annotations
+
+from jsrl.services.metric_names import Metric
+from jsrl.services.phases import Activity
+from jsrl.workers.kinds import Kind
+
+ACTIVITIES = (
+    Activity("env", "simulate", "share of time inside environments", "small"),
+    Activity("act", "infer", "share of time acting", "small"),
+    Activity("render", "publish", "share of time drawing pictures", "depends"),
+    Activity("encode", "publish", "share of time handing pictures to the encoder and finishing videos", "depends"),
+    Activity(
+        "wait",
+        "wait",
+        "share of time with nothing to film",
+        "above 0.5 (else: film less often)",
+        waits_for="nothing to do",
+    ),
+)
+
+METRICS = (
+    Metric("videos", "videos written so far", "count", "rises", "total"),
+    Metric("failed", "videos that could not be written", "count", "0", "total"),
+    Metric("lost", "recorders that ended for good; the run went on without", "count", "0", "sum"),
+    Metric("return_mean", "mean raw return of the filmed episodes", "reward", "rises"),
+    Metric("best_return", "that of the best video", "reward", "rises", "max"),
+    Metric("length_mean", "mean length of the filmed episodes", "steps", "depends"),
+    Metric("version_updates", "updates that the filmed params have seen", "updates", "rises"),
+    Metric("video_frames", "pictures in the video", "count", "fps x max_seconds at most"),
+)
+
+KIND = Kind(
+    name="recorder",
+    plural="recorders",
+    build="jsrl.workers.recorder.build:build_recorder",
+    activities=ACTIVITIES,
+    metrics=METRICS,
+    loss_ends_run=False,
+    is_hit=False,
+)

@@ -1,0 +1,30 @@
+"""Parameter servers: what is known of them without loading them."""
+
+from __future__ import annotations
+
+from jsrl.services.metric_names import Metric
+from jsrl.services.phases import Activity
+from jsrl.workers.kinds import Kind
+
+ACTIVITIES = (
+    Activity("publish", "publish", "share of time passing params on", "below 0.5"),
+    Activity(
+        "wait",
+        "wait",
+        "share of time without new params",
+        "above 0.5",
+        waits_for="new params",
+    ),
+    Activity("snapshot", "publish", "share of time copying params for a snapshot", "near 0"),
+)
+
+METRICS = (Metric("relayed", "versions of params passed on", "count", "rises with updates", "total"),)
+
+KIND = Kind(
+    name="parameter-server",
+    plural="parameter servers",
+    build="jsrl.workers.relay.worker:build_parameter_server",
+    activities=ACTIVITIES,
+    metrics=METRICS,
+    saves=True,
+)

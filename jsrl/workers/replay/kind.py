@@ -1,0 +1,58 @@
+"""Replay workers: what is known of them without loading them."""
+
+from __future__ import annotations
+
+from jsrl.services.metric_names import Metric
+from jsrl.services.phases import Activity
+from jsrl.workers.kinds import Kind
+
+ACTIVITIES = (
+    Activity("insert", "transport", "share of time writing rows and priorities", "below 0.7 (else: num_replays)"),
+    Activity(
+        "wait_rows",
+        "wait",
+        "share of time waiting for trajectories",
+        "depends",
+        waits_for="rows",
+    ),
+    Activity(
+        "wait_learner",
+        "wait",
+        "share of time in which samples_per_insert held insertions",
+        "depends",
+        waits_for="the learner",
+    ),
+    Activity("draw", "transport", "share of time drawing batches in the main thread (serial)"),
+    Activity("snapshot", "publish", "share of time writing counters and rows", "near 0"),
+    Activity("draw_draw", "transport", "share of the drawing thread's time writing batches", "below 0.8"),
+    Activity("draw_wait_rows", "wait", "share of the drawing thread's time in which nothing may be drawn", "depends"),
+    Activity("draw_wait_learner", "wait", "share of the drawing thread's time without room for a batch", "above 0.2"),
+    Activity("draw_other", "other", "share of the drawing thread's time in none of these", "near 0"),
+)
+
+METRICS = (
+    Metric("inserts_per_s", "env steps inserted", "1/s", "actor/env_steps_per_s"),
+    Metric("samples_per_s", "windows drawn", "1/s", "learner/rows_per_s"),
+    Metric("samples_per_insert", "windows drawn per env step inserted since min_size", "-", "as configured"),
+    Metric("inserted", "env steps inserted so far, over all resumes", "steps", "rises", "sum"),
+    Metric("drawn", "windows drawn so far, over all resumes", "count", "rises", "sum"),
+    Metric("evicted", "env steps overwritten so far", "steps", "0 until the replay is full", "sum"),
+    Metric("priorities_late", "priorities whose window was overwritten meanwhile", "count", "few", "sum"),
+    Metric("trajectories_produced", "trajectories committed by actors", "count", "sum of the next three", "sum"),
+    Metric("trajectories_inserted", "trajectories inserted", "count", "near produced", "sum"),
+    Metric("trajectories_dropped", "trajectories dropped, all reasons", "count", "0", "sum"),
+    Metric("trajectories_in_flight", "trajectories between actors and replay", "count", "level", "sum"),
+    Metric("refused", "strangers and messages that streams turned away", "count", "0", "total"),
+    Metric("size", "env steps that replay holds", "steps", "rises to replay.capacity", "sum"),
+    Metric("updates_made", "updates made with the last batch", "count", "0 below replay.min_size, then K"),
+)
+
+KIND = Kind(
+    name="replay",
+    plural="replay workers",
+    build="jsrl.workers.replay.build:build_replay",
+    activities=ACTIVITIES,
+    metrics=METRICS,
+    loads_jax=lambda job: False,
+    state="snapshot",
+)
