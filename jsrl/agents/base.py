@@ -96,7 +96,8 @@ class Agent(NamedTuple):
     """An algorithm as a value.
 
     init: (key) -> AgentState, the same in every process. initial_core: (batch_size) -> core [B, ...], () without one.
-    Optional: split (two updates for two devices); analyse (re-analysis of rows).
+    Optional: split (two updates for two devices); analyse (re-analysis of rows); adopt ((fresh state, another run's params) ->
+      the state that begins with them: target networks and schedules included; None: params take the place of the state's).
     """
 
     init: Callable[[Array], AgentState]
@@ -105,6 +106,14 @@ class Agent(NamedTuple):
     update: Update
     split: Split | None = None
     analyse: Any = None
+    adopt: Callable[[AgentState, ActParams], AgentState] | None = None
+
+
+def adopt(agent: Agent, state: AgentState, params: ActParams) -> AgentState:
+    """Return a fresh state of the agent that begins with the params of another run."""
+    if agent.adopt is not None:
+        return agent.adopt(state, params)
+    return state._replace(params=params)
 
 
 def psum(value: Tree, axis_name: str | None) -> Tree:

@@ -130,7 +130,13 @@ def ddpg(config: DDPGConfig, spec: EnvSpec) -> Agent:
 
     options: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
     act = off.make_act(off.gaussian_around(policy_net, parts.box, **options), spec.num_agents)
-    return Agent(init, off.no_core, act, update, split_ddpg(parts, spec.num_agents))
+
+    def adopt(state: AgentState, params: ActParams) -> AgentState:
+        critic, target = state.learner_params
+        learned = LearnerParams(critic, target._replace(policy=params.weights.network))
+        return state._replace(params=params, learner_params=learned)
+
+    return Agent(init, off.no_core, act, update, split_ddpg(parts, spec.num_agents), adopt=adopt)
 
 
 def critic_loss(

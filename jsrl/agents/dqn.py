@@ -128,7 +128,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     ) -> tuple[AgentState, UpdateOutput]:
         del key  # nothing here is random
         weights = state.params.weights.network
-        target = off.begin_targets(state.learner_params.target, weights, state.updates)
+        target = state.learner_params.target
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
         batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
 
@@ -155,7 +155,13 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         epsilon = epsilons(weights.updates, values.shape[0], epsilon_key)
         return av.epsilon_greedy(action_key, values, epsilon, observation, greedy=greedy)
 
-    return Agent(init, off.no_core, off.make_act(choose, spec.num_agents), update)
+    def adopt(state: AgentState, params: ActParams) -> AgentState:
+        weights = params.weights
+        if config.exploration == "linear":  # epsilon begins anew, where actors act as well
+            weights = weights._replace(updates=state.params.weights.updates)
+        return state._replace(params=params._replace(weights=weights), learner_params=Learned(weights.network))
+
+    return Agent(init, off.no_core, off.make_act(choose, spec.num_agents), update, adopt=adopt)
 
 
 def make_epsilons(config: DQNConfig) -> Any:

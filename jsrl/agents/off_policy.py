@@ -159,11 +159,6 @@ def normal_columns(key: Array, shape: tuple[int, ...], axis_name: str | None) ->
     return jax.lax.dynamic_slice_in_dim(every, jax.lax.axis_index(axis_name) * shape[0], shape[0])
 
 
-def begin_targets(target: Tree, online: Tree, updates: Array) -> Tree:
-    """Return the target network's weights; before the first update the online one's, which may come from another run."""
-    return jax.tree.map(lambda t, w: jnp.where(updates == 0, w, t), target, online)
-
-
 def move_targets(target: Tree, online: Tree, *, tau: float, period: int, updates: Array) -> Tree:
     """Return target + tau (online - target) after every `period`-th update, else target.
 

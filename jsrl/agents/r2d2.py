@@ -151,7 +151,7 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
     ) -> tuple[AgentState, UpdateOutput]:
         del key  # nothing here is random
         weights = state.params.weights.network
-        target = off.begin_targets(state.learner_params.target, weights, state.updates)
+        target = state.learner_params.target
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
         # 1. Burn-in: both networks read the first rows from the stored core, so that theirs is up to date.
         sequences = burn_in(parts, weights, target, state.params.moments, trajectory, axis_name)
@@ -169,7 +169,10 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         priorities = window_priorities(error, sequences.mask, config.priority_max_share, spec.num_agents)
         return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
 
-    return Agent(init, initial_core, make_act(parts, spec.num_agents), update)
+    def adopt(state: AgentState, params: ActParams) -> AgentState:
+        return state._replace(params=params, learner_params=Learned(params.weights.network))
+
+    return Agent(init, initial_core, make_act(parts, spec.num_agents), update, adopt=adopt)
 
 
 def make_act(parts: Parts, num_agents: int | None) -> Act:

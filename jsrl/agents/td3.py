@@ -143,7 +143,12 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
 
     options: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
     act = off.make_act(off.gaussian_around(policy_net, box, **options), spec.num_agents)
-    return Agent(init, off.no_core, act, update, split_td3(parts, spec.num_agents))
+
+    def adopt(state: AgentState, params: ActParams) -> AgentState:
+        learned = state.learner_params._replace(target_policy=params.weights.network)
+        return state._replace(params=params, learner_params=learned)
+
+    return Agent(init, off.no_core, act, update, split_td3(parts, spec.num_agents), adopt=adopt)
 
 
 def critic_loss(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
-from jsrl.agents.base import Agent, AgentState
+from jsrl.agents.base import Agent, AgentState, adopt
 from jsrl.building import agent_name, build_agent, check_split
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
@@ -92,7 +93,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     def fresh() -> AgentState:
         return pack(agent.init(stream_key(e.seed, INIT_STREAM)))
 
-    state = restore(job.origin, jax.eval_shape(fresh), fresh) if job.origin.restore else None
+    state = restore(job.origin, agent, fresh) if job.origin.restore else None
     recorder, ring = make_recorder(job), None if split else combined  # a split update keeps the rings itself
     return Learner(agent, update, settings, spec, connect, store, reporter, state=state, replay=ring, recorder=recorder)
 
@@ -228,12 +229,12 @@ def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
     return found[:number]
 
 
-def restore(origin: Origin, shapes: AgentState, fresh) -> AgentState:
+def restore(origin: Origin, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:
     """Return the state that a run begins with: a snapshot's, or a fresh one with a snapshot's params."""
     folder, _, selector = str(origin.restore).rpartition("@")
     store = SnapshotStore(folder)
     if not origin.params_only:
-        return store.load(selector, template={"state": shapes}).tree["state"]
+        return store.load(selector, template={"state": jax.eval_shape(fresh)}).tree["state"]
     loaded = store.load(selector).tree
     params = loaded["params"] if "params" in loaded else loaded["state"]["params"]
     state = jax.device_get(jax.jit(fresh)())
@@ -243,4 +244,4 @@ def restore(origin: Origin, shapes: AgentState, fresh) -> AgentState:
             f"the params in {origin.restore} are not this experiment's: expected {wanted}, found {given}; "
             "`init-from` needs the same network and spaces."
         )
-    return state._replace(params=jax.tree.unflatten(jax.tree.structure(state.params), leaves(params)))
+    return adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), leaves(params)))

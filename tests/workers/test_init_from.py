@@ -1,0 +1,87 @@
+"""A run that begins with another run's params: targets follow them, and exploration begins anew where actors act as well."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents.base import Agent, AgentState
+from jsrl.agents.ddpg import DDPGConfig, ddpg
+from jsrl.agents.dqn import DQNConfig, dqn
+from jsrl.agents.r2d2 import R2D2Config, r2d2
+from jsrl.agents.td3 import TD3Config, td3
+from jsrl.networks.model import NetworkConfig
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from jsrl.workers.jobs import Origin
+from jsrl.workers.learner.build import restore
+
+FLAT = NetworkConfig(hidden=(8,), activation="relu")
+CHOICE = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
+REAL = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,), "rescale"))
+RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
+AGENTS = {
+    "dqn": lambda: dqn(DQNConfig(network=FLAT, exploration_updates=100), CHOICE),
+    "ladder": lambda: dqn(DQNConfig(network=FLAT, exploration="ladder", epsilon=0.0), CHOICE),
+    "r2d2": lambda: r2d2(R2D2Config(network=RECURRENT, epsilon=0.0), CHOICE),
+    "td3": lambda: td3(TD3Config(network=FLAT, exploration_noise=0.0), REAL),
+    "ddpg": lambda: ddpg(DDPGConfig(network=FLAT, exploration_noise=0.0), REAL),
+}
+TARGETS = {
+    "dqn": lambda learned: learned.target,
+    "ladder": lambda learned: learned.target,
+    "r2d2": lambda learned: learned.target,
+    "td3": lambda learned: learned.target_policy,
+    "ddpg": lambda learned: learned.target.policy,
+}
+
+
+def begun_from(agent: Agent, folder, updates: int) -> tuple[AgentState, AgentState]:
+    """Return (the state whose params were saved after so many updates, the state of a run that begins with them)."""
+    other = jax.jit(agent.init)(jax.random.key(1))
+    weights = other.params.weights._replace(updates=jnp.int32(updates))
+    other = other._replace(params=other.params._replace(weights=weights))
+    store = SnapshotStore(folder)
+    store.save(1, {"params": jax.device_get(other.params)}, meta={}, tags=("best",), wait=True)
+    store.close()
+    origin = Origin(restore=f"{folder}@best", params_only=True)
+    return other, restore(origin, agent, lambda: agent.init(jax.random.key(2)))
+
+
+def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
+    """Return the share of rows whose action is not the greedy one."""
+    request = (np.tile(np.float32([0.3, -0.2, 0.5]), (rows, 1)), np.ones(rows, bool), agent.initial_core(rows))
+    sampled, greedy = (agent.act(state.params, jax.random.key(3), *request, greedy=g)[0].action for g in (False, True))
+    return float(np.mean(np.asarray(sampled) != np.asarray(greedy)))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_target_networks_are_the_loaded_ones(name, tmp_path):
+    other, begun = begun_from(AGENTS[name](), tmp_path, updates=5000)
+    target = TARGETS[name](begun.learner_params)
+    jax.tree.map(np.testing.assert_array_equal, target, other.params.weights.network)
+    jax.tree.map(np.testing.assert_array_equal, begun.params.weights.network, other.params.weights.network)
+
+
+def test_what_was_not_loaded_is_fresh(tmp_path):
+    agent = AGENTS["td3"]()
+    _, begun = begun_from(agent, tmp_path, updates=5000)
+    fresh = agent.init(jax.random.key(2))
+    jax.tree.map(np.testing.assert_array_equal, begun.learner_params.critics, fresh.learner_params.critics)
+    jax.tree.map(np.testing.assert_array_equal, begun.opt_state, fresh.opt_state)
+    assert int(begun.updates) == 0
+
+
+def test_linear_exploration_begins_anew_where_actors_act_and_where_the_learner_learns(tmp_path):
+    agent = AGENTS["dqn"]()
+    _, begun = begun_from(agent, tmp_path, updates=5000)  # exploration of the other run ended after 100
+    assert int(begun.params.weights.updates) == int(begun.updates) == 0
+    assert explored(agent, begun) == pytest.approx(0.75, abs=0.05)  # all random, over four actions
+
+
+@pytest.mark.parametrize("name", ["ladder", "r2d2", "td3", "ddpg"])
+def test_loaded_policies_act_from_the_start(name, tmp_path):
+    """Random first actions are for a policy that has learned nothing yet."""
+    agent = AGENTS[name]()
+    assert explored(agent, begun_from(agent, tmp_path / "trained", updates=5000)[1]) == 0.0
+    assert explored(agent, begun_from(agent, tmp_path / "untrained", updates=0)[1]) > 0.5
