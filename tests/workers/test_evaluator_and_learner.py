@@ -51,7 +51,14 @@ def remembering_act(params, key, observation, is_first, core, *, greedy=False):
     return ActOutput((seen < 5).astype(jnp.int32), jnp.zeros(len(seen))), seen + 1
 
 
+def act_by_weights(params, key, observation, is_first, core, *, greedy=False):
+    """Act as the weights say: every episode's return is that much higher."""
+    rows = observation.shape[0]
+    return ActOutput(jnp.full(rows, params.weights["w"][0], jnp.int32), jnp.zeros(rows)), core
+
+
 AGENT = Agent(init, lambda rows: (), act, update)
+BY_WEIGHTS = Agent(init, lambda rows: (), act_by_weights, update)
 REMEMBERING = Agent(init, lambda rows: jnp.zeros(rows, jnp.int32), remembering_act, update)
 
 
@@ -85,8 +92,8 @@ class Params:
     def __init__(self) -> None:
         self.newest = None
 
-    def publish(self, updates: int) -> None:
-        self.newest = (make_version(0, updates), [np.zeros(2, np.float32)])
+    def publish(self, updates: int, value: float = 0.0) -> None:
+        self.newest = (make_version(0, updates), [np.full(2, value, np.float32)])
 
     def poll(self, policy: int = 0):
         newest, self.newest = self.newest, None
@@ -187,6 +194,44 @@ def test_the_final_evaluation_has_seeds_of_its_own_and_its_own_number(tmp_path):
     assert 7 not in seeds  # the training environments' own
     rig.evaluator.close()
     assert all(env.closed for env in rig.envs)
+
+
+@pytest.mark.parametrize(("better", "played"), [(False, 3), (True, 8)])
+def test_the_final_evaluation_after_a_resume_plays_the_best_params_of_all_lives(better, played, tmp_path):
+    rig = EvaluatorRig(tmp_path, BY_WEIGHTS)
+    rig.params.publish(3, value=1.0)
+    rig.play()
+    rig.evaluator.close()
+    rig = EvaluatorRig(tmp_path, BY_WEIGHTS)
+    rig.params.publish(8, value=2.0 if better else 0.0)
+    rig.play()
+    rig.params.publish(9, value=0.0)
+    rig.evaluator.begin_final("best")
+    rig.play()
+    (told,) = rig.heard.named("evaluated finally")
+    assert told["version_updates"] == played
+    assert told["return_mean"] == pytest.approx((2 * 0 + 2 * 1 + 2 + 3) / 6 + (2.0 if better else 1.0))
+    rig.evaluator.close()
+
+
+def test_a_broken_best_snapshot_is_named_and_replaced(tmp_path):
+    rig = EvaluatorRig(tmp_path)
+    rig.params.publish(3)
+    rig.play()
+    rig.evaluator.close()
+    folder = tmp_path / "params" / str(make_version(0, 3))
+    (folder / "manifest.json").write_text("{")
+    rig = EvaluatorRig(tmp_path)
+    (warning,) = rig.heard.named("warning")
+    assert str(folder) in warning["text"]
+    rig.params.publish(8)
+    rig.play()
+    rig.evaluator.begin_final("best")
+    rig.play()
+    (told,) = rig.heard.named("evaluated finally")
+    assert told["version_updates"] == 8
+    rig.evaluator.close()
+    assert rig.store.load_snapshot("best").version == make_version(0, 8)
 
 
 # -- the learner ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jsrl.agents.base import Agent
+from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import VectorEnv
 from jsrl.errors import SnapshotError
 from jsrl.services.control import Command
@@ -62,9 +62,23 @@ class Evaluator(Player[VectorEnv]):
     def setup(self) -> None:
         """Make the environments, compile, connect."""
         self._set_up_player(min(self._settings.num_envs, self._settings.episodes))
-        if "best" in self._store.tags():  # of the run's earlier lives
-            self._best = float(self._store.meta("best").get("return_mean", self._best))
+        self._load_best()
         self.recorder.begin()
+
+    def _load_best(self) -> None:
+        """Take the score and params of `best` from before a resume or restart; where it is broken, begin without one."""
+        try:
+            if "best" not in self._store.tags():
+                return
+            version, tree, meta, _ = self._store.load_snapshot("best", {"params": self._params_shapes()})
+        except SnapshotError as error:
+            self._reporter.event("warning", f"snapshot `best` is not used, the next evaluation replaces it: {error}")
+            return
+        self._best = float(meta.get("return_mean", self._best))
+        self._best_params = version, jax.tree.leaves(tree["params"])
+
+    def _params_shapes(self) -> ActParams:
+        return jax.eval_shape(self._agent.init, jax.random.key(0)).params
 
     @property
     def due(self) -> bool:
@@ -105,8 +119,7 @@ class Evaluator(Player[VectorEnv]):
     def _save(self, version: int, facts: dict[str, Any]) -> None:
         assert self._params is not None
         self._phases.enter("publish")
-        structure = jax.tree.structure(jax.eval_shape(self._agent.init, jax.random.key(0)).params)
-        params = jax.tree.unflatten(structure, self._params[1])
+        params = jax.tree.unflatten(jax.tree.structure(self._params_shapes()), self._params[1])
         try:
             self._store.save(version, {"params": params}, meta=dict(facts), tags=("best",))
         except SnapshotError as error:
