@@ -74,7 +74,7 @@ def gae(rows: Rows, *, gamma: float, lambda_: float) -> Returns:
     Source: Schulman et al., 2015, arXiv 1506.02438, equation 16.
     """
     ones = jnp.ones_like(rows.reward, jnp.float32)
-    return _corrected(rows, ones, ones * lambda_, ones, gamma=gamma, ahead="advantage")
+    return _corrected(rows, ones, ones * lambda_, ones, gamma=gamma, lambda_=lambda_)
 
 
 def vtrace(
@@ -87,7 +87,7 @@ def vtrace(
     c_clip: float = 1.0,
     weight_advantage: bool = True,
 ) -> Returns:
-    """Return V-trace targets and policy-gradient advantages.
+    """Return V-trace targets and policy-gradient advantages; on-policy (all ratios 1) they are those of GAE.
 
     Args:
       rows: the rows.
@@ -97,6 +97,7 @@ def vtrace(
         brings its own ratio (PPO).
 
     Source: Espeholt et al., 2018, arXiv 1802.01561, equation 1 and section 4.2.
+    Differs: lambda_ < 1 also mixes the target ahead with the value ahead in the advantage, as rlax does.
     """
     chex.assert_equal_shape([log_rho, rows.reward])
     rho = jnp.exp(log_rho)
@@ -106,20 +107,22 @@ def vtrace(
         lambda_ * jnp.minimum(rho, c_clip),
         jnp.minimum(rho, rho_clip) if weight_advantage else jnp.ones_like(rho),
         gamma=gamma,
-        ahead="target",
+        lambda_=lambda_,
     )
 
 
-def _corrected(rows: Rows, rho: Array, c: Array, weight: Array, *, gamma: float, ahead: str) -> Returns:
+def _corrected(rows: Rows, rho: Array, c: Array, weight: Array, *, gamma: float, lambda_: float) -> Returns:
     """Run the recursion which GAE and V-trace share; x_t = vs_t - v_t is the correction to the value.
 
     acting:  x_t = rho_t (r_t + gamma d_t w_{t+1} - v_t) + gamma c_t d_t x_{t+1},   w_t = v_t
     waiting: x_t = d_t x_{t+1},                                                     w_t = r_t + d_t w_{t+1}
     cut:     x_t = 0,                                                               w_t = v_t
 
-    GAE's advantage is x_t itself; V-trace's is weight_t (r_t + gamma d_t (w_{t+1} + x_{t+1}) - v_t).
+    The advantage is weight_t (r_t + gamma d_t (w_{t+1} + lambda x_{t+1}) - v_t); with rho_t = weight_t = 1 and c_t = lambda,
+    this is x_t. c holds lambda already.
     """
     parts = _parts(rows)
+    decay = gamma * jnp.float32(lambda_)
 
     def backward(carry: tuple[Array, Array], row: tuple[_Parts, Array, Array, Array]):
         w_next, x_next = carry
@@ -128,8 +131,8 @@ def _corrected(rows: Rows, rho: Array, c: Array, weight: Array, *, gamma: float,
         x_acting = rho_t * delta_t + gamma * c_t * d_t * x_next
         x_t = jnp.where(acting, x_acting, jnp.where(waiting, d_t * x_next, 0.0))
         w_t = jnp.where(waiting, r_t + d_t * w_next, v_t)
-        lookahead = weight_t * (delta_t + gamma * d_t * x_next) if ahead == "target" else x_acting
-        return (w_t, x_t), (jnp.where(acting, lookahead, 0.0), w_t + jnp.where(acting, x_t, 0.0))
+        advantage_t = weight_t * (delta_t + decay * d_t * x_next)
+        return (w_t, x_t), (jnp.where(acting, advantage_t, 0.0), w_t + jnp.where(acting, x_t, 0.0))
 
     last = rows.value[-1].astype(jnp.float32)
     _, (advantage, target) = jax.lax.scan(backward, (last, jnp.zeros_like(last)), (parts, rho, c, weight), reverse=True)

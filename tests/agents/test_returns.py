@@ -81,21 +81,22 @@ def test_gae_equals_forward_sums_per_episode(trailing, waiting):
         np.testing.assert_allclose(target[index][mask], (expected + single.value[:-1])[mask], atol=2e-5)
 
 
+@pytest.mark.parametrize("lambda_", [0.0, LAMBDA, 1.0])
 @pytest.mark.parametrize("waiting", [False, True])
-def test_vtrace_equals_forward_sums_per_episode(waiting):
+def test_vtrace_equals_forward_sums_per_episode(waiting, lambda_):
     rows = make_rows(1, waiting=waiting)
     log_rho = np.random.default_rng(2).normal(size=rows.reward.shape).astype(np.float32)
-    options = {"gamma": GAMMA, "lambda_": LAMBDA, "rho_clip": 1.1, "c_clip": 0.9}
+    options = {"gamma": GAMMA, "lambda_": lambda_, "rho_clip": 1.1, "c_clip": 0.9}
     advantage, target = vtrace(rows, log_rho, **options)
     unweighted, _ = vtrace(rows, log_rho, weight_advantage=False, **options)
     for (column,), single in columns(rows):
         rho = np.minimum(np.exp(log_rho[:, column]), 1.1)
-        x = slow_corrected(single, rho, np.minimum(np.exp(log_rho[:, column]), 0.9), LAMBDA)
+        x = slow_corrected(single, rho, np.minimum(np.exp(log_rho[:, column]), 0.9), lambda_)
         expected = np.zeros(len(x))
         for start, end in episodes(single):
             for t, r, d, gathered, alive, following in decisions(single, start, end):
                 ahead = x[following] if following < end else 0.0
-                value_ahead = gathered + alive * (single.value[following] + ahead)
+                value_ahead = gathered + alive * (single.value[following] + lambda_ * ahead)
                 expected[t] = r + GAMMA * d * value_ahead - single.value[t]
         mask = single.acts * (1 - single.is_first[1:]) > 0
         np.testing.assert_allclose(target[mask, column], (x + single.value[:-1])[mask], atol=2e-5)
@@ -103,11 +104,15 @@ def test_vtrace_equals_forward_sums_per_episode(waiting):
         np.testing.assert_allclose(advantage[:, column], rho * expected, atol=2e-5)
 
 
-def test_on_policy_vtrace_is_gae():
+@pytest.mark.parametrize("weight_advantage", [False, True])
+@pytest.mark.parametrize("lambda_", [0.0, 0.95, 1.0])
+def test_on_policy_vtrace_is_gae(lambda_, weight_advantage):
     rows = make_rows(3, waiting=True)
-    expected = gae(rows, gamma=GAMMA, lambda_=LAMBDA)
-    _, target = vtrace(rows, jnp.zeros_like(rows.reward), gamma=GAMMA, lambda_=LAMBDA)
-    np.testing.assert_allclose(target, expected.target, atol=1e-5)
+    options = {"gamma": GAMMA, "lambda_": lambda_}
+    expected = gae(rows, **options)
+    got = vtrace(rows, jnp.zeros_like(rows.reward), weight_advantage=weight_advantage, **options)
+    np.testing.assert_allclose(got.target, expected.target, atol=1e-5)
+    np.testing.assert_allclose(got.advantage, expected.advantage, atol=1e-5)
 
 
 def test_lambda_returns_are_gae_plus_value_and_the_one_step_and_monte_carlo_ends():
@@ -173,19 +178,31 @@ def test_an_environments_is_first_spreads_over_its_agents():
     np.testing.assert_array_equal(gae(shared, **options).advantage, gae(agents, **options).advantage)
 
 
-def test_gae_and_vtrace_agree_with_rlax():
+@pytest.mark.parametrize("rho_clip", [1.0, 1.3])
+@pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.95, 1.0])
+def test_vtrace_agrees_with_rlax_for_every_lambda(lambda_, rho_clip):
+    rlax = pytest.importorskip("rlax", exc_type=ImportError)
+    rng = np.random.default_rng(9)
+    value, reward = rng.normal(size=31).astype(np.float32), rng.normal(size=30).astype(np.float32)
+    discount = (rng.random(30) < 0.9).astype(np.float32)
+    rows = Rows(value, reward, discount, np.ones(30, np.uint8), np.zeros(31, bool))
+    for log_rho in (np.zeros(30, np.float32), rng.normal(size=30).astype(np.float32)):
+        expected = rlax.vtrace_td_error_and_advantage(
+            value[:-1], value[1:], reward, discount * GAMMA, np.exp(log_rho), lambda_, rho_clip, rho_clip
+        )
+        got = vtrace(rows, log_rho, gamma=GAMMA, lambda_=lambda_, rho_clip=rho_clip)
+        np.testing.assert_allclose(got.target - value[:-1], expected.errors, atol=1e-5)
+        np.testing.assert_allclose(got.advantage, expected.pg_advantage, atol=1e-5)
+
+
+def test_gae_and_returns_agree_with_rlax():
     rlax = pytest.importorskip("rlax", exc_type=ImportError)
     rng = np.random.default_rng(8)
     value, reward = rng.normal(size=21).astype(np.float32), rng.normal(size=20).astype(np.float32)
     discount = (rng.random(20) < 0.9).astype(np.float32)
-    log_rho = rng.normal(size=20).astype(np.float32)
     rows = Rows(value, reward, discount, np.ones(20, np.uint8), np.zeros(21, bool))
     expected = rlax.truncated_generalized_advantage_estimation(reward, discount * GAMMA, LAMBDA, value)
     np.testing.assert_allclose(gae(rows, gamma=GAMMA, lambda_=LAMBDA).advantage, expected, atol=1e-5)
-    arguments = (value[:-1], value[1:], reward, discount * GAMMA, np.exp(log_rho))
-    oracle = rlax.vtrace_td_error_and_advantage(*arguments, lambda_=LAMBDA)
-    got = vtrace(rows, log_rho, gamma=GAMMA, lambda_=LAMBDA)
-    np.testing.assert_allclose(got.target - value[:-1], oracle.errors, atol=1e-5)
     lambda_oracle = rlax.lambda_returns(reward, discount * GAMMA, value[1:], LAMBDA)
     np.testing.assert_allclose(lambda_returns(rows, gamma=GAMMA, lambda_=LAMBDA), lambda_oracle, atol=1e-5)
     n_oracle = rlax.n_step_bootstrapped_returns(reward, discount * GAMMA, value[1:], 4)
