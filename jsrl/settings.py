@@ -58,7 +58,7 @@ class LearnerConfig:
     prefetch: bool = True
     """Join the next batch while an update runs; false: after it (serial placement never does)."""
     check_finite: bool = True
-    """Stop before publishing when a metric is not finite, with state and batch saved (keeps the state undonated)."""
+    """Stop before publishing when a metric, the params, learner_params or extra hold NaN or infinity (undonated)."""
     threads: int | None = None
     """CPU threads of the learner's matrix products; None: as many as there are cores."""
     memory_share: float = 0.6

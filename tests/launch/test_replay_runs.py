@@ -15,6 +15,7 @@ from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayC
 from jsrl.launch.plan import describe, make_plan
 from jsrl.launch.replay_update import replay_update
 from jsrl.launch.run import run
+from jsrl.services.snapshots import SnapshotStore
 
 REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
 
@@ -126,3 +127,18 @@ def test_a_bad_update_ends_the_run_and_can_be_made_again(kind, tmp_path):
     assert np.isnan(again.metrics["loss"])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.state))
     assert again.batch.is_first.shape == (1, 2, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_a_bad_gradient_ends_the_run_before_it_is_saved(kind, tmp_path):
+    e = experiment(kind)
+    e = dataclasses.replace(e, agent=AgentReference("tests.replay.learning:acting_toy", {"poison_gradient": 0.5}))
+    with pytest.raises(NonFiniteUpdate, match="made a state with NaN or infinity in it"):
+        run(e, runs_dir=tmp_path, name="a", display="quiet")
+    again = replay_update("a", str(tmp_path))
+    assert np.isfinite(again.metrics["loss"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(again.state))
+    assert np.isnan(again.new_state.params.weights["kernel"]).all()
+    saved = SnapshotStore(tmp_path / "experiment" / "a" / "snapshots" / "state").load_snapshot("latest")
+    assert np.isfinite(saved.tree["state"]["params"]["weights"]["kernel"]).all()

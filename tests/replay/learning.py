@@ -8,8 +8,11 @@ import jax.numpy as jnp
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum
 
 
-def toy_agent(*, priorities: bool = True, poison: float = jnp.inf) -> Agent:
-    """Return an agent that regresses the reward on the observation; a target beyond `poison` makes its loss NaN."""
+def toy_agent(*, priorities: bool = True, poison: float = jnp.inf, poison_gradient: float = jnp.inf) -> Agent:
+    """Return an agent that regresses the reward on the observation.
+
+    A target beyond `poison` makes its loss NaN, one beyond `poison_gradient` its gradient alone.
+    """
 
     def init(key):
         weights = {"kernel": jnp.zeros(2), "bias": jnp.zeros(())}
@@ -24,6 +27,7 @@ def toy_agent(*, priorities: bool = True, poison: float = jnp.inf) -> Agent:
         count = psum(jnp.asarray(error.size, jnp.float32), axis_name)
         kernel = psum((weight * error) @ x, axis_name) / count
         bias = psum((weight * error).sum(), axis_name) / count
+        kernel = jnp.where(windows.reward[0].max() > poison_gradient, jnp.nan, kernel)
         after = {"kernel": weights["kernel"] - 0.3 * kernel, "bias": weights["bias"] - 0.3 * bias}
         extra = {"seen": state.extra["seen"] + count}
         metrics = {"loss": masked_mean(jnp.square(error), jnp.ones_like(error), axis_name)}
@@ -33,9 +37,9 @@ def toy_agent(*, priorities: bool = True, poison: float = jnp.inf) -> Agent:
     return Agent(init, lambda batch_size: (), None, update)  # type: ignore[arg-type]
 
 
-def acting_toy(spec, poison: float = float("inf")) -> Agent:
+def acting_toy(spec, poison: float = float("inf"), poison_gradient: float = float("inf")) -> Agent:
     """Return the toy agent for an environment with two actions: it acts at random, and learns from two numbers."""
-    agent = toy_agent(poison=poison)
+    agent = toy_agent(poison=poison, poison_gradient=poison_gradient)
 
     def act(params, key, observation, is_first, core, *, greedy=False):
         number = is_first.shape[0]

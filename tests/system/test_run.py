@@ -224,6 +224,18 @@ def test_update_that_is_not_finite_is_kept_and_can_be_replayed(launch) -> None:
     assert SnapshotStore(run.folder / "snapshots" / "state").meta("latest")["updates"] == 7
 
 
+@slow
+def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(launch) -> None:
+    run = launch("--agent.nan-gradient-at-update", "7", "--placement", "inline")
+    text = run.expect(1, 30.0)
+    assert "NonFiniteUpdate: update 8 made a state with NaN or infinity in it" in text
+    saved = SnapshotStore(run.folder / "snapshots" / "state").load_snapshot("latest")
+    assert saved.meta["updates"] == 7
+    assert np.isfinite(saved.tree["state"]["params"]["weights"]["policy"]).all()
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert not any("state_finite" in name for line in lines for name in line)
+
+
 # -- jax, and definitions of the user's -------------------------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, UpdateOutput
+from jsrl.agents.finite import with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import NonFiniteUpdate
 from jsrl.parallel import data_parallel
@@ -252,7 +253,9 @@ class Published:
 
 
 class LearnerRig:
-    def __init__(self, folder: Path, *, total: int = 4, reuse: int = 1, start: int = 0, epoch: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, total: int = 4, reuse: int = 1, start: int = 0, epoch: int = 0, change: Update = update
+    ) -> None:
         self.consumer = bind_samples(f"local:learner-{next(numbers)}", SPEC, blocks_per_producer=8)
         self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
         plan = BatchPlan("fifo", 1, B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
@@ -260,7 +263,7 @@ class LearnerRig:
             0, plan, total, T * B, prefetch=False, poll_s=0.0, failure_folder=str(folder / "failed-update")
         )
         self.published, self.heard, self.folder = Published(), Heard(), folder
-        spread = data_parallel(AGENT.update, jax.local_devices()[:1], donate=False)
+        spread = data_parallel(change, jax.local_devices()[:1], donate=False)
         store = SnapshotStore(folder / "state")
         connect = lambda: (self.consumer, self.published)  # noqa: E731
         self.learner = Learner(AGENT, spread, settings, SPEC, connect, store, self.heard)
@@ -331,3 +334,47 @@ def test_what_is_not_finite_is_never_published_and_can_be_replayed(tmp_path):
     np.testing.assert_allclose(saved.tree["state"]["params"]["weights"]["w"], 1.0)  # the state before it
     assert np.isnan(saved.tree["batch"]["reward"]).any()
     assert rig.learner.updates == 1
+
+
+def update_by_gradient(state, trajectory, key, *, axis_name=None):
+    """Descend on sqrt(mean(reward)) + sum(w): at a reward of 0 the loss is finite, and the gradient by it is not."""
+
+    def loss(w):
+        return jnp.sqrt(trajectory.reward[:-1].mean() * w[0] ** 2) + w.sum()
+
+    value, gradient = jax.value_and_grad(loss)(state.params.weights["w"])
+    params = ActParams({"w": state.params.weights["w"] + gradient})
+    return state._replace(params=params, updates=state.updates + 1), UpdateOutput({"loss": value})
+
+
+def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(tmp_path):
+    rig = LearnerRig(tmp_path, change=with_state_check(update_by_gradient))
+    rig.put(0.0)
+    with pytest.raises(NonFiniteUpdate, match=r"update 1 made a state with NaN .* nothing of it was published"):
+        rig.learner.step()
+    assert rig.published.versions == [make_version(0, 0)]
+    saved = SnapshotStore(tmp_path / "state").load_snapshot("latest")
+    assert saved.meta["updates"] == 0
+    np.testing.assert_allclose(saved.tree["state"]["params"]["weights"]["w"], 0.0)
+
+
+def test_the_check_of_the_state_is_no_metric(tmp_path):
+    rig = LearnerRig(tmp_path, change=with_state_check(update))
+    rig.put(1.0)
+    assert rig.learner.step() == 1
+    assert [name for name in rig.learner.report()[0] if "finite" in name] == []
+
+
+@pytest.mark.parametrize("place", ["params", "learner_params", "extra"])
+@pytest.mark.parametrize("size", [3, 50_000])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_check_sees_every_place_of_the_state(place, size, bad):
+    def spoil(state, trajectory, key, *, axis_name=None):
+        leaf = jnp.ones(size).at[size // 2].set(key)
+        tree = {"a": jnp.ones(4, jnp.bfloat16), "b": leaf, "c": jnp.int32(3)}
+        return state._replace(**{place: ActParams(tree) if place == "params" else tree}), UpdateOutput({})
+
+    checked = jax.jit(with_state_check(spoil))
+    good = checked(init(None), None, jnp.float32(-3.0))[1].metrics
+    assert {name: float(value) for name, value in good.items()} == {"state_finite": 0.0}
+    assert np.isnan(checked(init(None), None, jnp.float32(bad))[1].metrics["state_finite"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
+from jsrl.agents.finite import with_state_check
 from jsrl.building import agent_name, build_agent, check_split
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
@@ -40,7 +41,7 @@ STATE_STORE = "state"
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e = job.experiment
-    agent = build_agent(e.agent, job.schemas.env)
+    agent = checked(build_agent(e.agent, job.schemas.env), e)
     split = e.learner.split != "none"
     devices = learner_devices(e.learner_devices, 2 if split else split_over_devices(e))
     combined, through_host, alone = replay_on_device(agent, job), e.has_replay_workers, agent
@@ -98,6 +99,11 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     return Learner(agent, update, settings, spec, connect, store, reporter, state=state, replay=ring, recorder=recorder)
 
 
+def checked(agent: Agent, e: Experiment) -> Agent:
+    """Return the agent, whose update also tells whether the new state is finite where the experiment wants that checked."""
+    return agent._replace(update=with_state_check(agent.update)) if e.learner.check_finite else agent
+
+
 def split_update(job: Job, agent: Agent, devices: list[jax.Device], donate: bool) -> SplitUpdate:
     """Return the two updates of an agent's policy and critics, each with the replay that the experiment wants.
 
@@ -107,10 +113,11 @@ def split_update(job: Job, agent: Agent, devices: list[jax.Device], donate: bool
     e = job.experiment
     check_split(agent, agent_name(e.agent))
     assert agent.split is not None
-    rings = [replay_on_device(agent._replace(update=u), job) for u in (agent.split.policy, agent.split.critic)]
+    updates = [checked(agent._replace(update=u), e).update for u in (agent.split.policy, agent.split.critic)]
+    rings = [replay_on_device(agent._replace(update=u), job) for u in updates]
     sides = [
         several_updates(agent._replace(update=u), e.updates_per_call) if ring is None else ring.agent
-        for u, ring in zip((agent.split.policy, agent.split.critic), rings, strict=True)
+        for u, ring in zip(updates, rings, strict=True)
     ]
     ring = rings[0]
     return SplitUpdate(

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import Agent, AgentState, Split, Update, UpdateOutput
+from jsrl.agents.finite import STATE, non_finite_metrics, what_is_bad
 from jsrl.errors import NonFiniteUpdate
 from jsrl.replay.on_device import ReplayExtra
 from jsrl.types import Array, Trajectory, Tree
@@ -221,12 +222,13 @@ class SplitUpdate:
         state, metrics, published = side.call(side.state, taken, given, device_key)
         sent = jax.block_until_ready(jax.device_put(published, self._other(side).device))
         values = jax.device_get(metrics)
-        bad = [name for name, value in values.items() if not np.isfinite(value)] if self._check_finite else []
+        bad = non_finite_metrics(values) if self._check_finite else []
         if bad:
             raise NonFiniteUpdate(
-                f"call {side.made + 1} of the {side.name}'s side made {bad[0]} = {values[bad[0]]}; nothing of it was "
+                f"call {side.made + 1} of the {side.name}'s side made {what_is_bad(bad, values)}; nothing of it was "
                 "published. Continue from the last snapshot (--resume); without learner.split the failed update is kept."
             )
+        values.pop(STATE, None)
         with self._changed:
             side.state, side.published, side.sent = state, published, sent
             side.made += 1

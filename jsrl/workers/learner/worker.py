@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jsrl.agents.base import Agent, AgentState
+from jsrl.agents.finite import STATE, non_finite_metrics, what_is_bad
 from jsrl.errors import NonFiniteUpdate, SnapshotError
 from jsrl.parallel import DataParallel, join_devices
 from jsrl.reference import spawn_environment
@@ -170,6 +171,7 @@ class Learner:
         self._phases.enter("other")
         if self._settings.check_finite:
             self._refuse_non_finite(before, batch)
+        self._metrics.pop(STATE, None)
         self._metrics, self._replay_metrics = split_metrics(self._metrics)
         self.updates += self._settings.updates_per_call
         self._trained_s = time.monotonic()
@@ -188,7 +190,7 @@ class Learner:
         self._phases.enter("other")
 
     def _refuse_non_finite(self, before: AgentState | None, batch: Batch) -> None:
-        bad = [name for name, value in self._metrics.items() if not np.isfinite(value)]
+        bad = non_finite_metrics(self._metrics)
         if not bad:
             return
         folder = Path(self._settings.failure_folder)
@@ -205,9 +207,8 @@ class Learner:
         failure.save(self.updates, tree, meta=meta, wait=True)
         self.save(wait=True)  # a resume goes on from here, with other trajectories
         raise NonFiniteUpdate(
-            f"update {self.updates + 1} made {bad[0]} = {self._metrics[bad[0]]} ({len(bad)} of {len(self._metrics)} metrics "
-            f"are not finite); nothing of it was published. The state before it and its batch lie in {folder}. Replay it "
-            f"with: python -m jsrl.launch.replay_update {folder.parent}"
+            f"update {self.updates + 1} made {what_is_bad(bad, self._metrics)}; nothing of it was published. The state "
+            f"before it and its batch lie in {folder}. Replay it with: python -m jsrl.launch.replay_update {folder.parent}"
         )
 
     def _tell_finished(self) -> None:

@@ -20,6 +20,7 @@ class TinyConfig:
     width: int = 0
     fault: str = "none"
     nan_at_update: int = -1
+    nan_gradient_at_update: int = -1
 
     factory: ClassVar[str] = "tiny_agent:tiny"
 
@@ -61,6 +62,8 @@ def tiny(config: TinyConfig, spec: EnvSpec) -> Agent:
             value, grads = jax.lax.pmean((value, grads), axis_name)
         poison = jnp.where(state.updates == config.nan_at_update, jnp.nan, 0.0)
         value, grads = value + poison, jax.tree.map(lambda g: g + poison, grads)
+        spoiled = jnp.where(state.updates == config.nan_gradient_at_update, jnp.nan, 0.0)
+        grads = jax.tree.map(lambda g: g + spoiled, grads)
         weights = jax.tree.map(lambda w, g: w - config.learning_rate * g, state.params.weights, grads)
         # the sum of the weights that the update began with shows which state it was given
         metrics = {"loss": value, "weights_before": state.params.weights["policy"][0, 0]}

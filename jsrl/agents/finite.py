@@ -1,0 +1,56 @@
+"""The check of a new state for NaN and infinity, as one more scalar among an update's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.agents.base import AgentState, Update, UpdateOutput
+from jsrl.types import Array, Trajectory
+
+STATE = "state_finite"  # 0, or NaN where the new state is not finite; never reported as a metric
+SMALL = 1 << 14  # values
+
+
+def with_state_check(update: Update) -> Update:
+    """Return `update` with the metric `STATE`: what looks at the metrics then sees a bad state too."""
+
+    def checked(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        state, output = update(state, trajectory, key, axis_name=axis_name)
+        return state, output._replace(metrics=output.metrics | {STATE: state_metric(state)})
+
+    return checked
+
+
+def state_metric(state: AgentState) -> Array:
+    """Return 0, or NaN where params, learner_params or extra of a state hold NaN or infinity.
+
+    The optimizer's state is left out: a bad gradient reaches the params in the same update, unless the optimizer
+    is meant to skip it. Small leaves are looked at together, since on CPU each reduction costs more than they do.
+    """
+    floats = [leaf for leaf in jax.tree.leaves((*state[:2], state.extra)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    small = [leaf.astype(jnp.float32).reshape(-1) for leaf in floats if leaf.size < SMALL]
+    looked_at = [leaf for leaf in floats if leaf.size >= SMALL] + ([jnp.concatenate(small)] if small else [])
+    # not by their maximum: XLA's reductions by max lose NaN on CPU
+    finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in looked_at]))
+    return jnp.where(finite, 0.0, jnp.nan).astype(jnp.float32)
+
+
+def non_finite_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the names of metrics that are not finite, `STATE` last."""
+    return sorted((name for name, value in metrics.items() if not np.isfinite(value)), key=lambda name: name == STATE)
+
+
+def what_is_bad(bad: list[str], metrics: Mapping[str, Any]) -> str:
+    """Return, for people, what an update made that is not finite."""
+    if bad[0] == STATE:
+        return "a state with NaN or infinity in it, although its metrics are finite"
+    ordinary = [name for name in metrics if name != STATE]
+    count = len([name for name in bad if name != STATE])
+    return f"{bad[0]} = {metrics[bad[0]]} ({count} of {len(ordinary)} metrics are not finite)"
