@@ -9,6 +9,7 @@ from pathlib import Path
 from jsrl.errors import ConfigError
 from jsrl.transport.base import ProducerId
 
+MAX_INCARNATION = 1 << 31
 MAX_IPC_PATH_BYTES = 107  # what the kernel takes
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _EXAMPLES = "local:NAME, shm:/dev/shm/RUN/NAME, ipc:///PATH or tcp://HOST:PORT"
@@ -70,8 +71,10 @@ def check_producer(producer: ProducerId) -> ProducerId:
       ConfigError: they cannot.
     """
     check_name(producer.name, "producer")
-    if not isinstance(producer.incarnation, int) or not 0 <= producer.incarnation < 1 << 62:
-        raise ConfigError(f"{producer.name}: incarnation {producer.incarnation!r}, expected an integer from 0.")
+    if not isinstance(producer.incarnation, int) or not 0 <= producer.incarnation <= MAX_INCARNATION:
+        raise ConfigError(
+            f"{producer.name}: incarnation {producer.incarnation!r}, expected an integer from 0 to {MAX_INCARNATION}."
+        )
     return producer
 
 

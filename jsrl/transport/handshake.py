@@ -14,10 +14,13 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, Stream
 from jsrl.transport.answering import Answering
 from jsrl.transport.base import ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
+from jsrl.transport.samples_ends import Admissions
 from jsrl.transport.schema import Leaf, schema_from_fields, schema_to_fields
 
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
-HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)
+HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)  # of what the end that connects is told
+_HELLO_BYTES = 1 << 15  # for a schema that is not ours, which is told by its first difference
+_GROUP_BYTES = 16
 _ERRORS: dict[str, type[JsrlError]] = {
     kind.__name__: kind for kind in (SpecMismatch, StreamClosed, ConfigError, CodecError, StreamError)
 }
@@ -34,11 +37,18 @@ def hello_frames(producer: ProducerId, leaves: tuple[Leaf, ...], num_groups: int
     return encode(HELLO, fields)
 
 
-def read_hello(message: Message) -> tuple[ProducerId, tuple[Leaf, ...], int]:
-    """Return who speaks, its schema and its number of groups.
+def hello_limits(leaves: tuple[Leaf, ...], num_groups: int = 0) -> Limits:
+    """Return how large a hello may be at an end with this schema, where it names up to `num_groups` groups."""
+    (own,) = hello_frames(ProducerId("x" * 64, 0), leaves, 0)
+    size_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * num_groups
+    return Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
+
+
+def read_hello(message: Message, admissions: Admissions) -> tuple[ProducerId, tuple[Leaf, ...], int]:
+    """Return who speaks, its schema and its number of groups, once it is seen that these may join.
 
     Raises:
-      CodecError: it is not a hello.
+      CodecError: it is not a hello. ConfigError, StreamClosed: who speaks may not join this stream.
     """
     fields = message.fields
     name, incarnation, num_groups = fields.get("name"), fields.get("incarnation"), fields.get("num_groups")
@@ -46,7 +56,9 @@ def read_hello(message: Message) -> tuple[ProducerId, tuple[Leaf, ...], int]:
         raise CodecError(f"expected a hello, found {message.kind[:40]!r} with {sorted(fields)[:8]}.")
     if not isinstance(num_groups, int):
         raise CodecError(f"the hello of {name[:80]!r} gives no number of groups.")
-    return ProducerId(name, incarnation), schema_from_fields(fields.get("schema")), num_groups
+    producer = ProducerId(name, incarnation)
+    admissions.check(producer, num_groups)
+    return producer, schema_from_fields(fields.get("schema")), num_groups
 
 
 def refusal_frames(error: JsrlError) -> list[Any]:
@@ -109,19 +121,19 @@ def no_answer(endpoint: str, timeout_s: float) -> StreamTimeout:
 class Greeter:
     """A thread that answers hellos at an endpoint, so that producers can join while the consumer is busy."""
 
-    def __init__(self, endpoint: str, answer: Callable[[Message], list[Any]]):
-        self._answer = answer
+    def __init__(self, endpoint: str, answer: Callable[[Message], list[Any]], limits: Limits = HELLO_LIMITS):
+        self._answer, self._limits = answer, limits
         self._context = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 200)
-        socket.setsockopt(zmq.MAXMSGSIZE, HELLO_LIMITS.message_bytes)
+        socket.setsockopt(zmq.MAXMSGSIZE, limits.message_bytes)
         bind(socket, endpoint)
         self._answering = Answering(socket, self._answer_hello, "sample-greeter")
 
     def _answer_hello(self, frames: list[bytes]) -> list[Any]:
         sender, *hello = frames
         try:
-            answer = self._answer(decode(hello, HELLO_LIMITS))
+            answer = self._answer(decode(hello, self._limits))
         except JsrlError as error:
             answer = refusal_frames(error)
         except OSError as error:  # no descriptor, no memory: the next one may find some

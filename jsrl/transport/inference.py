@@ -10,19 +10,22 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.transport.address import check_producer
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId
+from jsrl.transport.guests import ANYBODY, Guests
 from jsrl.transport.keys import KeyPath
 
 _SCHEMES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 
 
-def bind_inference(address: str, spec: InferenceSpec, *, keys: KeyPath = None, **options: Any) -> InferenceServer:
+def bind_inference(
+    address: str, spec: InferenceSpec, *, keys: KeyPath = None, guests: Guests = ANYBODY
+) -> InferenceServer:
     """Return the answering end at `address`; its `.address` is what clients connect to (tcp port 0: a free one).
 
     Args:
       address: where. spec: schema of one environment's request and reply.
       keys: folder or file of the keys (jsrl.transport.keys) that encrypt, and keep out who has none; tcp needs
         them, on loopback too. The other roads do not leave the host, and need none.
-      options: none so far.
+      guests: who may connect, and with how many groups and rows.
 
     Raises:
       ConfigError: the address cannot be, or is taken.
@@ -31,15 +34,15 @@ def bind_inference(address: str, spec: InferenceSpec, *, keys: KeyPath = None, *
     if scheme == "local":
         from jsrl.transport.inference_local import LocalInferenceServer
 
-        return LocalInferenceServer(spec, rest, **options)
+        return LocalInferenceServer(spec, rest, guests)
     if scheme == "shm":
         from jsrl.transport.inference_shared import SharedInferenceServer
 
-        return SharedInferenceServer(spec, rest, **options)
+        return SharedInferenceServer(spec, rest, guests)
     if scheme in ("tcp", "ipc"):
         from jsrl.transport.inference_zmq import ZmqInferenceServer
 
-        return ZmqInferenceServer(spec, address, keys=keys, **options)
+        return ZmqInferenceServer(spec, address, keys=keys, guests=guests)
     raise ConfigError(f"the inference address {address!r} has no known scheme; expected {_SCHEMES}.")
 
 

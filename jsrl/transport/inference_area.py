@@ -131,6 +131,7 @@ class AreaLayout:
         self.spec = spec
         self.group_sizes = check_group_sizes(group_sizes)
         self.offsets: dict[int, tuple[int, int, int]] = {}
+        self._parts: dict[int, tuple[Layout, Layout, Layout]] = {}  # by rows: most groups have the same
         end = 0
         for group, rows in sorted(self.group_sizes.items()):
             parts = self.parts(rows)
@@ -154,6 +155,12 @@ class AreaLayout:
 
     def parts(self, rows: int) -> tuple[Layout, Layout, Layout]:
         """Return the layouts of request, reply and core of a group of `rows` rows."""
+        found = self._parts.get(rows)
+        if found is None:
+            found = self._parts[rows] = self._make_parts(rows)
+        return found
+
+    def _make_parts(self, rows: int) -> tuple[Layout, Layout, Layout]:
         schemas = (question_schema(self.spec, rows), answer_schema(self.spec, rows), core_schema(self.spec, rows))
         question, answer, core = (make_layout(flatten_schema(schema)) for schema in schemas)
         return question, answer, core

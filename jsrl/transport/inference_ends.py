@@ -8,6 +8,7 @@ from typing import Protocol
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
+from jsrl.transport.guests import ANYBODY, Guests
 
 
 class Asker(Protocol):
@@ -32,7 +33,8 @@ class ServerEnd:
 
     address: str
 
-    def __init__(self) -> None:
+    def __init__(self, guests: Guests = ANYBODY) -> None:
+        self._guests = guests
         self._ready: deque[ClientRequest] = deque()
         self._departed: list[ProducerId] = []
         self._askers: dict[str, Asker] = {}
@@ -109,6 +111,15 @@ class ServerEnd:
         self._askers.clear()
         self._ready.clear()
         self._shut()
+
+    def check_guest(self, client: ProducerId, group_sizes: dict[int, int]) -> None:
+        """Check that this client may join at all, with these groups (group -> rows).
+
+        Raises:
+          ConfigError: a name, an incarnation or a group that cannot be. StreamClosed: the name may not join.
+        """
+        self._guests.check(client, self._last_incarnation)
+        self._guests.check_groups(client, group_sizes)
 
     def _refusal(self, client: ProducerId) -> str | None:
         """Return why a client may not come in, or None where it may."""

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.guests import ANYBODY, Guests
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout, AskingArea
 from jsrl.transport.inference_ends import ServerEnd, check_request, still_in_flight, unknown_group
 from jsrl.transport.schema import compare_schemas, flatten_schema
@@ -48,8 +49,8 @@ _Event: TypeAlias = tuple[_LocalAsker, int, Request] | _LocalAsker | SpecMismatc
 class LocalInferenceServer(ServerEnd):
     """The answering end of `local:NAME`."""
 
-    def __init__(self, spec: InferenceSpec, name: str = ""):
-        super().__init__()
+    def __init__(self, spec: InferenceSpec, name: str = "", guests: Guests = ANYBODY):
+        super().__init__(guests)
         self.spec = spec
         self.name = name or f"inference-{next(_numbers)}"
         self.address = f"local:{self.name}"
@@ -129,6 +130,7 @@ class LocalInferenceClient:
         except SpecMismatch as error:
             server.complain(error)
             raise
+        server.check_guest(client, group_sizes)
         self.identity = client
         self.inbox: queue.SimpleQueue[_Reply | str] = queue.SimpleQueue()
         layout = AreaLayout(spec, group_sizes)

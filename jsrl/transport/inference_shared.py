@@ -22,6 +22,7 @@ import msgspec
 
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
+from jsrl.transport.guests import ANYBODY, Guests, read_pairs
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout
 from jsrl.transport.inference_ends import ServerEnd
 from jsrl.transport.schema import compare_schemas, flatten_schema, schema_from_fields
@@ -87,8 +88,8 @@ class _SharedAsker:
 class SharedInferenceServer(ServerEnd):
     """The answering end of `shm:FOLDER/NAME`."""
 
-    def __init__(self, spec: InferenceSpec, path: str | Path):
-        super().__init__()
+    def __init__(self, spec: InferenceSpec, path: str | Path, guests: Guests = ANYBODY):
+        super().__init__(guests)
         self.spec = spec
         self._path = Path(path)
         self.address = f"shm:{self._path}"
@@ -187,11 +188,13 @@ class SharedInferenceServer(ServerEnd):
                 return
             hello = msgspec.msgpack.decode(message, type=Hello)
             client = ProducerId(hello.name, hello.incarnation)
+            group_sizes = read_pairs(hello.groups, self._guests.num_groups)
+            self.check_guest(client, group_sizes)
             refusal = self._refusal(client)
             if refusal is not None:
                 raise StreamClosed(refusal)
             compare_schemas(self._schema, schema_from_fields(hello.schema), self.address, hello.name)
-            self._let_in(client, dict(hello.groups), connection)
+            self._let_in(client, group_sizes, connection)
         except (JsrlError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             mismatch = isinstance(error, SpecMismatch)
             if isinstance(error, SpecMismatch):

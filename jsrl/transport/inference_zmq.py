@@ -22,16 +22,11 @@ import numpy as np
 import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed
-from jsrl.transport.address import check_producer
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.curve import bind_guarded, keys_to_bind, shut
-from jsrl.transport.handshake import (
-    HELLO,
-    HELLO_LIMITS,
-    WELCOME,
-    refusal_frames,
-)
+from jsrl.transport.guests import ANYBODY, Guests, read_pairs
+from jsrl.transport.handshake import HELLO, WELCOME, hello_limits, refusal_frames
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout
 from jsrl.transport.inference_ends import ServerEnd
 from jsrl.transport.keys import KeyPath
@@ -47,7 +42,7 @@ _DRAIN = 4096
 class _Hello(msgspec.Struct, frozen=True):
     name: str
     incarnation: int
-    groups: list[tuple[int, int]]
+    groups: list[Any]
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -138,12 +133,13 @@ _PING = encode("ping")[0]
 class ZmqInferenceServer(ServerEnd):
     """The answering end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
-    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None):
-        super().__init__()
+    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: Guests = ANYBODY):
+        super().__init__(guests)
         own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
         self._schema = flatten_schema(spec)
-        self._limits = Limits(header_bytes=HELLO_LIMITS.header_bytes, frames=2, message_bytes=MAX_MESSAGE_BYTES)
+        header_bytes = hello_limits(self._schema, guests.num_groups).header_bytes
+        self._limits = Limits(header_bytes, frames=2, message_bytes=MAX_MESSAGE_BYTES)
         self._routes: dict[bytes, _ZmqAsker] = {}
         self._pinged_s = time.monotonic()
         self._context = zmq.Context()
@@ -213,7 +209,9 @@ class ZmqInferenceServer(ServerEnd):
 
     def _greet(self, route: bytes, message: Message) -> None:
         hello: _Hello = read_fields(message, _Hello)
-        client = check_producer(ProducerId(hello.name, hello.incarnation))
+        client = ProducerId(hello.name, hello.incarnation)
+        group_sizes = read_pairs(hello.groups, self._guests.num_groups)
+        self.check_guest(client, group_sizes)
         present: Any = self._askers.get(client.name)
         if present is not None and not present.tell([_PING]):
             self._drop(present, "its connection broke")
@@ -221,7 +219,7 @@ class ZmqInferenceServer(ServerEnd):
         if refusal is not None:
             raise StreamClosed(refusal)
         compare_schemas(self._schema, schema_from_fields(message.fields.get("schema")), self.address, client.name)
-        layout = AreaLayout(self.spec, dict(hello.groups))
+        layout = AreaLayout(self.spec, group_sizes)
         if layout.size_bytes > MAX_MESSAGE_BYTES:
             raise ConfigError(
                 f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can travel; "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jsrl.transport.address import parse_address
 from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProducer
+from jsrl.transport.guests import ANYBODY, Guests
 from jsrl.transport.keys import KeyPath
 from jsrl.types import Tree
 
@@ -15,6 +18,7 @@ def bind_samples(
     blocks_per_producer: int | None = None,
     keys: KeyPath = None,
     ledger: Ledger | None = None,
+    guests: Guests = ANYBODY,
 ) -> SampleConsumer:
     """Return the reading end of a sample stream; its `address` is what producers connect to.
 
@@ -26,24 +30,24 @@ def bind_samples(
       keys: folder or file of the keys (jsrl.transport.keys) that encrypt, and keep out who has none; tcp needs
         them, on loopback too. The other roads do not leave the host, and need none.
       ledger: to count in, such as that of the learner's lives before this one; None: a new one.
+      guests: who may join, and with how many groups.
 
     Raises:
       ConfigError: the address is unknown, in use, or too little memory is left.
     """
     parsed = parse_address(address)
+    options: dict[str, Any] = {"blocks_per_producer": blocks_per_producer, "ledger": ledger, "guests": guests}
     if parsed.road == "local":
         from jsrl.transport.samples_local import LocalSampleConsumer
 
-        return LocalSampleConsumer(parsed.name, schema, blocks_per_producer=blocks_per_producer, ledger=ledger)
+        return LocalSampleConsumer(parsed.name, schema, **options)
     if parsed.road == "shm":
         from jsrl.transport.samples_shared import SharedSampleConsumer
 
-        return SharedSampleConsumer(
-            parsed.folder, parsed.name, schema, blocks_per_producer=blocks_per_producer, ledger=ledger
-        )
+        return SharedSampleConsumer(parsed.folder, parsed.name, schema, **options)
     from jsrl.transport.samples_zmq_consumer import ZmqSampleConsumer
 
-    return ZmqSampleConsumer(parsed.endpoint, schema, blocks_per_producer=blocks_per_producer, keys=keys, ledger=ledger)
+    return ZmqSampleConsumer(parsed.endpoint, schema, keys=keys, **options)
 
 
 def connect_samples(

@@ -13,6 +13,7 @@ import numpy as np
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.address import check_producer
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.guests import ANYBODY, Guests
 from jsrl.transport.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves
 
@@ -216,8 +217,18 @@ class SampleQueue:
 class Admissions:
     """Which life of each producer may speak: incarnations only rise, and none is granted twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, guests: Guests = ANYBODY) -> None:
+        self._guests = guests
         self._latest: dict[str, int] = {}
+
+    def check(self, producer: ProducerId, num_groups: int) -> None:
+        """Check that this producer may join at all, with so many groups.
+
+        Raises:
+          ConfigError: a name, an incarnation or a number of groups that cannot be. StreamClosed: the name may not join.
+        """
+        self._guests.check(producer, self._latest)
+        self._guests.check_number(producer, num_groups)
 
     def admit(self, producer: ProducerId) -> None:
         """Grant a stream to a new life.
@@ -225,7 +236,6 @@ class Admissions:
         Raises:
           StreamClosed: this life or a later one had it already.
         """
-        check_producer(producer)
         latest = self._latest.get(producer.name, -1)
         if producer.incarnation <= latest:
             verb = "has joined before" if producer.incarnation == latest else "was replaced"

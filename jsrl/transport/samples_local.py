@@ -10,6 +10,7 @@ import numpy as np
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.address import check_name
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.guests import ANYBODY, Guests
 from jsrl.transport.samples_ends import (
     Admissions,
     OpenBlock,
@@ -103,7 +104,13 @@ class LocalSampleConsumer:
     """The reading end of `local:NAME`; the blocks are arrays of this process."""
 
     def __init__(
-        self, name: str, schema: Tree, *, blocks_per_producer: int | None = None, ledger: Ledger | None = None
+        self,
+        name: str,
+        schema: Tree,
+        *,
+        blocks_per_producer: int | None = None,
+        ledger: Ledger | None = None,
+        guests: Guests = ANYBODY,
     ):
         self.address = f"local:{check_name(name, 'stream')}"
         self.schema = schema
@@ -111,7 +118,7 @@ class LocalSampleConsumer:
         self.layout: Layout = make_layout(self.leaves)
         self.queue = SampleQueue(self.address, ledger)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._admissions = Admissions()
+        self._admissions = Admissions(guests)
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
         with _arrival:
             if name in _bound:
@@ -129,6 +136,7 @@ class LocalSampleConsumer:
         with self.queue.changed:
             if self.queue.closed:
                 raise StreamClosed(f"{self.address} is closed.")
+            self._admissions.check(producer.producer, producer.num_groups)
             try:
                 compare_schemas(self.leaves, producer.leaves, "the consumer", producer.producer.name)
             except SpecMismatch as error:

@@ -20,7 +20,8 @@ from jsrl.transport.address import check_ipc_path, check_name
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.codec import Message, encode
 from jsrl.transport.doorbell import Doorbell
-from jsrl.transport.handshake import WELCOME, Greeter, hello_frames, read_hello, remaining, say_hello
+from jsrl.transport.guests import ANYBODY, Guests
+from jsrl.transport.handshake import WELCOME, Greeter, hello_frames, hello_limits, read_hello, remaining, say_hello
 from jsrl.transport.samples_ends import Admissions, OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples_pages import CLOSED, FENCED, ProducerPages, file_stem
 from jsrl.transport.schema import compare_schemas, flatten_schema, make_layout
@@ -138,6 +139,7 @@ class SharedSampleConsumer:
         *,
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
+        guests: Guests = ANYBODY,
     ):
         self._folder = make_folder(folder)
         self._name = check_name(name, "stream")
@@ -147,7 +149,7 @@ class SharedSampleConsumer:
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._queue = SampleQueue(self.address, ledger)
-        self._admissions = Admissions()
+        self._admissions = Admissions(guests)
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the greeter's thread adds peers
         self._next_look_s = 0.0
@@ -159,7 +161,7 @@ class SharedSampleConsumer:
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
         self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
-        self._greeter = Greeter(f"ipc://{self._folder / prefix}.hello", self._welcome)
+        self._greeter = Greeter(f"ipc://{self._folder / prefix}.hello", self._welcome, hello_limits(self.leaves))
 
     @property
     def ledger(self) -> Ledger:
@@ -232,7 +234,7 @@ class SharedSampleConsumer:
     # -- joining (the greeter's thread)
 
     def _welcome(self, message: Message) -> list[Any]:
-        producer, leaves, num_groups = read_hello(message)
+        producer, leaves, num_groups = read_hello(message, self._admissions)
         try:
             compare_schemas(self.leaves, leaves, "the consumer", producer.name)
         except SpecMismatch as error:

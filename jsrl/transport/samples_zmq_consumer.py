@@ -16,7 +16,8 @@ from jsrl.transport.allocator import reuse_freed_memory
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.curve import bind_guarded, keys_to_bind, shut
-from jsrl.transport.handshake import HELLO, WELCOME, bind, read_hello, refusal_frames, remaining
+from jsrl.transport.guests import ANYBODY, Guests
+from jsrl.transport.handshake import HELLO, WELCOME, bind, hello_limits, read_hello, refusal_frames, remaining
 from jsrl.transport.keys import KeyPath
 from jsrl.transport.samples_ends import Admissions, SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples_zmq import configure, read_number
@@ -26,7 +27,6 @@ from jsrl.types import Array, Tree
 _LINGER_MS = 500
 _ATTEND_S = 0.02
 _LOOK_S = 0.1  # how often `get` lets go of the socket's lock
-_HEADER_BYTES = 1 << 20
 _MOST_WAITING = 1000  # messages of one connection: credits bound those that were admitted, not strangers
 _LARGE_BYTES = 1 << 17  # from here on the C library asks the kernel for every message, unless told otherwise
 
@@ -61,14 +61,16 @@ class ZmqSampleConsumer:
         blocks_per_producer: int | None = None,
         keys: KeyPath = None,
         ledger: Ledger | None = None,
+        guests: Guests = ANYBODY,
     ):
         own_keys = keys_to_bind(endpoint, keys)
         self.schema = schema
         self.leaves = flatten_schema(schema)
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._limits = Limits(_HEADER_BYTES, frames=2, message_bytes=_HEADER_BYTES + self._layout.size_bytes)
-        self._admissions = Admissions()
+        header_bytes = hello_limits(self.leaves).header_bytes
+        self._limits = Limits(header_bytes, frames=2, message_bytes=header_bytes + self._layout.size_bytes)
+        self._admissions = Admissions(guests)
         self._peers: dict[bytes, _Peer] = {}
         self._owing: list[list[Any]] = []  # what the thread has to send
         self._untold: dict[bytes, _Peer] = {}  # producers that have not been told of everything that was released
@@ -78,7 +80,7 @@ class ZmqSampleConsumer:
         self._socket_lock = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        configure(self._socket, max(self._layout.size_bytes, _HEADER_BYTES), _MOST_WAITING)
+        configure(self._socket, max(self._layout.size_bytes, header_bytes), _MOST_WAITING)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind)
         self._queue = SampleQueue(self.address, ledger)
@@ -229,7 +231,7 @@ class ZmqSampleConsumer:
             raise CodecError(f"unknown message {message.kind[:40]!r}.")
 
     def _welcome(self, route: bytes, message: Message) -> None:
-        producer, leaves, num_groups = read_hello(message)
+        producer, leaves, num_groups = read_hello(message, self._admissions)
         known = self._peers.get(route)
         if known is not None and known.producer == producer:  # asked again: the welcome was late, or lost
             self._owe(route, encode(WELCOME, {"blocks": known.num_blocks}))

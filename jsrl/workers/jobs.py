@@ -10,6 +10,7 @@ from jsrl.services.names import FileNames, Registration
 from jsrl.services.phases import REST
 from jsrl.services.tracing import Tracer
 from jsrl.transport.base import InferenceSpec, ProducerId
+from jsrl.transport.guests import Guests
 from jsrl.types import EnvSpec, Trajectory
 from jsrl.workers.kinds import find_kind
 
@@ -129,6 +130,17 @@ class Job:
     def find_address(self, name: str) -> str:
         """Return where a stream is bound, waiting for whoever binds it."""
         return self.find(name).address
+
+    @property
+    def actors(self) -> Guests:
+        """Return who may send rows or ask for actions: this run's actors."""
+        e = self.experiment
+        return Guests(frozenset(f"actor-{i}" for i in range(e.actors)), num_groups=e.groups, rows=e.group_size)
+
+    @property
+    def replays(self) -> Guests:
+        """Return who may send batches of windows: this run's replay workers."""
+        return Guests(frozenset(f"replay-{i}" for i in range(len(self.links.replays))), num_groups=1)
 
     @property
     def params_name(self) -> str:

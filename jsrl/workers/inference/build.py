@@ -24,7 +24,8 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
 
     def connect() -> tuple[InferenceServer, ParamsSubscriber]:
-        server = bind_inference(job.links.inference[job.index], job.schemas.act, keys=job.links.keys)
+        address, keys = job.links.inference[job.index], job.links.keys
+        server = bind_inference(address, job.schemas.act, keys=keys, guests=job.actors)
         job.announce(job.name, server.address)
         return server, subscribe(job)
 

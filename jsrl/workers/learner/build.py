@@ -71,8 +71,9 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         if e.recording is not None:
             return recorded_consumer(e.recording, spec, seed=e.seed, start=trained, ledger=ledger), publisher()
         schema, blocks = (replay_batch_spec(spec) if through_host else spec), blocks_per_producer(e)
+        links, guests = job.links, job.replays if through_host else job.actors
         consumer = bind_samples(
-            job.links.samples, schema, blocks_per_producer=blocks, ledger=ledger, keys=job.links.keys
+            links.samples, schema, blocks_per_producer=blocks, ledger=ledger, keys=links.keys, guests=guests
         )
         job.announce(EPOCH, str(epoch))
         job.announce("samples", consumer.address)

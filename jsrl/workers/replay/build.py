@@ -10,6 +10,7 @@ from jsrl.replay.host_files import load_replay
 from jsrl.replay.host_rows import rows_shape, windows_spec
 from jsrl.replay.limiter import make_limiter
 from jsrl.transport.base import SampleProducer
+from jsrl.transport.guests import Guests
 from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.workers.base import Reporter
@@ -72,9 +73,13 @@ def _connect(job: Job) -> Callable[[], Roads]:
     def connect() -> Roads:
         links, number, keys = job.links.replays[job.index], config.batch_size, job.links.keys
         blocks = e.ring * e.actor.blocks_per_group
-        rows = bind_samples(links.rows, job.schemas.trajectory, blocks_per_producer=blocks, keys=keys)
+        rows = bind_samples(
+            links.rows, job.schemas.trajectory, blocks_per_producer=blocks, keys=keys, guests=job.actors
+        )
         job.announce(f"replay-{job.index}", rows.address)
-        priorities = bind_samples(links.priorities, priorities_spec(number), blocks_per_producer=16, keys=keys)
+        learners = Guests(frozenset({"learner"}), num_groups=1)
+        spec = priorities_spec(number)
+        priorities = bind_samples(links.priorities, spec, blocks_per_producer=16, keys=keys, guests=learners)
         job.announce(f"priorities-{job.index}", priorities.address)
         windows = windows_spec(job.schemas.trajectory, window=config.window, number=number, weighted=config.prioritised)
         spec = replay_batch_spec(windows)

@@ -1,0 +1,147 @@
+"""Hellos that a stream does not take: refused before anything is set aside for them, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed, StreamError
+from jsrl.transport import inference_shared, inference_zmq, samples_shared
+from jsrl.transport.base import ProducerId
+from jsrl.transport.codec import decode, encode
+from jsrl.transport.guests import MOST_NAMES, Guests, read_pairs
+from jsrl.transport.handshake import HELLO, hello_frames
+from jsrl.transport.inference import bind_inference, connect_inference
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.schema import flatten_schema, schema_to_fields
+from jsrl.types import zeros
+from tests.contracts.inference_contract import SPEC
+from tests.contracts.sample_contract import SCHEMA, drain
+
+TIMEOUT_S = 20.0
+ACTORS = Guests(frozenset({"actor-0", "actor-1"}), num_groups=4, rows=8)
+HUGE = 1 << 31
+
+
+def connecting(server: Any, connect: Callable[[], Any]) -> Any:
+    """Return what `connect` returned or raised while the server was served."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(connect())
+        except JsrlError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive():
+        server.collect(8, 0.01)
+    return found[0]
+
+
+def address(road: str, folder: Path) -> str:
+    return {"local": f"local:{folder.name}", "shm": f"shm:{folder}/run/s", "ipc": f"ipc://{folder}/s"}[road]
+
+
+@pytest.fixture(name="refuse_work")
+def refuse_work_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Have the test fail where anything is set aside or compared for a client."""
+
+    def work(*_: Any, **__: Any) -> None:
+        raise AssertionError("a hello was worked on before it was checked")
+
+    for module in (inference_shared, inference_zmq):
+        for name in ("AreaLayout", "compare_schemas", "schema_from_fields"):
+            monkeypatch.setattr(module, name, work)
+    monkeypatch.setattr(samples_shared.ProducerPages, "create", work)
+    yield monkeypatch
+
+
+@pytest.mark.parametrize("road", ["shm", "ipc"])
+@pytest.mark.parametrize(
+    ("producer", "groups", "expected"),
+    [
+        (ProducerId("actor-0", 0), dict.fromkeys(range(2000), 1), "2000 groups, expected at most 4"),
+        (ProducerId("actor-0", 0), {4: 1}, "group 4 with 1 rows, expected group 0 to 3"),
+        (ProducerId("actor-0", 0), {0: 9}, "group 0 with 9 rows, expected group 0 to 3 with 1 to 8 rows"),
+        (ProducerId("actor-2", 0), {0: 1}, "actor-2 cannot join: this stream is for actor-0, actor-1"),
+        (ProducerId("actor-0", HUGE + 1), {0: 1}, f"incarnation {HUGE + 1}, expected an integer from 0 to {HUGE}"),
+    ],
+)
+def test_inference(road: str, producer, groups, expected: str, tmp_path: Path, refuse_work) -> None:
+    server = bind_inference(address(road, tmp_path), SPEC, guests=ACTORS)
+    if producer.incarnation > HUGE:  # the asking end refuses that too
+        refuse_work.setattr("jsrl.transport.inference.check_producer", lambda _: None)
+    where = (server.address, SPEC, producer, groups, TIMEOUT_S)
+    error = connecting(server, lambda: connect_inference(*where))
+    assert isinstance(error, StreamError | ConfigError) and expected in str(error), error
+    refuse_work.undo()
+    client = connecting(server, lambda: connect_inference(server.address, SPEC, ProducerId("actor-0", 0), {3: 8}, 20.0))
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize("road", ["local", "shm", "ipc"])
+@pytest.mark.parametrize(
+    ("producer", "groups", "expected"),
+    [
+        (ProducerId("actor-0", 0), 5, "actor-0 has 5 groups, expected 1 to 4"),
+        (ProducerId("actor-2", 0), 1, "actor-2 cannot join: this stream is for actor-0, actor-1"),
+    ],
+)
+def test_samples(road: str, producer, groups, expected: str, tmp_path: Path, refuse_work) -> None:
+    consumer = bind_samples(address(road, tmp_path), SCHEMA, guests=ACTORS)
+    with pytest.raises(JsrlError, match=expected):
+        connect_samples(consumer.address, SCHEMA, producer, groups, TIMEOUT_S)
+    refuse_work.undo()
+    good = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", HUGE), 4, TIMEOUT_S)
+    good.put(zeros(SCHEMA), 3, TIMEOUT_S)
+    drain(consumer, 1, check=False)
+    good.close()
+    consumer.close()
+
+
+@pytest.mark.parametrize("road", ["shm", "ipc"])
+def test_a_hello_longer_than_any_of_this_stream_is_not_even_read(road: str, tmp_path: Path) -> None:
+    consumer = bind_samples(address(road, tmp_path), SCHEMA, guests=ACTORS)
+    place = consumer.address if road == "ipc" else f"ipc://{tmp_path}/run/s.samples.hello"
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(place)
+        fields = {"name": "actor-0", "incarnation": 0, "num_groups": 1, "schema": [["x", [1], "f4"]] * 100_000}
+        stranger.send_multipart(encode(HELLO, fields | {"schema": fields["schema"][:50_000]}))
+        assert not stranger.poll(300), "the connection was ended, or the hello refused unread"
+    connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 4, TIMEOUT_S).close()
+    consumer.close()
+
+
+def test_a_stream_for_anybody_takes_so_many_names_and_no_more() -> None:
+    known = {f"w{i}" for i in range(MOST_NAMES)}
+    Guests().check(ProducerId("w0", 1), known)
+    with pytest.raises(StreamClosed, match=f"has seen {MOST_NAMES} names"):
+        Guests().check(ProducerId("another", 0), known)
+
+
+@pytest.mark.parametrize("given", [None, "ab", 3, [[1]], [[1, 2, 3]], [["a", 1]], [[True, 1]], [[0, 1], [0, 2]], [5]])
+def test_groups_that_are_no_pairs(given: Any) -> None:
+    with pytest.raises(CodecError, match="a hello"):
+        read_pairs(given, 4)
+
+
+def test_what_a_hello_says_is_checked_before_its_schema(tmp_path: Path) -> None:
+    """A hello of a stranger costs nothing, whatever schema comes with it."""
+    consumer: Any = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, guests=ACTORS)
+    frames = hello_frames(ProducerId("stranger", 0), flatten_schema(SCHEMA), 1)
+    message = decode(frames)
+    message.fields["schema"] = object()
+    with pytest.raises(StreamClosed, match="stranger cannot join"):
+        consumer._welcome(b"route", message)
+    assert schema_to_fields(consumer.leaves) and os.listdir(tmp_path) == ["s"]
+    consumer.close()
