@@ -74,9 +74,15 @@ def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
 # -- acting -----------------------------------------------------------------------------------------------------------
 
 
+def action_mask(observation: Tree) -> Array | None:
+    """Return the observation's `action_mask` [..., A], or None where it has none."""
+    return observation.get(ACTION_MASK) if isinstance(observation, dict) else None
+
+
 def mask_outputs(outputs: Any, observation: Tree) -> Any:
     """Return head outputs under which actions that the observation's `action_mask` forbids have probability 0."""
-    return mask_logits(outputs, observation.get(ACTION_MASK)) if isinstance(observation, dict) else outputs
+    mask = action_mask(observation)
+    return outputs if mask is None else mask_logits(outputs, mask)
 
 
 def check_action_mask(spec: EnvSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
@@ -57,3 +58,16 @@ def approximate_kl(log_ratio: Array) -> Array:
     Source: Schulman, 2020, joschu.net/blog/kl-approx.html (k3).
     """
     return jnp.expm1(log_ratio) - log_ratio
+
+
+def entropy_excess(entropy: Array, target: float, mask: Array | None) -> Array:
+    """Return how far the entropy [...] of a policy is above its target: the gradient of log alpha per row.
+
+    With an action mask [..., A] a row with n legal actions reaches at most log n nats, so its target is
+    `target` log n / log A. A row with fewer than two legal actions has no choice and counts 0.
+    """
+    if mask is None:
+        return entropy - target
+    legal = jnp.sum(mask.astype(bool), axis=-1)
+    share = jnp.log(jnp.maximum(legal, 1)) / math.log(max(mask.shape[-1], 2))
+    return jnp.where(legal > 1, entropy - target * share, 0.0)

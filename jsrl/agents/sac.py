@@ -23,6 +23,7 @@ from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.distributions import categorical, squashed_gaussian
+from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import Published, Transition
 from jsrl.agents.split import make_split
 from jsrl.networks.model import NetworkConfig
@@ -42,7 +43,8 @@ class SACConfig:
       policy_delay: critics are updated always, policy and temperature every so many updates.
       temperature: weight alpha of the entropy, at the start or for ever. learn_temperature: move it so that the entropy
         comes to `target_entropy` (nats). None: minus the number of action dimensions (of tanh(u) on [-1, 1]);
-        discrete: 0.5 log(number of actions).
+        discrete: 0.5 log(number of actions). With an action mask the target of each row is scaled by
+        log(legal actions) / log(actions).
       random_start: play uniformly random actions until the first update is published.
       normalize_observations: by running moments of the sampled rows (floating-point leaves only).
       network: of policy and critics each.
@@ -205,9 +207,9 @@ def policy_loss(
     batch, noise = columns
     value, log_prob = parts.evaluate(policy, critics, batch.observation, noise)
     loss = jnp.sum((jnp.exp(log_temperature) * log_prob - value) * batch.mask) / count
-    short = jnp.sum((-log_prob - parts.target_entropy) * batch.mask) / count
+    excess = jnp.sum(entropy_excess(-log_prob, parts.target_entropy, ac.action_mask(batch.observation)) * batch.mask)
     entropy = jnp.sum(-log_prob * batch.mask) / count
-    return loss, ({"loss_policy": loss, "entropy": entropy, "entropy_excess": short}, ())
+    return loss, ({"loss_policy": loss, "entropy": entropy, "entropy_excess": excess / count}, ())
 
 
 def critic_step(

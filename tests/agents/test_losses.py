@@ -1,9 +1,16 @@
 """Losses per row, by hand, and the optimizer's options."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from jsrl.agents.losses import approximate_kl, clipped_surrogate, value_loss
+from jsrl.agents import sac as sac_file
+from jsrl.agents.losses import approximate_kl, clipped_surrogate, entropy_excess, value_loss
+from jsrl.agents.off_policy import transition
+from jsrl.agents.random_rows import random_trajectory
+from jsrl.networks.model import NetworkConfig
+from jsrl.types import ArraySpec, Discrete, EnvSpec
 
 
 def test_clipped_surrogate_stops_the_gain_but_not_the_loss():
@@ -33,3 +40,32 @@ def test_approximate_kl_is_zero_at_equality_positive_elsewhere_and_unbiased():
     old, new = np.array([0.2, 0.8]), np.array([0.5, 0.5])
     expected = np.sum(old * np.log(old / new))
     np.testing.assert_allclose(np.sum(old * np.asarray(approximate_kl(jnp.log(new / old)))), expected, rtol=1e-5)
+
+
+def test_entropy_excess_counts_what_the_legal_actions_allow():
+    mask = np.arange(16) < np.array([16, 4, 2, 1, 0])[:, None]
+    entropy = jnp.log(jnp.array([16.0, 4.0, 2.0, 1.0, 16.0]))  # uniform over the legal actions; no legal one: over all
+    excess = entropy_excess(entropy, 0.5 * np.log(16), mask)
+    np.testing.assert_allclose(excess, [0.5 * np.log(16), 0.5 * np.log(4), 0.5 * np.log(2), 0.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(entropy_excess(0.1 * entropy, 0.5 * np.log(16), mask)[:3], -0.8 * excess[:3], rtol=1e-6)
+    np.testing.assert_array_equal(entropy_excess(entropy, 1.5, None), entropy - 1.5)
+    assert entropy_excess(jnp.zeros(1), 0.0, np.ones((1, 1))) == 0.0  # a single action
+
+
+@pytest.mark.slow
+def test_uniform_policies_over_few_legal_actions_never_raise_the_temperature():
+    """2 of 16 actions are legal, fewer than the 4 of 0.5 log 16; every second row has only one."""
+    observation = {"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((16,), "uint8")}
+    spec = EnvSpec(observation, Discrete(16))
+    parts, _ = sac_file.discrete_parts(sac_file.SACConfig(network=NetworkConfig(hidden=(8,))), spec)
+    policy = jax.tree.map(lambda w: 0.0 * w, parts.policy.init(jax.random.key(0)))
+    critics = parts.critics.init(jax.random.key(1))
+    t = random_trajectory(spec, np.random.default_rng(0), num_rows=1, num_envs=8, extras=(), core=())
+    t.observation["action_mask"][:] = np.arange(16) < 2
+    t.observation["action_mask"][:, ::2, 1] = 0
+    batch = transition(t, 0.9)
+    fixed = (critics, jnp.zeros(()))
+    _, (metrics, _) = sac_file.policy_loss(parts, policy, fixed, (batch, jnp.zeros(8)), jnp.sum(batch.mask))
+    half_log_2 = 0.5 * np.log(2) * np.mean(batch.mask[1::2]) / (2 * np.mean(batch.mask))
+    np.testing.assert_allclose(metrics["entropy_excess"], half_log_2, rtol=1e-5)
+    assert metrics["entropy_excess"] > 0  # the temperature falls

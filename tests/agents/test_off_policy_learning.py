@@ -7,6 +7,7 @@ import pytest
 from jsrl.agents import normalization as norm
 from jsrl.agents.check import check_agent
 from jsrl.agents.ddpg import DDPGConfig, ddpg
+from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.networks.model import NetworkConfig
@@ -88,6 +89,21 @@ def test_discrete_sac_finds_the_action_that_pays(probe):
     options = {"learn_temperature": True, "temperature": 0.1, "target_entropy": 0.05, "policy_delay": 2}
     played = play(make("sac", env, **options), env, num_updates=2000)
     assert played.score > 0.9, played.metrics
+
+
+def test_few_legal_actions_do_not_drive_the_temperature_up():
+    """2 of 16 actions are legal: the policy cannot reach an entropy of 0.5 log 16, but it can reach 0.5 log 2."""
+    observation = {"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((16,), "uint8")}
+    spec = EnvSpec(observation, Discrete(16))
+    t = random_trajectory(spec, np.random.default_rng(0), num_rows=1, num_envs=32, extras=(), core=())
+    t.observation["action_mask"][:] = np.arange(16) < 2
+    t = t._replace(action=t.action % 2, discount=np.zeros_like(t.discount))  # the value is the reward
+    agent = MAKERS["sac"](spec)
+    state, update = agent.init(jax.random.key(0)), jax.jit(agent.update)
+    for step in range(1000):
+        state, output = update(state, t, jax.random.key(step))
+    assert abs(output.metrics["entropy"] - 0.5 * np.log(2)) < 0.02, output.metrics
+    assert output.metrics["temperature"] < 3.0, output.metrics
 
 
 def test_agents_keep_the_contract(name):
