@@ -82,7 +82,7 @@ def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, An
     spec = make_trajectory_spec(
         schemas.env,
         schemas.act.extras,
-        schemas.act.core,
+        schemas.act.core if agent.store_core else (),
         num_rows=experiment.rollout_length,
         num_envs=experiment.batch_columns,
     )

@@ -24,6 +24,12 @@ def ladder_epsilon(place: Array, *, base: float, alpha: float) -> Array:
     return base ** (1.0 + alpha * place)
 
 
+def episode_epsilon(key: Array, is_first: Array, kept: Array, *, base: float, alpha: float) -> Array:
+    """Return the epsilon [B] of each row's episode: `kept`, or a place on the ladder, drawn evenly, where one begins."""
+    drawn = ladder_epsilon(jax.random.uniform(key, is_first.shape), base=base, alpha=alpha)
+    return jnp.where(is_first, drawn, kept)
+
+
 def epsilon_greedy(
     key: Array, values: Array, epsilon: Array, observation: Tree, *, greedy: bool = False
 ) -> tuple[Array, Array]:

@@ -97,7 +97,8 @@ class Agent(NamedTuple):
 
     init: (key) -> AgentState, the same in every process. initial_core: (batch_size) -> core [B, ...], () without one.
     Optional: split (two updates for two devices); analyse (re-analysis of rows); adopt ((fresh state, another run's params) ->
-      the state that begins with them: target networks and schedules included; None: params take the place of the state's).
+      the state that begins with them: target networks and schedules included; None: params take the place of the state's);
+      store_core (whether trajectories bring the core before row 0; False: only acting reads it).
     """
 
     init: Callable[[Array], AgentState]
@@ -107,6 +108,7 @@ class Agent(NamedTuple):
     split: Split | None = None
     analyse: Any = None
     adopt: Callable[[AgentState, ActParams], AgentState] | None = None
+    store_core: bool = True
 
 
 def adopt(agent: Agent, state: AgentState, params: ActParams) -> AgentState:

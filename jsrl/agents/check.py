@@ -202,8 +202,9 @@ class _Check:
     def update_contract(self) -> None:
         """The state keeps its layout and stays finite; metrics are flat finite scalars; same inputs, same outputs."""
         before = jax.tree.map(np.array, self.state)
+        core = self.core if self.agent.store_core else ()
         trajectory = random_trajectory(
-            self.spec, self.rng, num_rows=self.num_rows, num_envs=self.num_envs, extras=self.extras, core=self.core
+            self.spec, self.rng, num_rows=self.num_rows, num_envs=self.num_envs, extras=self.extras, core=core
         )
         self.trajectory = trajectory
         begin = time.perf_counter()

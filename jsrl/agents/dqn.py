@@ -5,8 +5,8 @@ Read `dqn` first: `update` is the algorithm in three steps.
 Source: Mnih et al., 2015 (DQN); van Hasselt et al., 2016, arXiv 1509.06461 (double); Wang et al., 2016, arXiv 1511.06581
 (duelling); Schaul et al., 2016, arXiv 1511.05952 (prioritised); Bellemare et al., 2017, arXiv 1707.06887 (C51); Hessel et
 al., 2018, arXiv 1710.02298 (all together); Horgan et al., 2018, arXiv 1803.00933 (a ladder of epsilons).
-Differs: how many steps a return has is the length of replay's windows; the ladder's rung is a row's place in the batch that
-acts, jittered within its rung, and not the number of an actor, which `act` does not know.
+Differs: how many steps a return has is the length of replay's windows; the rung of the ladder is drawn at each start of an
+episode and kept in a core for acting alone, because `act` does not know the number of its actor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jsrl.agents import action_values as av
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.agents.losses import ValueLoss, value_loss
 from jsrl.agents.off_policy import Published, Transition
 from jsrl.errors import ConfigError
@@ -41,7 +41,7 @@ class DQNConfig:
       num_atoms: 1, or points of the distribution over values (C51), between `value_min` and `value_max`.
       loss: huber or mse (one atom). huber_delta: where Huber's loss turns linear.
       exploration: `linear`: epsilon falls from 1 to `epsilon` over `exploration_updates` (None: a tenth of the run's);
-        `ladder`: epsilon^(1 + ladder_alpha i / N) for row i of the N that act together, and 1 before the first update.
+        `ladder`: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1] (1 before any update).
       total_updates: of the whole run; an Experiment fills it in.
       normalize_observations: by running moments of the sampled rows (floating-point leaves only).
       network: the network; feed-forward.
@@ -98,6 +98,12 @@ class Parts(NamedTuple):
     support: Array
 
 
+class Core(NamedTuple):
+    """What acting on the ladder keeps. epsilon: float32 [B], of the episode that is being played."""
+
+    epsilon: Array
+
+
 class Learned(NamedTuple):
     """The learner's own: weights of the target network."""
 
@@ -144,16 +150,14 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         learned = Learned(off.move_targets(target, weights, **when))
         params = ActParams(Published(weights, state.updates + 1), moments)
         priorities = off.priorities(error, batch.mask, spec.num_agents)
-        metrics["epsilon"] = jnp.mean(epsilons(state.updates, 1))
+        metrics["epsilon"] = epsilon_now(config, state.updates)
         return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
 
-    epsilons = make_epsilons(config)
-
-    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
-        values = mean_values(parts, apply(parts, weights.network, observation))
-        epsilon_key, action_key = jax.random.split(key)
-        epsilon = epsilons(weights.updates, values.shape[0], epsilon_key)
-        return av.epsilon_greedy(action_key, values, epsilon, observation, greedy=greedy)
+    def initial_core(batch_size: int) -> Tree:
+        if config.exploration == "linear":
+            return ()
+        core = Core(jnp.zeros(batch_size * (spec.num_agents or 1)))
+        return core if spec.num_agents is None else ac.unfold(core, 0, spec.num_agents)
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
         weights = params.weights
@@ -161,33 +165,67 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
             weights = weights._replace(updates=state.params.weights.updates)
         return state._replace(params=params._replace(weights=weights), learner_params=Learned(weights.network))
 
-    return Agent(init, off.no_core, off.make_act(choose, spec.num_agents), update, adopt=adopt)
+    check_schedule(config)
+    return Agent(init, initial_core, make_act(parts, spec.num_agents), update, adopt=adopt, store_core=False)
 
 
-def make_epsilons(config: DQNConfig) -> Any:
-    """Return (updates, number of rows B, key=None) -> epsilon [B] of rows that act together.
+def make_act(parts: Parts, num_agents: int | None) -> Act:
+    """Return DQN's `act`."""
+    config = parts.config
+
+    def act(
+        params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
+    ) -> tuple[ActOutput, Tree]:
+        if num_agents is not None:
+            observation, core = ac.fold((observation, core), 0)
+            is_first = jnp.repeat(is_first, num_agents, axis=0)
+        weights = params.weights
+        values = mean_values(parts, apply(parts, weights.network, norm.normalize(params.moments, observation)))
+        rung_key, action_key = jax.random.split(key)
+        if config.exploration == "linear":
+            epsilon = epsilon_now(config, weights.updates)
+        else:
+            ladder: Any = {"base": config.epsilon, "alpha": config.ladder_alpha}
+            core = Core(av.episode_epsilon(rung_key, is_first, core.epsilon, **ladder))
+            epsilon = jnp.where(weights.updates > 0, core.epsilon, 1.0)
+        chosen = av.epsilon_greedy(action_key, values, epsilon, observation, greedy=greedy)
+        reply = (ActOutput(*chosen), core)
+        return reply if num_agents is None else ac.unfold(reply, 0, num_agents)
+
+    return act
+
+
+# -- exploration ------------------------------------------------------------------------------------------------------
+
+
+def annealed_over(config: DQNConfig) -> int | None:
+    """Return over how many updates epsilon falls; None: the config does not say."""
+    if config.exploration_updates is None and config.total_updates is not None:
+        return max(1, config.total_updates // 10)
+    return config.exploration_updates
+
+
+def epsilon_now(config: DQNConfig, updates: Array) -> Array:
+    """Return epsilon [] after so many updates; on the ladder that of its middle."""
+    if config.exploration == "linear":
+        over = annealed_over(config)
+        assert over is not None
+        return av.annealed_epsilon(updates, final=config.epsilon, over=over)
+    middle = av.ladder_epsilon(jnp.asarray(0.5), base=config.epsilon, alpha=config.ladder_alpha)
+    return jnp.where(updates > 0, middle, 1.0)
+
+
+def check_schedule(config: DQNConfig) -> None:
+    """Check that a schedule knows how long it is.
 
     Raises:
-      ConfigError: epsilon is annealed, but over how many updates nobody said.
+      ConfigError: epsilon is annealed, but the config does not say over how many updates.
     """
-    over = config.exploration_updates
-    if over is None and config.total_updates is not None:
-        over = max(1, config.total_updates // 10)
-    if config.exploration == "linear" and over is None:
+    if config.exploration == "linear" and annealed_over(config) is None:
         raise ConfigError(
             "exploration='linear' needs exploration_updates or total_updates (an Experiment fills in the latter), got "
             "None; a loop of your own must give one, or choose exploration='ladder'"
         )
-
-    def epsilons(updates: Array, num_rows: int, key: Array | None = None) -> Array:
-        if over is not None and config.exploration == "linear":
-            return jnp.full(num_rows, av.annealed_epsilon(updates, final=config.epsilon, over=over))
-        jitter = 0.5 if key is None else jax.random.uniform(key, (num_rows,))
-        place = (jnp.arange(num_rows) + jitter) / num_rows
-        ladder = av.ladder_epsilon(place, base=config.epsilon, alpha=config.ladder_alpha)
-        return jnp.where(updates > 0, ladder, 1.0)
-
-    return epsilons
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------

@@ -186,9 +186,8 @@ def make_act(parts: Parts, num_agents: int | None) -> Act:
             observation, core = ac.fold((observation, core), 0)
             is_first = jnp.repeat(is_first, num_agents, axis=0)
         rung_key, action_key = jax.random.split(key)
-        place = jax.random.uniform(rung_key, is_first.shape)
-        drawn = av.ladder_epsilon(place, base=config.epsilon, alpha=config.ladder_alpha)
-        epsilon = jnp.where(is_first, drawn, core.epsilon)
+        ladder: Any = {"base": config.epsilon, "alpha": config.ladder_alpha}
+        epsilon = av.episode_epsilon(rung_key, is_first, core.epsilon, **ladder)
         row = jax.tree.map(lambda x: x[None], norm.normalize(params.moments, observation))
         values, inside = parts.network.apply(params.weights.network, row, is_first[None], core.network)
         chance = jnp.where(params.weights.updates > 0, epsilon, 1.0) if config.random_start else epsilon

@@ -42,8 +42,9 @@ def make_schemas(experiment: Experiment) -> Schemas:
         check_split(agent, agent_name(experiment.agent))
     with agent_faults(f"functions, traced on shapes of {spec.name!r},"):
         state, act_spec = trace_agent(agent, spec)
+    core = act_spec.core if agent.store_core else ()
     trajectory = make_trajectory_spec(
-        spec, act_spec.extras, act_spec.core, num_rows=experiment.rollout_length, num_envs=experiment.group_size
+        spec, act_spec.extras, core, num_rows=experiment.rollout_length, num_envs=experiment.group_size
     )
     _check_action(spec.action.array, spec.num_agents, act_spec.action)
     return Schemas(spec, act_spec, trajectory, _size_bytes(state.params), _size_bytes(state))

@@ -56,7 +56,7 @@ class Rows:
         extras = jax.tree.map(lambda s: Spec(s.shape[1:], str(s.dtype)), output.extras)
         self.kept = zeros(make_trajectory_spec(env.spec, extras, (), num_rows=capacity, num_envs=env.num_envs))
         self.cores = zeros(map_tree(lambda s: s.batched(capacity, env.num_envs), core))
-        self.size = 0
+        self.size, self.store_core = 0, agent.store_core
 
     @staticmethod
     def request(agent: Agent, env: Probe) -> tuple[Any, np.ndarray, Any]:
@@ -73,6 +73,8 @@ class Rows:
         column = rng.integers(self.kept.is_first.shape[1], size=batch)
         index = start + np.arange(window + 1)[:, None]
         drawn = map_tree(lambda x: x[index, column], self.kept)
+        if not self.store_core:
+            return drawn
         return drawn._replace(core=map_tree(lambda x: x[start, column], self.cores))
 
 

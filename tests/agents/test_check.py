@@ -10,6 +10,7 @@ import pytest
 
 from jsrl.agents.base import UpdateOutput
 from jsrl.agents.check import check_agent
+from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import AgentFault
@@ -49,6 +50,15 @@ def test_sound_agents_pass(factory, kind):
     assert ("act_resets_core" in report.checks) == (kind == "recurrent")
     assert ("act_obeys_mask" in report.checks) == (kind == "masked dict")
     assert report.update_s <= report.update_compile_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["masked", "agents"])
+def test_dqn_on_the_ladder_passes(kind):
+    masked = EnvSpec({"x": LINE, "action_mask": ArraySpec((3,), "bool")}, Discrete(3))
+    spec = {"masked": masked, "agents": SOUND["agents"][0]}[kind]
+    report = check_agent(dqn(DQNConfig(network=SMALL, exploration="ladder"), spec), spec)
+    assert {"act_resets_core", "update_contract"} <= set(report.checks)
 
 
 def after_act(change, agent=GOOD):

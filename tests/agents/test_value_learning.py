@@ -61,7 +61,8 @@ def test_dqn_finds_the_action_that_pays(probe, options):
     played = play(agent, env, num_updates=400)
     assert played.score > (0.7 if "exploration" in options else 0.9), played.metrics
     observation = env.reset().observation
-    reply, _ = agent.act(played.state.params, jax.random.key(0), observation, np.ones(16, bool), (), greedy=True)
+    request = (observation, np.ones(16, bool), agent.initial_core(16))
+    reply, _ = agent.act(played.state.params, jax.random.key(0), *request, greedy=True)
     assert env.reward(np.asarray(reply.action)).mean() == 1.0
 
 

@@ -9,13 +9,17 @@ import jax
 import numpy as np
 import pytest
 
+from jsrl.agents.dqn import DQNConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.launch.plan import describe, make_plan
 from jsrl.launch.replay_update import replay_update
 from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.replay.device import ring_shape
 from jsrl.services.snapshots import SnapshotStore
+from jsrl.types import leaves
 
 REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
 
@@ -53,6 +57,22 @@ def test_the_plan_puts_replay_workers_between_actors_and_learner(tmp_path):
     text = describe(plan, [])
     for words in ("actor -> replay", "replay -> learner", "learner -> replay    priorities", "replay (host)"):
         assert words in text
+
+
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_a_core_for_acting_alone_is_not_in_trajectories_and_windows_begin_at_any_row(kind, tmp_path):
+    agent = DQNConfig(exploration="ladder")
+    spec = make_plan(experiment(kind, agent=agent), str(tmp_path), tmp_path).schemas
+    assert leaves(spec.act.core) and not leaves(spec.trajectory.core)
+    assert ring_shape(spec.trajectory, capacity=2_000, window=1, frames=None, prioritised=True).stride == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["serial", "served"])
+def test_dqn_on_the_ladder_runs(placement, tmp_path):
+    agent = DQNConfig(exploration="ladder", network=NetworkConfig(hidden=(8,)))
+    result = run(experiment("device", agent=agent, placement=placement), display="quiet", runs_dir=str(tmp_path))
+    assert result.ended == "total_env_steps"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import StreamTimeout
 from jsrl.networks.model import NetworkConfig
@@ -68,6 +69,34 @@ def test_steps_groups_and_seeds_draw_apart(engine):
     mine = [first.act(seats[0], same._replace(step=s)).action for s in range(10)]
     theirs = [other.act(seat, same._replace(step=s)).action for s in range(10)]
     assert any((a != b).any() for a, b in zip(mine, theirs, strict=True))
+
+
+def chances_to_explore(reply) -> np.ndarray:
+    """Return the epsilon of each row from its log-probability: epsilon / A, or that and 1 - epsilon for the best action."""
+    chance, actions = np.exp(np.asarray(reply.log_prob, np.float64)), ENV.action.num_actions
+    return np.where(chance > 0.5, (1 - chance) * actions / (actions - 1), chance * actions)
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["serial", "served"])
+def test_an_episode_of_dqn_keeps_its_rung_of_the_ladder_in_any_company(merged):
+    built, episodes, steps = dqn(DQNConfig(exploration="ladder", epsilon=0.4), ENV), 30, 4
+    engine = Engine(built, ENV, num_slots=GROUPS * SIZE, sizes=[GROUPS * SIZE], seed=3)
+    params = built.init(jax.random.key(1)).params
+    params = params._replace(weights=params.weights._replace(updates=np.int32(1)))
+    engine.set_params(make_version(0, 1), jax.tree.leaves(params))
+    seats, rng = [engine.serve(group, SIZE) for group in range(GROUPS)], np.random.default_rng(0)
+    seen = np.zeros((episodes, steps, GROUPS, SIZE))
+    for step in range(episodes * steps):
+        order = rng.permutation(GROUPS)
+        for company in (order[: 1 + step % 3], order[1 + step % 3 :]):  # one group or several, in any order, padded
+            asked = [(seats[group], request(group, step, first=step % steps == 0)) for group in company]
+            replies = engine.act_merged(asked) if merged else [engine.act(*one) for one in asked]
+            for group, reply in zip(company, replies, strict=True):
+                seen[step // steps, step % steps, group] = chances_to_explore(reply)
+    np.testing.assert_allclose(seen, np.broadcast_to(seen[:, :1], seen.shape), rtol=0.02)
+    places = (np.log(seen[:, 0]) / np.log(0.4) - 1) / 7
+    assert len(np.unique(places.round(4))) > 0.9 * places.size  # each its own
+    np.testing.assert_allclose(np.quantile(places, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.06)
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])

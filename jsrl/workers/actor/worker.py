@@ -229,7 +229,8 @@ class Actor:
 
     def _begin(self, group: Group, reply: Reply) -> None:
         assert group.block is not None
-        for target, source in zip(leaves(group.block.trajectory.core), leaves(reply.core), strict=True):
+        kept = leaves(group.block.trajectory.core)  # none where only acting reads the core
+        for target, source in zip(kept, leaves(reply.core) if kept else (), strict=True):
             target[...] = source
         if group.trajectory is None:
             group.trajectory = version_updates(reply.version) // self._settings.updates_per_batch
