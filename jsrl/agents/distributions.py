@@ -22,7 +22,9 @@ from jsrl.types import ActionSpec, Array, Continuous, Discrete, MultiDiscrete
 MASKED_LOGIT = -1e9  # finite: exp() is exactly 0, and 0 * MASKED_LOGIT stays 0 (with -inf it would be NaN)
 _LOG_2PI = float(np.log(2.0 * np.pi))
 _LOG_2 = float(np.log(2.0))
-_QUADRATURE_POINTS = 24
+# The logistic density sech(x)^2 / 2 as a mixture of centred normals: (share, standard deviation). Fitted to the smallest
+# maximum of |E|u + x| - log(2 cosh u)| over all u, which is 3.6e-6.
+_LOGISTIC = ((0.1462281, 0.5091768), (0.5004817, 0.7568967), (0.3160963, 1.120522), (0.0371939, 1.6474145))
 
 
 class Distribution(NamedTuple):
@@ -135,24 +137,34 @@ def squashed_gaussian() -> Distribution:
 
     Holding u makes the log-probability exact where tanh saturates (no atanh of a rounded 1.0); the environment's side
     applies tanh and scales to the bounds (jsrl.types.to_environment). log_prob is the density of tanh(u) on [-1, 1]:
-    log N(u) - sum log(1 - tanh(u)^2), and log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The entropy,
-    H(N) + E[sum log(1 - tanh(u)^2)], has no closed form and is integrated by Gauss-Hermite quadrature (no noise).
+    log N(u) - sum log(1 - tanh(u)^2), and log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The entropy is
+    H(N) + E[sum log(1 - tanh(u)^2)], which is smooth, without noise, and right to 1e-5 nats per action dimension.
     The KL divergence is the Gaussian's: it does not change under an invertible map.
     """
     normal = diagonal_gaussian()
-    points, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_POINTS)
-    weights = weights / weights.sum()
-
-    def log_slope(u: Array) -> Array:
-        return 2.0 * (_LOG_2 - u - jax.nn.softplus(-2.0 * u))
 
     def log_prob(outputs: tuple[Array, Array], action: Array) -> Array:
-        return normal.log_prob(outputs, action) - jnp.sum(log_slope(action), axis=-1)
+        log_slope = 2.0 * (_LOG_2 - action - jax.nn.softplus(-2.0 * action))
+        return normal.log_prob(outputs, action) - jnp.sum(log_slope, axis=-1)
 
     def entropy(outputs: tuple[Array, Array]) -> Array:
         mean, log_std = outputs
-        u = mean[..., None] + jnp.exp(log_std)[..., None] * jnp.asarray(points, mean.dtype)
-        expected = jnp.sum(log_slope(u) * jnp.asarray(weights, mean.dtype), axis=-1)
-        return normal.entropy(outputs) + jnp.sum(expected, axis=-1)
+        return normal.entropy(outputs) + jnp.sum(_expected_log_slope(mean, jnp.exp(2.0 * log_std)), axis=-1)
 
     return normal._replace(log_prob=log_prob, entropy=entropy)
+
+
+def _expected_log_slope(mean: Array, variance: Array) -> Array:
+    """Return E[log(1 - tanh(u)^2)], u ~ N(mean, variance), elementwise.
+
+    log(1 - tanh(u)^2) = 2 log 2 - 2 log(2 cosh u), and log(2 cosh u) = E|u + x| with x of density sech(x)^2 / 2 (both have
+    the second derivative sech(u)^2). With x a mixture of normals, u + x is one too, and E|N(m, v)| has a closed form.
+
+    Source: Monahan and Stefanski, 1992, Normal scale mixture approximations to F*(z) (the idea of the mixture).
+    """
+    distance = jnp.zeros_like(mean)
+    for share, std in _LOGISTIC:
+        v = variance + std**2
+        z = mean * jax.lax.rsqrt(2.0 * v)
+        distance += share * (jnp.sqrt(2.0 * v / np.pi) * jnp.exp(-jnp.square(z)) + mean * jax.lax.erf(z))
+    return 2.0 * _LOG_2 - 2.0 * distance
