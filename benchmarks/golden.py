@@ -1,0 +1,150 @@
+"""Record the bits of trained params, and compare them later: did a change leave the arithmetic as it was?
+
+  python benchmarks/golden.py record --out golden.json     train every case, write name -> seed -> hash
+  python benchmarks/golden.py compare golden.json          train again, say which differ; exit status 1 if any does
+
+Each case is a serial run in a process of its own, so the result depends on the code, the versions and the machine alone.
+A hash covers the final params (values, shapes and types of the leaves) and not their names: a rename changes nothing.
+Compare on the machine that recorded: another processor may round differently.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from jsrl.services.provenance import environment_facts  # noqa: E402 (where it lies is said above)
+
+STEPS = 20_000
+SEEDS = (0, 1)
+CASES: dict[str, list[str]] = {
+    "ppo_cartpole": ["ppo_cartpole", "--stop-at-return", "None"],
+    "ppo_memory": ["ppo_memory"],
+    "ppo_masked": ["ppo", "--env.id", "probe:masked"],  # a dict observation with an action mask
+    "impala": ["impala"],
+    "dqn_cartpole": ["dqn_cartpole", "--stop-at-return", "None"],
+    "r2d2_memory": ["r2d2", "--env.id", "probe:memory"],
+    "sac_pendulum": ["sac_pendulum", "--stop-at-return", "None", "--replay.samples-per-insert", "32"],
+    "td3": ["td3", "--replay.samples-per-insert", "32"],  # an update per 8 env steps: a minute instead of ten
+}
+ALWAYS = ["--placement", "serial", "--no-evaluator.enabled", "--profile", "none", "--display", "quiet", "--overwrite"]
+
+
+def digest(params: Any) -> str:
+    """Return the SHA-256 of the leaves of a tree of arrays, whatever their names and order."""
+    import jax
+    import numpy as np
+
+    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(params)]
+    each = sorted(hashlib.sha256(f"{leaf.dtype.str}{leaf.shape}".encode() + leaf.tobytes()).digest() for leaf in leaves)
+    return hashlib.sha256(b"".join(each)).hexdigest()
+
+
+def train(name: str, seed: int, steps: int, runs_dir: str) -> str:
+    """Run a case in a process of its own and return the hash of its final params.
+
+    Raises:
+      SystemExit: the run failed; its output has been printed.
+    """
+    from jsrl.services.snapshots import SnapshotStore
+
+    run_name = f"{name}-seed{seed}"
+    words = [*CASES[name], *ALWAYS, "--runs-dir", runs_dir, "--run-name", run_name]
+    words += ["--seed", str(seed), "--total-env-steps", str(steps)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JSRL_PROFILES": ""}
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "run.py"), *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode != 0:
+        sys.exit(f"{run_name} failed with status {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+    folder = next(Path(runs_dir).glob(f"*/{run_name}"))
+    return digest(SnapshotStore(folder / "snapshots" / "state").load("latest").tree["state"]["params"])
+
+
+def hashes(names: list[str], seeds: list[int], steps: int) -> dict[str, dict[str, str]]:
+    """Return name -> seed -> hash, saying each as it comes."""
+    found: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as runs_dir:
+        for name in names:
+            for seed in seeds:
+                begin = time.monotonic()
+                found.setdefault(name, {})[str(seed)] = told = train(name, seed, steps, runs_dir)
+                print(f"{name} seed {seed}: {told[:16]}  ({time.monotonic() - begin:.0f} s)", flush=True)
+    return found
+
+
+def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
+    """Return "NAME seed SEED" of every hash of `after` that `before` does not have."""
+    return [
+        f"{name} seed {seed}"
+        for name, seeds in after.items()
+        for seed, told in seeds.items()
+        if before.get(name, {}).get(seed) != told
+    ]
+
+
+def other_machine(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what of the machine and the versions differs; such a difference explains different bits."""
+    pairs = [("python", before["python"], now["python"])]
+    pairs += [(what, before["hardware"][what], now["hardware"][what]) for what in ("processor", "cores")]
+    packages = sorted({*before["packages"], *now["packages"]} - {"jsrl"})
+    pairs += [(name, before["packages"].get(name), now["packages"].get(name)) for name in packages]
+    return [f"{what}: {old} before, {new} now" for what, old, new in pairs if old != new]
+
+
+def record(given: argparse.Namespace) -> int:
+    """Train and write the file."""
+    names = given.only or list(CASES)
+    found = hashes(names, given.seeds, given.steps)
+    facts = {key: fact for key, fact in environment_facts(ROOT).items() if key != "working_directory"}
+    Path(given.out).write_text(json.dumps({"steps": given.steps, "hashes": found, "facts": facts}, indent=1) + "\n")
+    return 0
+
+
+def compare(given: argparse.Namespace) -> int:
+    """Train again what the file has and say which differ."""
+    kept = json.loads(Path(given.file).read_text())
+    for line in other_machine(kept["facts"], environment_facts(ROOT)):
+        print(f"not the same machine: {line}")
+    names = [name for name in kept["hashes"] if not given.only or name in given.only]
+    seeds = sorted({int(seed) for name in names for seed in kept["hashes"][name]})
+    changed = differences(kept["hashes"], hashes(names, seeds, kept["steps"]))
+    print("\n".join([f"DIFFERS: {line}" for line in changed]) or f"same bits: {', '.join(names)}")
+    return 1 if changed else 0
+
+
+def main(words: list[str] | None = None) -> int:
+    """Do what the command line asks for."""
+    line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = line.add_subparsers(required=True)
+    recording = parts.add_parser("record", help="train every case and write the hashes")
+    recording.add_argument("--out", required=True, metavar="FILE")
+    recording.add_argument("--steps", type=int, default=STEPS, help="env steps of each run (default: %(default)s)")
+    recording.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    recording.set_defaults(call=record)
+    comparing = parts.add_parser("compare", help="train again and compare with a file")
+    comparing.add_argument("file", metavar="FILE")
+    comparing.set_defaults(call=compare)
+    for part in (recording, comparing):
+        part.add_argument("--only", nargs="+", choices=list(CASES), metavar="NAME", help="some of the cases")
+    given = line.parse_args(words)
+    return int(given.call(given))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
