@@ -21,8 +21,17 @@ from typing import Any
 import msgspec
 import zmq
 
-from jsrl.errors import AccessDenied, StreamClosed
-from jsrl.transport.curve import Handshakes, bind_guarded, introduce, keys_to_bind, keys_to_connect, shut
+from jsrl.errors import AccessDenied, CodecError, StreamClosed
+from jsrl.transport.curve import (
+    Handshakes,
+    bind_guarded,
+    incoming,
+    introduce,
+    keys_to_bind,
+    keys_to_connect,
+    outgoing,
+    shut,
+)
 from jsrl.transport.handshake import bind
 from jsrl.transport.keys import KeyPath
 
@@ -176,7 +185,7 @@ class ControlClient:
             while self._let_in(handshakes):
                 closing = self._closing.is_set()  # what was queued before that is sent
                 while not self._outgoing.empty():
-                    socket.send(msgspec.msgpack.encode(self._outgoing.get()))
+                    self._say(socket, self._outgoing.get())
                 if closing:
                     return
                 if time.monotonic() >= beat_at:
@@ -207,12 +216,15 @@ class ControlClient:
             handshakes.monitor.poll(20)
         return handshakes.made or not self._address.startswith("tcp://")
 
+    def _say(self, socket: zmq.Socket, message: Message) -> None:
+        socket.send_multipart(outgoing([msgspec.msgpack.encode(message)], self._keys))
+
     def _beat(self, socket: zmq.Socket) -> None:
         entered, since, deadline_s = self._activity
         activity = str(entered)
         inside_s = time.monotonic() - since if activity else 0.0
         beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
-        socket.send(msgspec.msgpack.encode(beat))
+        self._say(socket, beat)
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             self.stop.set()
         if deadline_s is not None and activity and inside_s > deadline_s:
@@ -234,8 +246,8 @@ class ControlClient:
     def _give_up(self, socket: zmq.Socket, error: str, text: str, status: int) -> None:
         """End the process with last words: what it hangs in cannot be interrupted from here."""
         crash = Crash(self.worker, self.incarnation, error, text, main_stack())
-        socket.send(msgspec.msgpack.encode(Stacks(self.worker, self.incarnation, all_stacks())))
-        socket.send(msgspec.msgpack.encode(crash))
+        self._say(socket, Stacks(self.worker, self.incarnation, all_stacks()))
+        self._say(socket, crash)
         time.sleep(0.3)
         os._exit(status)
 
@@ -269,7 +281,7 @@ class ControlServer:
     """The controller's end of the control road; over tcp it needs `keys`, as every stream."""
 
     def __init__(self, address: str, *, keys: KeyPath = None) -> None:
-        own_keys = keys_to_bind(address, keys)
+        self._keys = own_keys = keys_to_bind(address, keys)
         self.refused = 0  # messages that are not ours
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -294,8 +306,9 @@ class ControlServer:
                 break
             frames = self._socket.recv_multipart()
             try:
-                messages.append(msgspec.msgpack.decode(frames[-1], type=AnyMessage))
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                frame = incoming(frames, self._keys, MAX_MESSAGE_BYTES)[-1]
+                messages.append(msgspec.msgpack.decode(frame, type=AnyMessage))
+            except (CodecError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if not self.refused:
                     _logger.warning("a message on the control road is not ours (%s); it was dropped", error)
                 self.refused += 1

@@ -25,7 +25,7 @@ from jsrl.errors import CodecError
 from jsrl.transport.schema import MAX_ARRAY_BYTES, MAX_DIMENSIONS, dtype_name, to_dtype
 from jsrl.types import Tree
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _MAGIC = b"JSRL"
 _PREFIX = struct.Struct("<4sHHI")  # magic, protocol version, frame count, CRC-32
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -19,11 +19,13 @@ from jsrl.errors import AccessDenied, StreamTimeout
 from jsrl.transport.address import check_reach
 from jsrl.transport.answering import Answering
 from jsrl.transport.keys import ClientKeys, KeyPath, ServerKeys, check_encryption, load_client_keys, load_server_keys
+from jsrl.transport.pieces import PIECE_BYTES, cut, join
 
 _logger = logging.getLogger("jsrl.transport")
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks, in the context of the socket
 _DOMAIN = b"jsrl"
 _OVERHEAD_BYTES = 64  # what CURVE adds to a message, at least 33
+_HANDSHAKE_MS = 10_000  # a connection that takes longer to show its key is ended
 _PATIENCE, _PATIENCE_S = 4, 1.5  # connections that end in the handshake before they count as refused
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = _FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -87,6 +89,20 @@ def bind_guarded(
     return bound, gate
 
 
+def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
+    """Return the frames of a message as they travel: in pieces where there are keys."""
+    return frames if keys is None else cut(frames)
+
+
+def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Sequence[Any]:
+    """Return the frames of a message that came, joined again where there are keys.
+
+    Raises:
+      CodecError: they are more than `most_bytes`, or the last has no end.
+    """
+    return frames if keys is None else join(frames, most_bytes)
+
+
 def shut(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
     """Close a socket that was bound so, then its gate, then their context."""
     socket.close(linger=linger_ms)  # first: without its gate it would let everybody in
@@ -98,9 +114,9 @@ def shut(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms:
 def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:
     if endpoint.startswith("tcp://["):
         socket.setsockopt(zmq.IPV6, 1)
-    most_bytes = socket.getsockopt(zmq.MAXMSGSIZE)
-    if keys is not None and isinstance(most_bytes, int) and most_bytes >= 0:
-        socket.setsockopt(zmq.MAXMSGSIZE, most_bytes + _OVERHEAD_BYTES)
+    if keys is not None:
+        socket.setsockopt(zmq.MAXMSGSIZE, PIECE_BYTES + _OVERHEAD_BYTES)  # larger frames come in pieces
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
 
 
 class Gate:

@@ -147,6 +147,11 @@ class AreaLayout:
         at_question, at_answer, _ = self.offsets[group]
         return slice(at_question, at_answer)
 
+    def question_bytes(self, group: int) -> int:
+        """Return how many bytes a group's request has."""
+        where = self.question(group)
+        return int(where.stop - where.start)
+
     def answer(self, group: int, has_core: bool) -> slice:
         """Return where the bytes of a group's reply lie in the buffer."""
         _, at_answer, at_core = self.offsets[group]

@@ -24,7 +24,7 @@ import zmq
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.codec import Limits, Message, decode, encode
-from jsrl.transport.curve import bind_guarded, keys_to_bind, shut
+from jsrl.transport.curve import bind_guarded, incoming, keys_to_bind, outgoing, shut
 from jsrl.transport.guests import ANYBODY, Guests, read_pairs
 from jsrl.transport.handshake import HELLO, WELCOME, hello_limits, refusal_frames
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout
@@ -97,19 +97,20 @@ def fill_area(target: np.ndarray, message: Message) -> None:
 class _ZmqAsker:
     """A connected client."""
 
-    def __init__(self, client: ProducerId, route: bytes, layout: AreaLayout, socket: zmq.Socket):
+    def __init__(self, client: ProducerId, route: bytes, layout: AreaLayout, socket: zmq.Socket, keys: object | None):
         self.client = client
         self.route = route
         self.heard_s = time.monotonic()
         self.buffer = ClientBuffer(layout)
         self.areas = {g: AnsweringArea(layout, client, g, self.buffer.memory) for g in layout.group_sizes}
-        self._socket = socket
+        self._socket, self._keys = socket, keys
 
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         group, has_core = request.group, request.request.wants_core
         self.areas[group].write(reply, has_core)
         fields = {"group": group, "version": int(reply.version), "policy": reply.policy, "has_core": has_core}
-        return self.tell(encode("reply", fields, (self.buffer.answers[group, has_core],)))
+        frames = encode("reply", fields, (self.buffer.answers[group, has_core],))
+        return self.tell(outgoing(frames, self._keys))
 
     def tell(self, frames: list[Any]) -> bool:
         """Send without waiting; return False where the connection is gone."""
@@ -135,16 +136,18 @@ class ZmqInferenceServer(ServerEnd):
 
     def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: Guests = ANYBODY):
         super().__init__(guests)
-        own_keys = keys_to_bind(endpoint, keys)
+        self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
         self._schema = flatten_schema(spec)
         header_bytes = hello_limits(self._schema, guests.num_groups).header_bytes
-        self._limits = Limits(header_bytes, frames=2, message_bytes=MAX_MESSAGE_BYTES)
+        request_bytes = AreaLayout(spec, {0: guests.rows}).question_bytes(0)
+        most_bytes = min(MAX_MESSAGE_BYTES, header_bytes + request_bytes)
+        self._limits = Limits(header_bytes, frames=2, message_bytes=most_bytes)
         self._routes: dict[bytes, _ZmqAsker] = {}
         self._pinged_s = time.monotonic()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        configure_socket(self._socket, MAX_MESSAGE_BYTES)
+        configure_socket(self._socket, most_bytes)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind_alone)
@@ -173,7 +176,7 @@ class ZmqInferenceServer(ServerEnd):
     def _handle(self, route: bytes, frames: list[Any]) -> None:
         asker = self._routes.get(route)
         try:
-            message = decode(frames, self._limits)
+            message = decode(incoming(frames, self._keys, self._limits.message_bytes), self._limits)
             if message.kind == HELLO:
                 self._greet(route, message)
             elif asker is None:
@@ -225,7 +228,7 @@ class ZmqInferenceServer(ServerEnd):
                 f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can travel; "
                 "use smaller groups."
             )
-        asker = _ZmqAsker(client, route, layout, self._socket)
+        asker = _ZmqAsker(client, route, layout, self._socket, self._keys)
         if asker.tell(encode(WELCOME)):
             self._admit(asker)
             self._routes[route] = asker

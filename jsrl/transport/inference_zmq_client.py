@@ -11,7 +11,7 @@ import zmq
 from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.codec import Limits, decode, encode
-from jsrl.transport.curve import Handshakes, introduce, keys_to_connect
+from jsrl.transport.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
 from jsrl.transport.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, raise_refusal
 from jsrl.transport.inference_area import AreaLayout, AskingArea
 from jsrl.transport.inference_ends import check_request, still_in_flight, unknown_group
@@ -36,7 +36,7 @@ class ZmqInferenceClient:
         *,
         keys: KeyPath = None,
     ):
-        own_keys = keys_to_connect(keys)
+        self._keys = own_keys = keys_to_connect(keys)
         self.address = endpoint
         self.identity = client
         self._layout = AreaLayout(spec, group_sizes)
@@ -65,7 +65,7 @@ class ZmqInferenceClient:
             "schema": schema_to_fields(flatten_schema(self._layout.spec)),
         }
         self._socket.connect(endpoint)
-        self._socket.send_multipart(encode(HELLO, fields))
+        self._socket.send_multipart(outgoing(encode(HELLO, fields), self._keys))
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = deadline - time.monotonic()
@@ -102,7 +102,8 @@ class ZmqInferenceClient:
             "wants_core": bool(request.wants_core),
             "policy": int(request.policy),
         }
-        self._socket.send_multipart(encode("request", fields, (self._buffer.questions[group],)), copy=False)
+        frames = encode("request", fields, (self._buffer.questions[group],))
+        self._socket.send_multipart(outgoing(frames, self._keys), copy=False)
         area.in_flight = True
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
@@ -134,8 +135,8 @@ class ZmqInferenceClient:
         return self._handshakes.broken
 
     def _read_one(self) -> tuple[int, Reply] | None:
-        frames = self._socket.recv_multipart(copy=False)
-        message = decode([frame.buffer for frame in frames], self._limits)
+        frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+        message = decode(incoming(frames, self._keys, self._limits.message_bytes), self._limits)
         if message.kind == "ping":
             return None
         if message.kind == REFUSED:

@@ -21,7 +21,16 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamError
 from jsrl.transport.codec import Limits, Message, decode, encode
-from jsrl.transport.curve import Handshakes, bind_guarded, introduce, keys_to_bind, keys_to_connect, shut
+from jsrl.transport.curve import (
+    Handshakes,
+    bind_guarded,
+    incoming,
+    introduce,
+    keys_to_bind,
+    keys_to_connect,
+    outgoing,
+    shut,
+)
 from jsrl.transport.keys import KeyPath
 from jsrl.transport.params_local import LatestStore
 from jsrl.transport.schema import Leaf, compare_schemas, flatten_schema
@@ -94,9 +103,9 @@ class _Thread:
 class _PublisherThread(_Thread):
     """Keeps the readers' questions and answers those that can be."""
 
-    def __init__(self, socket: zmq.Socket, store: LatestStore):
+    def __init__(self, socket: zmq.Socket, store: LatestStore, keys: object | None):
         super().__init__("params-publisher", socket)
-        self._store = store
+        self._store, self._keys = store, keys
         self._open: dict[tuple[bytes, int], int] = {}  # (route, policy) -> version that the reader has
 
     def serve(self, ready: dict[Any, int]) -> None:
@@ -124,7 +133,7 @@ class _PublisherThread(_Thread):
 
     def _answer(self, route: bytes, frames: list[Any]) -> None:
         try:
-            self.socket.send_multipart([route, *frames], zmq.NOBLOCK, copy=False)
+            self.socket.send_multipart([route, *outgoing(frames, self._keys)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -149,7 +158,7 @@ class ZmqParamsPublisher:
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.address, self._gate = bind_guarded(socket, endpoint, own_keys, bind_alone)
-        self._thread = _PublisherThread(socket, self._store)
+        self._thread = _PublisherThread(socket, self._store, own_keys)
         self._thread.start()
 
     def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
@@ -177,9 +186,9 @@ class ZmqParamsPublisher:
 class _SubscriberThread(_Thread):
     """Keeps one question open per policy that was ever polled, and puts the answers into a store."""
 
-    def __init__(self, socket: zmq.Socket, store: LatestStore, handshakes: Handshakes):
+    def __init__(self, socket: zmq.Socket, store: LatestStore, handshakes: Handshakes, keys: object | None):
         super().__init__("params-subscriber", socket)
-        self._store, self._handshakes = store, handshakes
+        self._store, self._handshakes, self._keys = store, handshakes, keys
         self.wanted: set[int] = set()
         self._asked: set[int] = set()
         self.failure: StreamError | None = None
@@ -196,7 +205,7 @@ class _SubscriberThread(_Thread):
         if self.socket in ready:
             frames = [frame.buffer for frame in self.socket.recv_multipart(copy=False)]
             try:
-                self._take(decode(frames, _PARAMS_LIMITS))
+                self._take(decode(incoming(frames, self._keys, _MAX_MESSAGE_BYTES), _PARAMS_LIMITS))
             except CodecError as error:
                 self.failure = error
         for policy in list(self.wanted - self._asked):
@@ -253,7 +262,7 @@ class ZmqParamsSubscriber:
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         introduce(socket, endpoint, own_keys)
-        self._thread = _SubscriberThread(socket, self._store, Handshakes(socket, endpoint, own_keys))
+        self._thread = _SubscriberThread(socket, self._store, Handshakes(socket, endpoint, own_keys), own_keys)
         socket.connect(endpoint)
         self._thread.start()
 

@@ -31,7 +31,7 @@ import zmq
 from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
 from jsrl.transport.base import Entry, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
-from jsrl.transport.curve import Handshakes, introduce, keys_to_connect
+from jsrl.transport.curve import Handshakes, introduce, keys_to_connect, outgoing
 from jsrl.transport.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, remaining
 from jsrl.transport.keys import KeyPath
 from jsrl.transport.samples_ends import OpenBlock, ProducerEnd
@@ -91,7 +91,7 @@ class ZmqSampleProducer(ProducerEnd):
         keys: KeyPath = None,
     ):
         super().__init__(schema, producer, num_groups)
-        own_keys = keys_to_connect(keys)
+        self._keys = own_keys = keys_to_connect(keys)
         self.address = endpoint
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -129,7 +129,8 @@ class ZmqSampleProducer(ProducerEnd):
         answered = False
         while not answered:
             left_s = remaining(deadline)
-            self._socket.send_multipart(hello_frames(self.producer, self.leaves, num_groups))
+            hello = hello_frames(self.producer, self.leaves, num_groups)
+            self._socket.send_multipart(outgoing(hello, self._keys))
             answered = bool(self._socket.poll(math.ceil(1000 * min(left_s, _SYNC_S))))
             handshakes.look()
             if not answered and left_s <= 0:
@@ -232,12 +233,16 @@ class ZmqSampleProducer(ProducerEnd):
 
     def _send_block(self, number: int) -> None:
         block = self._blocks[number]
-        header, payload = encode("sample", block.fields, block.raw)
-        self._socket.send(header, zmq.SNDMORE)
-        if payload.nbytes <= _COPY_BYTES:
-            self._socket.send(payload)
+        *pieces, last = outgoing(encode("sample", block.fields, block.raw), self._keys)
+        for piece in pieces:
+            self._send_frame(piece, zmq.SNDMORE, block)
+        self._send_frame(last, 0, block)
+
+    def _send_frame(self, frame: Any, flags: int, block: _ZmqBlock) -> None:
+        if len(frame) <= _COPY_BYTES:
+            self._socket.send(frame, flags)
             return
-        tracker = self._socket.send(payload, copy=False, track=True)
+        tracker = self._socket.send(frame, flags, copy=False, track=True)
         if tracker is not None:
             block.trackers.append(tracker)
 

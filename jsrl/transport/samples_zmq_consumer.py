@@ -15,7 +15,7 @@ from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, Strea
 from jsrl.transport.allocator import reuse_freed_memory
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
-from jsrl.transport.curve import bind_guarded, keys_to_bind, shut
+from jsrl.transport.curve import bind_guarded, incoming, keys_to_bind, shut
 from jsrl.transport.guests import ANYBODY, Guests
 from jsrl.transport.handshake import HELLO, WELCOME, bind, hello_limits, read_hello, refusal_frames, remaining
 from jsrl.transport.keys import KeyPath
@@ -63,7 +63,7 @@ class ZmqSampleConsumer:
         ledger: Ledger | None = None,
         guests: Guests = ANYBODY,
     ):
-        own_keys = keys_to_bind(endpoint, keys)
+        self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.schema = schema
         self.leaves = flatten_schema(schema)
         self._layout = make_layout(self.leaves)
@@ -206,7 +206,8 @@ class ZmqSampleConsumer:
             with self._lock:
                 peer = self._peers.get(route)
                 try:
-                    self._handle(route, peer, decode([frame.buffer for frame in frames[1:]], self._limits))
+                    whole = incoming([frame.buffer for frame in frames[1:]], self._keys, self._limits.message_bytes)
+                    self._handle(route, peer, decode(whole, self._limits))
                 except JsrlError as error:
                     self._refuse(route, peer, error)
         return True

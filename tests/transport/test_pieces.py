@@ -1,0 +1,127 @@
+"""Frames in pieces: what is cut is joined again, and nobody without a key can have a large frame kept."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jsrl.errors import CodecError
+from jsrl.services.control import ControlClient, ControlServer, Event
+from jsrl.transport.base import ProducerId
+from jsrl.transport.inference import bind_inference, connect_inference
+from jsrl.transport.keys import make_keys
+from jsrl.transport.params import bind_params, connect_params
+from jsrl.transport.pieces import PIECE_BYTES, cut, join
+from jsrl.transport.samples import bind_samples, connect_samples
+from tests.contracts.inference_contract import SPEC, Serving, check_answer
+from tests.contracts.sample_contract import drain
+from tests.contracts.sample_producer import fill, make_schema
+
+TIMEOUT_S = 20.0
+LOOPBACK = "tcp://127.0.0.1:0"
+CLOSED_S = 8.0  # before a handshake that takes too long is given up
+LARGE = make_schema(3 * PIECE_BYTES)
+
+
+@pytest.fixture(scope="module", name="keys")
+def keys_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_keys(tmp_path_factory.mktemp("keys") / "keys")
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0,), (10, 0), (PIECE_BYTES - 1,), (PIECE_BYTES,), (1, 2 * PIECE_BYTES, 5, PIECE_BYTES + 1)]
+)
+def test_joining_gives_what_was_cut(sizes: tuple[int, ...]) -> None:
+    frames = [np.random.default_rng(n).bytes(n) for n in sizes]
+    pieces = cut(frames)
+    assert max(len(piece) for piece in pieces) <= PIECE_BYTES
+    assert [bytes(frame) for frame in join(pieces, sum(sizes))] == frames
+
+
+def test_too_much_and_too_little() -> None:
+    pieces = cut([b"x", bytes(PIECE_BYTES)])
+    with pytest.raises(CodecError, match="expected at most"):
+        join(pieces, PIECE_BYTES)
+    with pytest.raises(CodecError, match="no end"):
+        join(pieces[:-1], 1 << 30)
+
+
+def test_large_messages_on_every_road(keys: Path) -> None:
+    consumer = bind_samples(LOOPBACK, LARGE, keys=keys)
+    producer = connect_samples(consumer.address, LARGE, ProducerId("actor-0", 0), 1, TIMEOUT_S, keys=keys)
+    for number in range(4):
+        block = producer.reserve(TIMEOUT_S)
+        fill(block.trajectory, number)
+        block.commit(0)
+        drain(consumer, 1)
+    producer.close()
+    consumer.close()
+    publisher = bind_params(LOOPBACK, keys=keys)
+    values = [
+        np.arange(PIECE_BYTES, dtype=np.int64),
+        np.zeros((), np.float32),
+        np.arange(PIECE_BYTES // 4, dtype=np.int32),
+    ]
+    publisher.publish(0, 1, values)
+    subscriber = connect_params(publisher.address, keys=keys)
+    subscriber.wait(0, 0, TIMEOUT_S)
+    assert all(np.array_equal(a, b) for a, b in zip(subscriber.poll()[1], values, strict=True))
+    subscriber.close()
+    publisher.close()
+
+
+def test_large_requests(keys: Path) -> None:
+    from tests.contracts.inference_contract import make_request
+
+    rows = 40_000
+    serving = Serving(bind_inference(LOOPBACK, SPEC, keys=keys))
+    client = connect_inference(serving.address, SPEC, ProducerId("actor-0", 0), {0: rows}, TIMEOUT_S, keys=keys)
+    request = make_request(rows, 1, wants_core=True)
+    assert request.is_first.nbytes < PIECE_BYTES < sum(leaf.nbytes for leaf in request.observation.values())
+    client.send(0, request)
+    check_answer(request, client.receive(TIMEOUT_S)[1])
+    client.close()
+    serving.close()
+
+
+def test_a_large_report_on_the_control_road(keys: Path) -> None:
+    server = ControlServer(LOOPBACK, keys=keys)
+    client = ControlClient(server.address, "actor-0", 0, keys=keys)
+    text = "x" * (2 * PIECE_BYTES)
+    client.send(Event, name="note", text=text)
+    heard: list[Any] = []
+    while not any(isinstance(message, Event) for message in heard):
+        heard += server.poll(5.0)
+    assert next(message.text for message in heard if isinstance(message, Event)) == text
+    client.close()
+    server.close()
+
+
+# -- before the handshake
+
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
+ENDS: dict[str, Callable[[Path], Any]] = {
+    "samples": lambda keys: bind_samples(LOOPBACK, make_schema(8 << 20), keys=keys),
+    "inference": lambda keys: bind_inference(LOOPBACK, SPEC, keys=keys),
+    "params": lambda keys: bind_params(LOOPBACK, keys=keys),
+    "control": lambda keys: ControlServer(LOOPBACK, keys=keys),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("flags", [2, 6], ids=["frame", "command"])
+def test_a_stranger_that_announces_a_large_frame_is_cut_off(keys: Path, end: str, flags: int) -> None:
+    bound = ENDS[end](keys)
+    with socket.create_connection(("127.0.0.1", int(bound.address.rpartition(":")[2])), CLOSED_S) as stranger:
+        stranger.sendall(_GREETING + struct.pack(">BQ", flags, 4 << 20))
+        heard = bytearray()
+        while part := stranger.recv(4096):  # until it is closed; raises where that does not happen
+            heard += part
+    assert len(heard) <= 64 + 512, "its greeting, and perhaps why it ends"
+    bound.close()
