@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ class Session:
             tensorboard=folder.tensorboard,
             sinks=sinks,
             catalogue=catalogue(dict.fromkeys(self._kinds.values())),
-            on_warning=display.message,
+            on_warning=functools.partial(display.message, level="warning"),
         )
         self.updates = self.start_updates = start_updates
         self.env_steps = start_updates // experiment.updates_per_batch * experiment.rows_per_update
@@ -121,11 +122,18 @@ class Session:
         elif message.name == "finished":
             self.facts(facts)
             self.end("total_env_steps")
-        elif message.name == "warning" and message.text not in self._warned:
-            self._warned.add(message.text)
-            self.display.message(f"{message.worker}: {message.text}", "warning")
+        elif message.name == "warning":
+            self._warning(message)
         elif message.name == "note":
             self.display.message(f"{message.worker}: {message.text}")
+
+    def _warning(self, message: Event) -> None:
+        """Show a warning once; of those with the fact `once` the first of a worker is shown."""
+        once = message.facts.get("once")
+        key = message.text if once is None else f"{message.worker} {once}"
+        if key not in self._warned:
+            self._warned.add(key)
+            self.display.message(f"{message.worker}: {message.text}", "warning")
 
     def _evaluated(self, facts: dict[str, Any]) -> None:
         metrics = facts["metrics"]

@@ -286,7 +286,9 @@ class MetricsHub:
                 if id(sink) not in self._complained:
                     self._complained.add(id(sink))
                     where = getattr(sink, "path", type(sink).__name__)
-                    self._warn(f"metrics could not be written to {where} ({error}); the run goes on without them.")
+                    self._warn(
+                        f"metrics could not be written to {where} ({error}); lines are lost until it works again."
+                    )
         self.latest.update(line)
         return line
 
@@ -296,6 +298,8 @@ class MetricsHub:
             try:
                 sink.close()
             except OSError as error:
+                if id(sink) in self._complained:
+                    continue
                 self._warn(f"{type(sink).__name__} could not be closed ({error}).")
 
     def _combine(self, kind: str, name: str) -> float:

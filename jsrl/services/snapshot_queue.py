@@ -87,7 +87,8 @@ class WriteQueue:
         self.failed += 1
         job.error = (
             f"snapshot {job.version} was not written to {self._place} ({reason}). "
-            "Training goes on and earlier snapshots stay; free space or check the folder's permissions."
+            "Training goes on and earlier snapshots stay (snapshots/failed counts them); "
+            "free space or check the folder's permissions."
         )
         job.finished.set()
         self._on_warning(job.error)

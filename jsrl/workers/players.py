@@ -54,5 +54,6 @@ def what_players_share(job: Job) -> dict[str, Any]:
 def params_store(job: Job, reporter: Any) -> SnapshotStore:
     """Return the store of params snapshots (`best`)."""
     return SnapshotStore(
-        f"{job.folder}/snapshots/{PARAMS_STORE}", on_warning=functools.partial(reporter.event, "warning")
+        f"{job.folder}/snapshots/{PARAMS_STORE}",
+        on_warning=functools.partial(reporter.event, "warning", once="snapshots"),
     )

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import re
@@ -261,6 +262,74 @@ def test_tensorboard_events_hold_the_scalars(tmp_path, open_hub):
     assert found["learner/loss"] == (640, 0.5)
     assert found["updates"] == (640, 5.0)
     assert "learner/grad_norm" not in found
+
+
+class FullDisk:
+    """A disk for AppendedFile: writes take `room` bytes, then raise ENOSPC."""
+
+    def __init__(self, monkeypatch, room: int) -> None:
+        self.room = room
+        true_open = Path.open
+        disk = self
+
+        class Raw:
+            def __init__(self, file) -> None:
+                self._file = file
+
+            def __getattr__(self, name):
+                return getattr(self._file, name)
+
+            def write(self, content: bytes) -> int:
+                if not disk.room:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                written = self._file.write(content[: disk.room])
+                disk.room -= written
+                return written
+
+        def opened(path, mode="r", buffering=-1, **options):
+            file = true_open(path, mode, buffering, **options)
+            return Raw(file) if mode == "ab+" else file
+
+        monkeypatch.setattr(Path, "open", opened)
+
+
+@pytest.mark.parametrize("room", [0, 10, 300])
+def test_after_a_full_disk_every_sink_goes_on_with_whole_records(tmp_path, open_hub, monkeypatch, room):
+    pytest.importorskip("tensorboardX")
+    disk, warnings = FullDisk(monkeypatch, room), []
+    hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard", on_warning=warnings.append)
+    for step in range(40):  # more than the queue of tensorboardX's own writer takes
+        hub.write({"a": float(step)}, step, 0)
+    assert len(warnings) == 2 and "metrics.jsonl" in warnings[0] and "events.out.tfevents" in warnings[1]
+    disk.room = 1 << 20
+    hub.write({"a": 40.0}, 40, 0)
+    hub.close()
+    assert read(tmp_path / "metrics.jsonl")[-1]["a"] == 40.0
+    events = read_events(next((tmp_path / "tensorboard").glob("events*")))
+    assert events[0].file_version == "brain.Event:2"
+    assert [event.file_version for event in events[1:]] == [""] * (len(events) - 1)
+    assert events[-1].step == 40
+    assert len(warnings) == 2
+
+
+def read_events(path: Path) -> list:
+    """The events of a file, their checksums checked."""
+    from tensorboardX.crc32c import crc32c
+    from tensorboardX.proto.event_pb2 import Event
+
+    def masked(content: bytes) -> bytes:
+        value = crc32c(content)
+        return ((((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+    content, events, at = path.read_bytes(), [], 0
+    while at < len(content):
+        size = int.from_bytes(content[at : at + 8], "little")
+        event = content[at + 12 : at + 12 + size]
+        assert content[at + 8 : at + 12] == masked(content[at : at + 8])
+        assert content[at + 12 + size : at + 16 + size] == masked(event)
+        events.append(Event.FromString(event))
+        at += 16 + size
+    return events
 
 
 def test_absent_tensorboard_is_one_line(tmp_path, monkeypatch, open_hub):

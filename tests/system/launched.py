@@ -25,10 +25,17 @@ class Launched:
       text: what it printed, once it has ended.
     """
 
-    def __init__(self, runs_dir: Path, *arguments: str, experiment: str = "tiny", script: Path = DRIVE) -> None:
+    def __init__(
+        self,
+        runs_dir: Path,
+        *arguments: str,
+        experiment: str = "tiny",
+        script: Path = DRIVE,
+        output_dir: Path | None = None,
+    ) -> None:
         self.runs_dir = runs_dir
         words = [experiment, "--runs-dir", str(runs_dir), "--display", "plain", *arguments]
-        self._output = runs_dir / f"output-{time.monotonic_ns()}.txt"
+        self._output = (output_dir or runs_dir) / f"output-{time.monotonic_ns()}.txt"
         runs_dir.mkdir(parents=True, exist_ok=True)
         # as short-lived and quiet as a child can be: one math thread, no accelerator
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}

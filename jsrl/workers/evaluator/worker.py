@@ -123,7 +123,7 @@ class Evaluator(Player[VectorEnv]):
         try:
             self._store.save(version, {"params": params}, meta=dict(facts), tags=("best",))
         except SnapshotError as error:
-            self._reporter.event("warning", f"snapshot `best` failed: {error}")
+            self._reporter.event("warning", f"snapshot `best` failed: {error}", once="snapshots")
         self._phases.enter("other")
 
     def command(self, command: Command) -> None:

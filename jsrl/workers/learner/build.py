@@ -88,7 +88,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
 
     donate = combined is not None or not e.learner.check_finite
     update = split_update(job, alone, devices, donate) if split else data_parallel(agent.update, devices, donate=donate)
-    warn = functools.partial(reporter.event, "warning")
+    warn = functools.partial(reporter.event, "warning", once="snapshots")
     store = SnapshotStore(f"{job.folder}/snapshots/{STATE_STORE}", keep_last=max(3, e.snapshots.keep), on_warning=warn)
     pack = combined.pack if combined is not None else (lambda state: state)
 

@@ -225,7 +225,7 @@ class Learner:
         try:
             self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
         except SnapshotError as error:
-            self._reporter.event("warning", f"snapshot of update {self.updates} failed: {error}")
+            self._reporter.event("warning", f"snapshot of update {self.updates} failed: {error}", once="snapshots")
         self._phases.rest()
 
     @property

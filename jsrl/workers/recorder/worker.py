@@ -174,7 +174,7 @@ class VideoRecorder(Player[RenderedEnv]):
         except (VideoError, OSError) as error:  # the disk's, or the encoder's: the next video may be written again
             self._abandon()
             self.recorder.count("failed")
-            self._reporter.event("warning", f"a video was lost: {error}")
+            self._reporter.event("warning", f"a video was lost (recorder/failed counts them): {error}", once="videos")
             if self._final:
                 self._params = None
                 self._reporter.event("filmed finally")

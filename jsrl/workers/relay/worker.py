@@ -91,5 +91,5 @@ class ParameterServer:
 
 def build_parameter_server(job: Job, reporter: Reporter) -> ParameterServer:
     """Return the parameter server of a job."""
-    warn = functools.partial(reporter.event, "warning")
+    warn = functools.partial(reporter.event, "warning", once="snapshots")
     return ParameterServer(job, SnapshotStore(f"{job.folder}/snapshots/params", on_warning=warn), reporter)

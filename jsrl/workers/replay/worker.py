@@ -263,7 +263,7 @@ class ReplayWorker:
         try:
             save_replay(folder, self._replay, self._limiter, rows=self._settings.save_rows)
         except (OSError, SnapshotError) as error:
-            self._reporter.event("warning", f"snapshot of {self.name} failed: {error}")
+            self._reporter.event("warning", f"snapshot of {self.name} failed: {error}", once="snapshots")
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return what is held, rates, the ratio, and the ledger of the actors' rows."""
