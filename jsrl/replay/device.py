@@ -2,7 +2,8 @@
 
 `add` writes the T rows of a trajectory behind those before, and its bootstrap row behind them, where row 0 of the next
 trajectory takes its place: windows run over the seams. A column is an environment, so trajectories of a column must
-follow each other; where an environment was restarted in between, its is_first marks the seam.
+follow each other; where an environment began anew in between, row 0 is_first although the bootstrap row was not: a gap, at
+which windows end with the bootstrap row (jsrl/replay/device_gaps.py).
 
 A window starts at a row of mask 1 (of agents with a core: at row 0 of a trajectory, where the core is known) and has
 `window` rows and a bootstrap row. Frames of a stack are stored once (EnvSpec.frames) and stacked again as they are drawn.
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
+from jsrl.replay.device_gaps import Found, Gaps, find_gaps, is_kept, keep, mend, no_gaps, put_observation
 from jsrl.replay.device_tree import FAN_OUT, SumTree, find, init_tree, set_weights
 from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory
 
@@ -56,7 +58,7 @@ class Ring(NamedTuple):
     Attributes:
       rows: leaves [C * N, ...], row-major (`core`: [C / T * N, ...]). fresh: bool [C * N], where a stack begins (or ()).
       tree: priorities of starts [C / stride * N] (or ()). highest: float32, the highest priority so far.
-      written: int32, rows per environment so far.
+      written: int32, rows per environment so far. gaps: bootstrap rows that were not followed by the next trajectory.
     """
 
     rows: Trajectory
@@ -64,6 +66,7 @@ class Ring(NamedTuple):
     tree: SumTree
     highest: Array
     written: Array
+    gaps: Gaps
 
 
 class Draw(NamedTuple):
@@ -116,7 +119,8 @@ def init_ring(shape: RingShape, spec: Trajectory) -> Ring:
         stored = stored._replace(observation=stored.observation[..., -1])
         fresh = jnp.zeros(size, bool)
     tree = init_tree(size // shape.stride) if shape.prioritised else ()
-    return Ring(stored, fresh, tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32))
+    gaps = no_gaps(stored.observation, shape.num_envs)
+    return Ring(stored, fresh, tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32), gaps)
 
 
 def add(shape: RingShape, ring: Ring, trajectory: Trajectory) -> Ring:
@@ -129,6 +133,8 @@ def add(shape: RingShape, ring: Ring, trajectory: Trajectory) -> Ring:
         older = jnp.any(observation[..., :-1] != 0, axis=tuple(range(2, observation.ndim)))
         fresh = _write(shape, ring.fresh, trajectory.is_first & ~older, at)
         given = given._replace(observation=observation[..., -1])
+    after = (at + shape.num_rows) % shape.capacity
+    gaps = keep(ring.gaps, given.observation, given.is_first, at, after)
 
     def rows(stored: Array, new: Array) -> Array:
         return _write(shape, stored, new.astype(stored.dtype), at)
@@ -138,7 +144,7 @@ def add(shape: RingShape, ring: Ring, trajectory: Trajectory) -> Ring:
         return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), start, 0)
 
     stored = map_trajectory(rows, columns, ring.rows, given)
-    ring = ring._replace(rows=stored, fresh=fresh, written=ring.written + shape.num_rows)
+    ring = ring._replace(rows=stored, fresh=fresh, written=ring.written + shape.num_rows, gaps=gaps)
     return _open_starts(shape, ring) if shape.prioritised else ring
 
 
@@ -175,8 +181,9 @@ def _mask(shape: RingShape, ring: Ring, ids: Array) -> Array:
         return jnp.ones(ids.shape, bool)
     rows, envs = ids // shape.num_envs, ids % shape.num_envs
     acts = ring.rows.acts[ids] != 0
-    following = (rows + 1) % shape.capacity * shape.num_envs + envs
-    return acts.reshape(*ids.shape, -1).any(axis=-1) & ~ring.rows.is_first[following]
+    following = (rows + 1) % shape.capacity
+    goes_on = ~ring.rows.is_first[following * shape.num_envs + envs] | is_kept(ring.gaps, following, envs)
+    return acts.reshape(*ids.shape, -1).any(axis=-1) & goes_on
 
 
 # -- priorities -------------------------------------------------------------------------------------------------------
@@ -247,23 +254,30 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
     """Return the windows [W+1, M, ...] that start at `ids` (version is 0: it is not kept)."""
     start, env = ids // shape.num_envs * shape.stride, ids % shape.num_envs
 
-    def places(rows: Array) -> Array:
-        return (start + rows[:, None]) % shape.capacity * shape.num_envs + env
+    def ring_rows(rows: Array) -> Array:
+        return (start + rows[:, None]) % shape.capacity
 
-    here = places(jnp.arange(shape.window + 1))
+    here = ring_rows(jnp.arange(shape.window + 1))
+    gap, here = find_gaps(ring.gaps, here, env), here * shape.num_envs + env
     stored = ring.rows._replace(observation=())
 
     drawn = map_trajectory(lambda leaf: leaf[here], lambda leaf: leaf[ids], stored)  # a core: ids count trajectories
+    drawn = mend(gap, drawn)
     if shape.frames is None:
         observation: Tree = jax.tree.map(lambda leaf: leaf[here], ring.rows.observation)
+        observation = put_observation(ring.gaps, gap, observation)
     else:
-        observation = _stack(shape, ring, places(jnp.arange(-shape.history, shape.window + 1)))
+        around = ring_rows(jnp.arange(-shape.history, shape.window + 1)) * shape.num_envs + env
+        observation = _stack(shape, ring, around, gap)
     return drawn._replace(observation=observation, version=jnp.zeros(drawn.is_first.shape, jnp.int32))
 
 
-def _stack(shape: RingShape, ring: Ring, places: Array) -> Array:
+def _stack(shape: RingShape, ring: Ring, places: Array, gap: Found) -> Array:
     """Return stacks [W+1, M, ..., frames] from rows that begin `history` before the window; black before a start."""
-    frames, fresh, count = ring.rows.observation[places], ring.fresh[places], shape.window + 1
+    frames, count = ring.rows.observation[places], shape.window + 1
+    frames = put_observation(ring.gaps, gap, frames, shape.history)
+    at_gap = gap.found & (jnp.arange(len(places))[:, None] == gap.at + shape.history)
+    fresh = ring.fresh[places] & ~at_gap  # the bootstrap row's stack goes on
     goes_on = jnp.ones((count, *fresh.shape[1:]), bool)
     stacked = []
     for back in range(shape.history + 1):

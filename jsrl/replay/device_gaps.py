@@ -1,0 +1,114 @@
+"""Gaps of a ring on the device: bootstrap rows whose trajectory was not followed by the next one.
+
+Row 0 of a trajectory takes the place of the bootstrap row before it. Where an environment began anew in between (its actor
+was replaced), that row is lost, and with it the last transition before the gap: it is kept here, and windows that run over
+the gap get it back. Each environment keeps its last KEPT gaps; an older one ends a window one row earlier.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.types import Array, Trajectory, Tree
+
+KEPT = 8
+
+
+class Gaps(NamedTuple):
+    """Bootstrap rows before gaps, of N environments.
+
+    Attributes:
+      row: int32 [KEPT, N], the row of the ring that each would lie at (-1: none). used: int32 [N], gaps so far.
+      observation: leaves [KEPT * N, ...], as the ring stores them.
+      newest: (observation [N, ...], is_first [N]) of the newest bootstrap row. Beside the ring: reading a row there before it
+        is overwritten makes XLA copy the ring.
+    """
+
+    row: Array
+    used: Array
+    observation: Tree
+    newest: tuple[Tree, Array]
+
+
+def no_gaps(observation: Tree, num_envs: int) -> Gaps:
+    """Return the state before the first gap, for observations stored as leaves [C * N, ...]."""
+
+    def blank(rows: int) -> Tree:
+        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), observation)
+
+    row = jnp.full((KEPT, num_envs), -1, jnp.int32)
+    newest = (blank(num_envs), jnp.ones(num_envs, bool))  # the first trajectory follows
+    return Gaps(row, jnp.zeros(num_envs, jnp.int32), blank(KEPT * num_envs), newest)
+
+
+def keep(gaps: Gaps, observation: Tree, is_first: Array, row: Array, overwritten: Array) -> Gaps:
+    """Return gaps with the bootstrap rows that a trajectory overwrites and does not follow.
+
+    Args:
+      observation, is_first: of the trajectory, [T+1, N, ...]. row: of its row 0 in the ring, where they lie.
+      overwritten: the row that its own bootstrap row takes; what was kept there is forgotten.
+    """
+    kept, ended = gaps.newest
+    gap, num_envs = is_first[0] & ~ended, is_first.shape[1]
+    envs, slot = jnp.arange(num_envs), gaps.used % KEPT
+    place = jnp.where(gap, slot * num_envs + envs, KEPT * num_envs)  # beyond the end: ignored
+    rows = jnp.where(gaps.row == overwritten, -1, gaps.row)
+    rows = rows.at[slot, envs].set(jnp.where(gap, row, rows[slot, envs]))
+    stored = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), gaps.observation, kept)
+    newest = jax.tree.map(lambda old, new: new[-1].astype(old.dtype), gaps.newest, (observation, is_first))
+    return Gaps(rows, gaps.used + gap, stored, newest)
+
+
+def is_kept(gaps: Gaps, row: Array, env: Array) -> Array:
+    """Return bool [..]: whether a bootstrap row is kept for these rows of the ring."""
+    return (gaps.row[:, env] == row).any(axis=0)
+
+
+class Found(NamedTuple):
+    """The first gap of each window [M]. found: whether there is one. at: its row in the window. place: in Gaps."""
+
+    found: Array
+    at: Array
+    place: Array
+
+
+def find_gaps(gaps: Gaps, rows: Array, env: Array) -> Found:
+    """Return the first gap behind row 0 of windows whose rows lie at `rows` [W+1, M] of the ring."""
+    hits = (gaps.row[:, env][:, None] == rows).at[:, 0].set(False)  # [KEPT, W+1, M]
+    first = jnp.argmax(hits.any(axis=0), axis=0)
+    slot = jnp.argmax(hits[:, first, jnp.arange(len(env))], axis=0)
+    return Found(hits.any(axis=(0, 1)), first, slot * gaps.row.shape[1] + env)
+
+
+def mend(found: Found, windows: Trajectory) -> Trajectory:
+    """Return windows [W+1, M, ...] that end at their first gap: its row bootstraps, and no row behind it acts.
+
+    The observation of that row is put there by `put_observation`.
+    """
+    number = jnp.arange(windows.is_first.shape[0])[:, None] - found.at
+    at, behind = found.found & (number == 0), found.found & (number > 0)
+
+    def where(condition: Array, value: float, leaf: Array) -> Array:
+        wide = condition.reshape(*condition.shape, *(1,) * (leaf.ndim - 2))
+        return jnp.where(wide, jnp.asarray(value, leaf.dtype), leaf)
+
+    return windows._replace(
+        is_first=(windows.is_first & ~at) | (found.found & (number == 1)),
+        reward=where(at, 0.0, windows.reward),
+        discount=where(at, 1.0, windows.discount),
+        acts=where(at | behind, 0.0, windows.acts),
+    )
+
+
+def put_observation(gaps: Gaps, found: Found, observation: Tree, first: int = 0) -> Tree:
+    """Return observations [first + W+1, M, ...] with the kept ones in the rows of gaps."""
+
+    def put(leaf: Array, kept: Array) -> Array:
+        row, column = found.at + first, jnp.arange(leaf.shape[1])
+        there = found.found.reshape(-1, *(1,) * (leaf.ndim - 2))
+        return leaf.at[row, column].set(jnp.where(there, kept[found.place], leaf[row, column]))
+
+    return jax.tree.map(put, observation, gaps.observation)

@@ -1,0 +1,165 @@
+"""Gaps of the ring on the device against a walk over the true rows in numpy: no transition is lost, none is made up."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from jsrl.agents.off_policy import transition
+from jsrl.replay import device
+from jsrl.replay.device_gaps import KEPT
+from jsrl.types import Trajectory, spec_of
+
+N, GAMMA, FRAMES = 3, 0.9, 3
+
+
+class Row(NamedTuple):
+    """One row of one environment. stack: what the agent sees, [FRAMES]. The last row of a life was only seen."""
+
+    stack: np.ndarray
+    is_first: bool
+    reward: float = 0.0
+    discount: float = 1.0
+    acts: int = 0
+
+
+class Lives:
+    """N environments whose actors are replaced now and then: `lives[env]` are the rows of each life, one after another."""
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        self.num_rows, self.rng = num_rows, np.random.default_rng(seed)
+        self.lives: list[list[list[Row]]] = [[[self.begin()]] for _ in range(N)]
+        self.starts: list[dict[int, tuple[int, int]]] = [
+            {} for _ in range(N)
+        ]  # row of the ring -> (life, row of the life)
+        self.written = 0
+
+    def begin(self) -> Row:
+        stack = np.zeros(FRAMES, np.float32)
+        stack[-1] = self.rng.integers(1, 1_000_000)
+        return Row(stack, True)
+
+    def act(self, life: list[Row]) -> None:
+        """Play the last row of a life, and see the next."""
+        terminated = len(life) > 1 and life[-2].discount == 0
+        over = terminated or (not life[-1].is_first and self.rng.random() < 0.1)
+        life[-1] = life[-1]._replace(
+            reward=float(self.rng.normal()),
+            discount=float(over or self.rng.random() < 0.9),
+            acts=int(self.rng.random() < 0.8),
+        )
+        following = self.begin()
+        if not over:
+            following = Row(np.append(life[-1].stack[1:], following.stack[-1]), False)
+        life.append(following)
+
+    def replace(self, env: int) -> None:
+        self.lives[env].append([self.begin()])
+
+    def trajectory(self) -> Trajectory:
+        columns = []
+        for env in range(N):
+            life = self.lives[env][-1]
+            begin = len(life) - 1
+            for row in range(self.num_rows):
+                self.starts[env][self.written + row] = (len(self.lives[env]) - 1, begin + row)
+                self.act(life)
+            columns.append(life[begin:])
+        self.written += self.num_rows
+
+        def leaf(name: str, dtype: Any) -> np.ndarray:
+            return np.array(
+                [[getattr(column[row], name) for column in columns] for row in range(self.num_rows + 1)], dtype
+            )
+
+        blank = np.zeros((self.num_rows + 1, N))
+        return Trajectory(
+            observation=leaf("stack", np.float32),
+            is_first=leaf("is_first", bool),
+            action=blank.astype(np.int32),
+            reward=leaf("reward", np.float32),
+            discount=leaf("discount", np.float32),
+            acts=leaf("acts", np.uint8),
+            log_prob=blank.astype(np.float32),
+            extras=(),
+            version=blank.astype(np.int64),
+            core=(),
+        )
+
+    def walk(self, at: int, env: int, window: int) -> tuple[int, float, float, np.ndarray] | None:
+        """Return (mask, reward, discount, observation that bootstraps) of the window at a row of the ring."""
+        life, row = self.starts[env][at]
+        rows = self.lives[env][life]
+        if rows[row + 1].is_first or not rows[row].acts:
+            return None
+        reward, scale, steps = 0.0, 1.0, 0
+        while steps < window and row + 1 < len(rows) and not rows[row + 1].is_first:
+            reward += scale * rows[row].reward
+            scale *= rows[row].discount * (GAMMA if rows[row].acts else 1.0)
+            row, steps = row + 1, steps + 1
+            if scale == 0:
+                break
+        return 1, reward, scale, rows[row].stack
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "window", "frames", "prioritised"),
+    [(4, 1, False, False), (4, 3, True, True), (1, 3, False, True), (4, 6, False, False), (2, 3, True, False)],
+)
+def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
+    lives = Lives(num_rows, seed=num_rows + window)
+    first = lives.trajectory()
+    shape = device.ring_shape(
+        spec_of(first), capacity=24 * N, window=window, frames=FRAMES if frames else None, prioritised=prioritised
+    )
+    add = jax.jit(partial(device.add, shape), donate_argnums=0)
+    look = jax.jit(lambda ring, ids: transition(device.read(shape, ring, ids), GAMMA))
+    ring, gaps = add(device.init_ring(shape, spec_of(first)), first), 0
+    for step in range(100 // num_rows):
+        for env in range(N):
+            if lives.rng.random() < (0.3 if step % 3 else 0.0) * num_rows / 4:
+                lives.replace(env)
+                gaps += 1
+        ring = add(ring, lives.trajectory())
+        oldest = max(0, lives.written - shape.capacity + 1)
+        oldest += shape.history if oldest else 0
+        places = [(at, env) for at in range(oldest, lives.written - window + 1) for env in range(N)]
+        expected = {place: lives.walk(*place, window) for place in places}
+        possible = [place for place in places if expected[place] is not None]
+        ids = np.full(24 * N, 0)  # of one size, so that nothing compiles twice
+        ids[: len(possible)] = [at % shape.capacity * N + env for at, env in possible]
+        seen = jax.tree.map(np.asarray, look(ring, ids))
+        for column, place in enumerate(possible):
+            mask, reward, discount, bootstrap = expected[place]
+            assert seen.mask[column] == mask, place
+            np.testing.assert_allclose(seen.reward[column], reward, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(seen.discount[column], discount, rtol=1e-5)
+            if discount > 0:
+                np.testing.assert_array_equal(seen.next_observation[column], bootstrap)
+        if prioritised:
+            drawn = np.asarray(ring.tree[0])[: shape.capacity * N] > 0
+            assert set(np.flatnonzero(drawn)) == set(ids[: len(possible)])
+        else:
+            drawn = np.asarray(device.draw(shape, ring, jax.random.key(step), 2_000)[0])
+            assert set(ids[: len(possible)]) <= set(drawn)
+    assert gaps > 2 * N
+
+
+def test_of_more_gaps_than_are_kept_the_oldest_ends_a_row_earlier():
+    lives = Lives(1, seed=0)
+    first = lives.trajectory()
+    shape = device.ring_shape(spec_of(first), capacity=24 * N, window=1, frames=None, prioritised=False)
+    add = jax.jit(partial(device.add, shape))
+    ring = add(device.init_ring(shape, spec_of(first)), first)
+    for _ in range(KEPT + 2):
+        lives.replace(0)
+        ring = add(ring, lives.trajectory())
+    ids = np.arange(KEPT + 2) * N  # the rows of environment 0 before each gap
+    known = [lives.lives[0][life][0].acts for life in range(KEPT + 2)]
+    assert sum(known[2:]) > 2 and sum(known[:2]) > 0
+    mask = np.asarray(jax.jit(lambda ring: transition(device.read(shape, ring, ids), GAMMA).mask)(ring))
+    np.testing.assert_array_equal(mask, [0, 0, *known[2:]])
