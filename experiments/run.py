@@ -21,6 +21,7 @@ import configs
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch import command_line as cli
+from jsrl.launch.interrupts import remembered
 from jsrl.launch.options import full_help, short_help
 
 USAGE = "usage: python experiments/run.py NAME [--option value ...]"
@@ -92,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (0: ended as intended)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return command(words)
+        with remembered():
+            return command(words)
     except JsrlError as error:
         if isinstance(error, AgentFault | EnvironmentFault):  # somebody's own code: show where
             traceback.print_exception(error.__cause__ or error)

@@ -56,7 +56,7 @@ class Experiment:
     total_env_steps: int = 1_000_000
     """Stop after this many env steps were trained on (whole updates)."""
     max_minutes: float | None = None
-    """Stop after this wall-clock time."""
+    """Stop so many minutes after the first update; making environments and compiling do not count."""
     stop_at_return: float | None = None
     """Stop when one snapshot's greedy evaluation reaches this mean return."""
     seed: int = 0

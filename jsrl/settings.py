@@ -153,7 +153,7 @@ class DeadlineConfig:
     ready_s: float = 180.0
     """From a worker's start until it works; the message says which stage it is in."""
     silence_s: float = 30.0
-    """Without a heartbeat (each worker has a thread for it) a worker counts as stopped, or stuck in one call."""
+    """Without a heartbeat (each has a thread for it) a worker that was ready counts as stopped, or stuck in one call."""
     stuck_s: float = 300.0
     """A worker at work whose loop has not come round for so long is stuck: a thread that hangs behind a living process."""
     still_s: float = 60.0

@@ -179,7 +179,7 @@ class Controller:
             self._died(process, "left although nobody asked it to (a SIGTERM from elsewhere?)")
         elif not process.ready and now - process.started_s > limits.ready_s:
             self._died(process, f"was not ready within {limits.ready_s:g} s; it is still {process.stage!r}")
-        elif now - process.beat_s > limits.silence_s and process.stage != "starting the interpreter":
+        elif process.ready and now - process.beat_s > limits.silence_s:  # before that, ready_s holds
             what = "stopped, or stuck in a call that holds the GIL"
             self._died(process, f"was not heard of for {limits.silence_s:g} s ({what})")
 
@@ -262,7 +262,7 @@ class Controller:
         """Stop actors, inference servers and learner; let the evaluator play the final episodes; stop the rest."""
         hurried = self._session.reason == "interrupted"
         if hurried:
-            self._drop_unready()
+            self._drop_unready(*STOP_ORDER)
         final = self._wants_final_evaluation()
         film = self._wants_final_video()
         if film:
@@ -284,13 +284,14 @@ class Controller:
                 kind, limits.snapshot_s if find_kind(kind).saves else limits.leave_s / 10 if hurried else limits.leave_s
             )
 
-    def _drop_unready(self) -> None:
-        """End workers that have nothing to save yet, and might not listen before they have compiled or connected."""
+    def _drop_unready(self, *kinds: str) -> None:
+        """End workers of these kinds that have nothing to save yet, and listen only once they have compiled or connected."""
         for process in self._processes.values():
-            if not process.ready:
+            if process.job.kind in kinds and not (process.ready or process.left or process.replaced):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.kill()
-                process.left = True
+                process.left = process.dropped = True
+                self._session.display.message(f"{process.name} was ended in its start ({process.stage}): the run ends")
 
     def _wants_final_evaluation(self) -> bool:
         wanted = self._session.reason != "interrupted" and self._plan.experiment.evaluator.final_episodes > 0
@@ -300,7 +301,8 @@ class Controller:
         self._control.tell(worker, self._processes[worker].job.incarnation, command, **facts)
 
     def _stop(self, kind: str, limit_s: float) -> None:
-        leaving = [p for p in self._processes.values() if p.job.kind == kind and not p.replaced]
+        self._drop_unready(kind)
+        leaving = [p for p in self._processes.values() if p.job.kind == kind and not (p.replaced or p.dropped)]
         for process in leaving:
             self._tell(process.name, "stop")
         until = time.monotonic() + limit_s

@@ -29,7 +29,7 @@ class Process:
 
     Attributes:
       stage: of its start; `ready` ends it. beat_s: when it was heard of last. left: it said goodbye. restarts: lives before.
-      replaced: it is dead, and its next life is about to be started.
+      replaced: it is dead, and its next life is about to be started. dropped: the run ended it in its start.
       activity: what it was inside of at its last heartbeat. known: its last metrics and counters. stacks: what its threads
         were doing at `stacks_s`, where it told that.
     """
@@ -44,6 +44,7 @@ class Process:
     left: bool = False
     restarts: int = 0
     replaced: bool = False
+    dropped: bool = False
     activity: str = ""
     known: dict[str, Any] = field(default_factory=dict)
     stacks: str = ""

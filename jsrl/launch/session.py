@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -69,7 +70,9 @@ class Session:
         self.final: dict[str, float] = {}
         self.filmed = False
         self.ledger: dict[str, Any] = {}
-        self._begin_s = time.monotonic()
+        self._begin_s = self.now()
+        self._trained_s: float | None = None  # when the first update of this life was heard of
+        self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
         self._line_s = time.monotonic() + LINE_S
         self._look_s = 0.0
         self._warned: set[str] = set()
@@ -99,6 +102,8 @@ class Session:
         """Take counters from a report or a worker's last words."""
         self.env_steps = max(self.env_steps, facts.get("env_steps", 0) if "updates" in facts else 0)
         self.updates = max(self.updates, facts.get("updates", 0))
+        if self._trained_s is None and self.updates > self.start_updates:
+            self._trained_s = self.now()
         if self.experiment.has_replay_workers and self.updates > self._progress[-1][0]:
             self._progress.append((self.updates, self.env_steps))
             if len(self._progress) > MOST_PROGRESS:
@@ -182,8 +187,7 @@ class Session:
         if self.now() < self._look_s:
             return
         self._look_s = self.now() + LOOK_S
-        limit = self.experiment.max_minutes
-        if limit is not None and self.elapsed_s >= limit * 60:
+        if self._trained_s is not None and self.now() - self._trained_s >= self._limit_s:
             self.end("max_minutes")
         self.display.update(self.state())
         if self.line_due:
@@ -195,14 +199,14 @@ class Session:
         """Return what the display shows."""
         workers = [self._kinds[worker] for worker in self._stages]
         waiting = [f"{worker}: {stage}" for worker, stage in self._stages.items() if stage != "ready"]
-        limit = self.experiment.max_minutes
+        started_s = (self._trained_s or self.now()) - self._begin_s
         return DisplayState(
             run=self.folder.name,
             elapsed_s=self.elapsed_s,
             env_steps=self.env_steps,
             updates=self.updates,
             total_env_steps=self.experiment.total_env_steps,
-            total_s=None if limit is None else limit * 60,
+            total_s=None if self._limit_s == math.inf else started_s + self._limit_s,
             workers={kind.name: workers.count(kind) for kind in workers},
             rows={kind.name: row_of(kind) for kind in workers},
             metrics=dict(self.hub.latest),

@@ -118,6 +118,15 @@ class HoldsTheGil(World):
         ctypes.PyDLL(None).sleep(3600)
 
 
+class HoldsTheGilInActor(World):
+    """Takes eight seconds to be made by a worker, in a C function that does not let other threads of Python run."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 30)
+        if in_worker():
+            ctypes.PyDLL(None).sleep(8)
+
+
 class Allocates(World):
     """Wants 2 GB in a process that may have 1 GB more than it has now."""
 

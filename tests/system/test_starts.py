@@ -1,0 +1,76 @@
+"""Slow starts: silence, the time limit and an interrupt while workers are made."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.launched import FOREVER, WORLD, Launched
+
+pytestmark = pytest.mark.slow
+
+
+def stopped_in_its_start(run: Launched) -> None:
+    """Have the learner die once and stop its next life before it is ready."""
+    old = run.workers()["learner"]
+    old.kill()
+    run.await_another("learner", old.pid).suspend()
+
+
+def test_a_constructor_that_holds_the_gil_is_slow_and_not_silent(launch) -> None:
+    run = launch("--env.id", "worlds:HoldsTheGilInActor", "--deadlines.silence-s", "5")
+    text = run.expect(0, 60.0)
+    assert "was not heard of" not in text and run.result()["ended"] == "total_env_steps"
+
+
+def test_a_time_limit_begins_with_the_first_update(launch) -> None:
+    run = launch(*FOREVER, "--env.id", "worlds:HoldsTheGilInActor", "--max-minutes", "0.05")
+    run.expect(0, 60.0)
+    assert run.result()["ended"] == "max_minutes" and run.result()["updates"] > 0
+    assert run.result()["wall_s"] > 8.0
+
+
+def test_a_learner_that_is_still_compiling_at_the_end_is_no_failure(launch) -> None:
+    run = launch(*FOREVER, "--max-minutes", "0.25", "--restart", "1", "--snapshots.period-s", "0.2")
+    run.until(lambda: list(run.runs_dir.glob("tiny/*/snapshots/state/tags/latest.json")), "a snapshot")
+    stopped_in_its_start(run)
+    text = run.expect(0, 60.0)
+    assert "learner was ended in its start" in text and "while stopping" not in text
+    assert run.result()["ended"] == "max_minutes"
+
+
+def test_an_interrupt_while_a_learner_compiles_is_no_failure(launch) -> None:
+    run = launch(*FOREVER, "--restart", "1")
+    run.await_updates()
+    stopped_in_its_start(run)
+    run.popen.send_signal(signal.SIGINT)
+    text = run.expect(130, 20.0)
+    assert "learner was ended in its start" in text and "while stopping" not in text
+
+
+DROPPED = """
+import os, signal, sys
+sys.path.insert(0, {world!r})
+import drive, run
+
+class Dropping:
+    def __del__(self):  # Python prints a KeyboardInterrupt that is raised here, and goes on
+        os.kill(os.getpid(), signal.SIGINT)
+
+parse = run.cli.parse
+def parse_late(*arguments):
+    Dropping()
+    return parse(*arguments)
+run.cli.parse = parse_late
+sys.exit(run.main(["tiny", "--runs-dir", {runs!r}, "--placement", "serial", "--total-env-steps", "1000000000"]))
+"""
+
+
+def test_an_interrupt_that_python_dropped_before_the_run_ends_it(tmp_path: Path) -> None:
+    code = DROPPED.format(world=str(WORLD), runs=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "Exception ignored" in ended.stderr and ended.returncode == 130, ended.stderr
