@@ -58,19 +58,32 @@ def merge_moments(moments: Tree, observation: Tree, mask: Array, axis_name: str 
         return {key: merge_moments(moments[key], leaf, mask, axis_name) for key, leaf in observation.items()}
     if not isinstance(moments, Moments):
         return moments
+    batch = _batch_moments(observation, mask, axis_name)
+    count = moments.count + batch.count
+    return Moments(count, *_merge(moments, batch, batch.count / jnp.maximum(count, 1.0)))
+
+
+def _batch_moments(x: Array, mask: Array, axis_name: str | None) -> Moments:
+    """Return the moments of the rows of x [..., *shape] where `mask` [...] is 1, of all devices (0 without any).
+
+    In two passes: the second takes deviations from the first one's mean, and corrects it by theirs. So nothing cancels in
+    float32 where the mean is thousands of standard deviations.
+    """
     axes = tuple(range(mask.ndim))
-    weight = mask.reshape(mask.shape + (1,) * moments.mean.ndim)
-    count_b = psum(jnp.sum(mask), axis_name)
-    share = 1.0 / jnp.maximum(count_b, 1.0)
-    mean_b = psum(jnp.sum(observation * weight, axes), axis_name) * share
-    variance_b = psum(jnp.sum(jnp.square(observation - mean_b) * weight, axes), axis_name) * share
-    count = moments.count + count_b
-    new_share = count_b / jnp.maximum(count, 1.0)
-    distance = mean_b - moments.mean
-    mean = moments.mean + distance * new_share
-    spread = jnp.square(distance) * new_share * (1.0 - new_share)
-    variance = (1.0 - new_share) * moments.variance + new_share * variance_b + spread
-    return Moments(count, mean, variance)
+    weight = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+    count, total = psum((jnp.sum(mask), jnp.sum(x * weight, axes)), axis_name)
+    share = 1.0 / jnp.maximum(count, 1.0)
+    near = total * share
+    sums = jnp.sum((x - near) * weight, axes), jnp.sum(jnp.square(x - near) * weight, axes)
+    first, second = (share * total for total in psum(sums, axis_name))
+    return Moments(count, near + first, jnp.maximum(second - jnp.square(first), 0.0))
+
+
+def _merge(old: Moments | ValueMoments, batch: Moments, share: Array) -> tuple[Array, Array]:
+    """Return mean and variance of a mixture: `share` of the batch, the rest of `old`."""
+    distance = batch.mean - old.mean
+    spread = jnp.square(distance) * share * (1.0 - share)
+    return old.mean + distance * share, (1.0 - share) * old.variance + share * batch.variance + spread
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -79,20 +92,22 @@ def merge_moments(moments: Tree, observation: Tree, mask: Array, axis_name: str 
 class ValueMoments(NamedTuple):
     """Scale of the value function: raw value = mean + std * normalised value; scalars.
 
-    weight, first, second: decayed sums of 1, target and target^2 from which mean and std come.
+    weight: decayed sum of 1 over the updates so far. mean, variance: decayed averages over their targets.
     """
 
     weight: Array
-    first: Array
-    second: Array
     mean: Array
-    std: Array
+    variance: Array
+
+    @property
+    def std(self) -> Array:
+        """Standard deviation, at least 0.01."""
+        return jnp.sqrt(jnp.maximum(self.variance, 1e-4))
 
 
 def init_value_moments() -> ValueMoments:
     """Return moments under which normalised and raw values agree."""
-    zero, one = jnp.zeros(()), jnp.ones(())
-    return ValueMoments(zero, zero, zero, zero, one)
+    return ValueMoments(jnp.zeros(()), jnp.zeros(()), jnp.ones(()))
 
 
 def denormalize_value(moments: ValueMoments, value: Array) -> Array:
@@ -112,25 +127,16 @@ def merge_value_moments(
 
     Exponential moving averages with their start-up bias divided out, `decay` per update.
     """
-    count = psum(jnp.sum(mask), axis_name)
-    share = 1.0 / jnp.maximum(count, 1.0)
-    batch_first = psum(jnp.sum(target * mask), axis_name) * share
-    batch_second = psum(jnp.sum(jnp.square(target) * mask), axis_name) * share
-    rate = jnp.where(count > 0, 1.0 - decay, 0.0)
+    batch = _batch_moments(target, mask, axis_name)
+    rate = jnp.where(batch.count > 0, 1.0 - decay, 0.0)
     weight = (1.0 - rate) * moments.weight + rate
-    first = (1.0 - rate) * moments.first + rate * batch_first
-    second = (1.0 - rate) * moments.second + rate * batch_second
-    divisor = jnp.maximum(weight, _EPSILON)
-    mean = first / divisor
-    std = jnp.sqrt(jnp.maximum(second / divisor - jnp.square(mean), 1e-4))
-    seen = weight > 0
-    return ValueMoments(weight, first, second, jnp.where(seen, mean, 0.0), jnp.where(seen, std, 1.0))
+    return ValueMoments(weight, *_merge(moments, batch, rate / jnp.maximum(weight, _EPSILON)))
 
 
 def rescale_head(weights: Tree, path: tuple[str, ...], old: ValueMoments, new: ValueMoments) -> Tree:
     """Return `weights` with the linear layer at `path` (kernel, bias) changed so that raw values stay as they were.
 
-    kernel' = kernel std / std', bias' = (std bias + mean - mean') / std'.
+    kernel' = kernel std / std', bias' = (std bias + (mean - mean')) / std'. The means are subtracted first: both may be large.
 
     Source: van Hasselt et al., 2016, arXiv 1602.07714, equation 5 (PopArt).
     """
@@ -138,6 +144,6 @@ def rescale_head(weights: Tree, path: tuple[str, ...], old: ValueMoments, new: V
         return {
             **weights,
             "kernel": weights["kernel"] * (old.std / new.std),
-            "bias": (old.std * weights["bias"] + old.mean - new.mean) / new.std,
+            "bias": (old.std * weights["bias"] + (old.mean - new.mean)) / new.std,
         }
     return {**weights, path[0]: rescale_head(weights[path[0]], path[1:], old, new)}

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jsrl.agents import normalization as norm
+from jsrl.services.snapshots import SnapshotStore
 from jsrl.types import ArraySpec
 
 SPEC = {
@@ -24,6 +26,10 @@ def draw(seed: int, num_rows: int = 11, num_envs: int = 5):
         "action_mask": np.ones((num_rows, num_envs, 2), np.float32),
     }
     return observation, (rng.random((num_rows, num_envs)) < 0.7).astype(np.float32)
+
+
+def split_in_four(x):
+    return jnp.stack(jnp.split(x, 4, axis=1))
 
 
 def test_merging_updates_equals_numpy_over_all_unmasked_rows():
@@ -65,14 +71,13 @@ def test_shares_of_devices_with_unequal_counts_sum_to_the_whole():
     target = observation["state"][..., 1]
     whole_values = norm.merge_value_moments(norm.init_value_moments(), target, mask)
 
-    def shares(x):
-        return jnp.stack(jnp.split(x, 4, axis=1))
-
     def merge(observation, target, mask):
         values = norm.merge_value_moments(norm.init_value_moments(), target, mask, axis_name="d")
         return norm.merge_moments(norm.init_moments(SPEC), observation, mask, "d"), values
 
-    got, got_values = jax.vmap(merge, axis_name="d")(jax.tree.map(shares, observation), shares(target), shares(mask))
+    got, got_values = jax.vmap(merge, axis_name="d")(
+        jax.tree.map(split_in_four, observation), split_in_four(target), split_in_four(mask)
+    )
     for device in range(4):
         mine = jax.tree.map(lambda x, d=device: x[d], (got, got_values))
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), mine, (whole, whole_values))
@@ -88,6 +93,88 @@ def test_value_moments_follow_the_targets():
     np.testing.assert_allclose(
         norm.denormalize_value(moments, norm.normalize_value(moments, target)), target, rtol=1e-5
     )
+
+
+def far_targets(ratio, *, num_updates=100):
+    """Yield (targets, mask) of each update: a mean of `ratio` standard deviations, which drifts by a few of them."""
+    rng = np.random.default_rng(2)
+    for update in range(num_updates):
+        target = rng.normal(ratio + 0.02 * update, 1.0, (16, 8)).astype(np.float32)
+        yield target, (rng.random(target.shape) < 0.8).astype(np.float32)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 500.0, -5000.0])
+def test_moments_are_those_of_float64_where_the_mean_is_far_from_0(ratio):
+    values, moments = norm.init_value_moments(), norm.init_moments(ArraySpec((), "float32"))
+    merge, merge_values = jax.jit(norm.merge_moments), jax.jit(norm.merge_value_moments)
+    weight = first = second = 0.0
+    seen = []
+    for target, mask in far_targets(ratio):
+        values, moments = merge_values(values, target, mask), merge(moments, target, mask)
+        rows = target[mask > 0].astype(np.float64)
+        weight, first, second = (
+            0.99 * old + 0.01 * new
+            for old, new in ((weight, 1.0), (first, rows.mean()), (second, np.square(rows).mean()))
+        )
+        seen.append(rows)
+    mean = first / weight
+    std = np.sqrt(second / weight - mean**2)
+    np.testing.assert_allclose(values.std, std, rtol=1e-3)
+    np.testing.assert_allclose((values.mean - mean) / std, 0.0, atol=5e-3)
+    rows = np.concatenate(seen)
+    np.testing.assert_allclose(np.sqrt(moments.variance), rows.std(), rtol=1e-3)
+    np.testing.assert_allclose((moments.mean - rows.mean()) / rows.std(), 0.0, atol=5e-3)
+    np.testing.assert_allclose(norm.normalize_value(values, target), (target - mean) / std, atol=0.01)
+
+
+@pytest.mark.parametrize("ratio", [500.0, 5000.0])
+def test_four_devices_have_the_moments_of_one_where_the_mean_is_far_from_0(ratio):
+    one = one_each = norm.init_value_moments(), norm.init_moments(ArraySpec((), "float32"))
+
+    def merge(moments, target, mask, axis_name=None):
+        values = norm.merge_value_moments(moments[0], target, mask, axis_name=axis_name)
+        return values, norm.merge_moments(moments[1], target, mask, axis_name)
+
+    together = jax.jit(merge)
+    apart = jax.jit(jax.vmap(lambda *x: merge(*x, axis_name="d"), axis_name="d", in_axes=(None, 0, 0)))
+    for target, mask in far_targets(ratio, num_updates=20):
+        one = together(one, target, mask)
+        every = apart(one_each, split_in_four(target), split_in_four(mask))
+        for device in range(4):
+            mine = jax.tree.map(lambda x, d=device: x[d], every)
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), mine, one)
+        one_each = mine
+
+
+def test_moments_go_on_from_a_snapshot_with_their_bits(tmp_path):
+    updates = list(far_targets(500.0, num_updates=4))
+    merge = jax.jit(norm.merge_value_moments)
+    moments = norm.init_value_moments()
+    for target, mask in updates[:2]:
+        moments = merge(moments, target, mask)
+    store = SnapshotStore(tmp_path / "snapshots")
+    store.save(1, jax.tree.map(np.asarray, moments), wait=True)
+    loaded, _ = store.load(template=norm.init_value_moments())
+    assert store.close(30)
+    for target, mask in updates[2:]:
+        moments, loaded = (merge(x, target, mask) for x in (moments, loaded))
+    jax.tree.map(np.testing.assert_array_equal, loaded, moments)
+    assert loaded.std == moments.std
+
+
+def test_popart_keeps_raw_outputs_where_the_mean_is_far_from_0():
+    """A step of the mean from 5000 to 5000.5 standard deviations; in raw units float32 itself resolves 5e-4."""
+    features = np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32)
+    head = {"kernel": jnp.full((4, 1), 0.3), "bias": jnp.full((1,), 0.7)}
+    old = norm.ValueMoments(jnp.ones(()), jnp.float32(5000.0), jnp.float32(1.0))
+    new = norm.ValueMoments(jnp.ones(()), jnp.float32(5000.5), jnp.float32(1.21))
+    rescaled = norm.rescale_head(head, (), old, new)
+    expected = (np.float64(0.7) + 5000.0 - 5000.5) / 1.1
+    np.testing.assert_allclose(rescaled["bias"], expected, rtol=1e-6)
+    raw, same = (
+        norm.denormalize_value(m, features @ h["kernel"] + h["bias"]) for m, h in ((old, head), (new, rescaled))
+    )
+    np.testing.assert_allclose(raw, same, atol=1e-3)
 
 
 def test_popart_keeps_raw_outputs():
