@@ -9,6 +9,7 @@ JsrlError
 ├── StreamError
 │   ├── StreamTimeout      nothing arrived (or no room was made) before the deadline
 │   ├── StreamClosed       the other end, or this one, is closed
+│   ├── UnknownPolicy      a request for a policy that the inference server does not serve
 │   ├── AccessDenied       keys that are missing, or another run's
 │   └── CodecError         bytes that are not a message of ours
 ├── SnapshotError          a snapshot that is missing, broken, or another experiment's
@@ -59,6 +60,10 @@ class StreamTimeout(StreamError):
 
 class StreamClosed(StreamError):
     """This end or the other one is closed."""
+
+
+class UnknownPolicy(StreamError):
+    """A request for a policy that the inference server does not serve; the message says which it serves."""
 
 
 class AccessDenied(StreamError):

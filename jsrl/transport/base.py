@@ -226,6 +226,7 @@ class InferenceClient(Protocol):
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
         """
         ...
 
@@ -257,6 +258,10 @@ class InferenceServer(Protocol):
 
     def reply(self, request: ClientRequest, reply: Reply) -> None:
         """Answer one request (arrays are copied out)."""
+        ...
+
+    def refuse(self, request: ClientRequest, served: tuple[int, ...]) -> None:
+        """Answer one request whose policy is not among those `served`: its client gets UnknownPolicy."""
         ...
 
     def departed(self, look: bool = True) -> list[ProducerId]:

@@ -239,13 +239,21 @@ class AnsweringArea:
 
     def write(self, reply: Reply, wants_core: bool) -> None:
         """Copy a reply's arrays in; the core only where it was asked for."""
-        if not self.open:
-            raise StreamError(
-                f"group {self.group} of {self.client.name} was answered already; reply once to each collected request."
-            )
+        self._check_open()
         self._action.write(reply.action)
         self._log_prob.write(reply.log_prob)
         self._extras.write(reply.extras)
         if wants_core:
             self._core.write(reply.core)
         self.open = False
+
+    def refuse(self) -> None:
+        """Take the request as answered, without arrays."""
+        self._check_open()
+        self.open = False
+
+    def _check_open(self) -> None:
+        if not self.open:
+            raise StreamError(
+                f"group {self.group} of {self.client.name} was answered already; reply once to each collected request."
+            )

@@ -6,9 +6,19 @@ import time
 from collections import deque
 from typing import Protocol
 
-from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError
+import msgspec
+
+from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, UnknownPolicy
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
 from jsrl.transport.guests import ANYBODY, Guests
+
+
+class Unserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a request for a policy that is not served. served: those that are."""
+
+    group: int
+    policy: int
+    served: list[int]
 
 
 class Asker(Protocol):
@@ -18,6 +28,10 @@ class Asker(Protocol):
 
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         """Send a reply; return False where the client turned out to be gone."""
+        ...
+
+    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+        """Send a refusal in place of a reply; return False where the client turned out to be gone."""
         ...
 
     def disconnect(self, reason: str) -> None:
@@ -82,13 +96,29 @@ class ServerEnd:
         Raises:
           SpecMismatch: the reply differs from the stream's schema. StreamError: the request was answered already.
         """
+        asker = self._asker_of(request)
+        if asker is not None and not asker.answer(request, reply):
+            self._drop(asker, "its connection broke")
+
+    def refuse(self, request: ClientRequest, served: tuple[int, ...]) -> None:
+        """Answer one request whose policy is not among those `served`: its client gets UnknownPolicy.
+
+        Raises:
+          StreamError: the request was answered already.
+        """
+        asker = self._asker_of(request)
+        unserved = Unserved(request.group, request.request.policy, list(served))
+        if asker is not None and not asker.refuse(request, unserved):
+            self._drop(asker, "its connection broke")
+
+    def _asker_of(self, request: ClientRequest) -> Asker | None:
+        """Return who waits for the answer; None where that client left."""
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
         asker = self._askers.get(request.client.name)
         if asker is None or asker.client.incarnation != request.client.incarnation:
-            return
-        if not asker.answer(request, reply):
-            self._drop(asker, "its connection broke")
+            return None
+        return asker
 
     def departed(self, look: bool = True) -> list[ProducerId]:
         """Return clients that left, died or were replaced since the last call, so that their cores can be forgotten.
@@ -154,6 +184,14 @@ class ServerEnd:
 def unknown_group(client: ProducerId, group: int, groups: list[int]) -> ConfigError:
     """Return the error for a group that was not declared at connection."""
     return ConfigError(f"group {group} was not declared by {client.name}; it declared {sorted(groups)}.")
+
+
+def unknown_policy(server: str, unserved: Unserved) -> UnknownPolicy:
+    """Return the error for a request whose policy is not served."""
+    return UnknownPolicy(
+        f"group {unserved.group} asked {server} for policy {unserved.policy}; it serves {sorted(unserved.served)}. Ask for "
+        "one of these, or connect to a server that has that policy."
+    )
 
 
 def still_in_flight(client: ProducerId, group: int) -> StreamError:

@@ -12,7 +12,14 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.guests import ANYBODY, Guests
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout, AskingArea
-from jsrl.transport.inference_ends import ServerEnd, check_request, still_in_flight, unknown_group
+from jsrl.transport.inference_ends import (
+    ServerEnd,
+    Unserved,
+    check_request,
+    still_in_flight,
+    unknown_group,
+    unknown_policy,
+)
 from jsrl.transport.schema import compare_schemas, flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}
@@ -37,6 +44,11 @@ class _LocalAsker:
         wants_core = request.request.wants_core
         self.areas[request.group].write(reply, wants_core)
         self._end.inbox.put(_Reply(request.group, reply.version, reply.policy, wants_core))
+        return True
+
+    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+        self.areas[request.group].refuse()
+        self._end.inbox.put(unserved)
         return True
 
     def disconnect(self, reason: str) -> None:
@@ -132,7 +144,7 @@ class LocalInferenceClient:
             raise
         server.check_guest(client, group_sizes)
         self.identity = client
-        self.inbox: queue.SimpleQueue[_Reply | str] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[_Reply | Unserved | str] = queue.SimpleQueue()
         layout = AreaLayout(spec, group_sizes)
         buffer = bytearray(layout.size_bytes)
         self._areas = {group: AskingArea(layout, group, buffer) for group in layout.group_sizes}
@@ -164,6 +176,7 @@ class LocalInferenceClient:
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
         """
         if self._closed_because is not None:
             raise StreamClosed(f"the inference stream {self._server.address} is closed: {self._closed_because}.")
@@ -179,6 +192,8 @@ class LocalInferenceClient:
             raise StreamClosed(f"the inference stream {self._server.address} is closed: {arrived}.")
         area = self._areas[arrived.group]
         area.in_flight = False
+        if isinstance(arrived, Unserved):
+            raise unknown_policy(self._server.address, arrived)
         return arrived.group, area.read(arrived.version, arrived.policy, arrived.has_core)
 
     def close(self) -> None:

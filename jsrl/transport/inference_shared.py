@@ -24,7 +24,7 @@ from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.guests import ANYBODY, Guests, read_pairs
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout
-from jsrl.transport.inference_ends import ServerEnd
+from jsrl.transport.inference_ends import ServerEnd, Unserved
 from jsrl.transport.schema import compare_schemas, flatten_schema, schema_from_fields
 from jsrl.transport.segment import Segment, make_folder
 from jsrl.transport.unix_socket import listen_socket
@@ -68,8 +68,15 @@ class _SharedAsker:
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         wants_core = request.request.wants_core
         self.areas[request.group].write(reply, wants_core)
+        return self._send(REPLY.pack(request.group, reply.policy, reply.version, wants_core))
+
+    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+        self.areas[request.group].refuse()
+        return self._send(msgspec.msgpack.encode(unserved))  # longer than a reply, by which the client knows it
+
+    def _send(self, message: bytes) -> bool:
         try:
-            self.connection.send(REPLY.pack(request.group, reply.policy, reply.version, wants_core))
+            self.connection.send(message)
         except OSError:
             return False
         return True

@@ -11,7 +11,7 @@ import msgspec
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference_area import AreaLayout, AskingArea
-from jsrl.transport.inference_ends import check_request, still_in_flight, unknown_group
+from jsrl.transport.inference_ends import Unserved, check_request, still_in_flight, unknown_group, unknown_policy
 from jsrl.transport.inference_shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST, Hello, Welcome
 from jsrl.transport.schema import flatten_schema, schema_to_fields
 from jsrl.transport.segment import Segment
@@ -102,6 +102,7 @@ class SharedInferenceClient:
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
         """
         if self._closed_because is not None:
             raise StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
@@ -118,11 +119,23 @@ class SharedInferenceClient:
         except OSError as error:
             raise self._lost(f"the server is gone ({error.strerror or error})") from None
         if len(message) != REPLY.size:
-            raise self._goodbye(message)
+            raise self._refused(message) or self._goodbye(message)
         group, policy, version, has_core = REPLY.unpack(message)
         area = self._areas[group]
         area.in_flight = False
         return group, area.read(version, policy, has_core)
+
+    def _refused(self, message: bytes) -> StreamError | None:
+        """Return the error of a request that was refused, None where the message is something else."""
+        try:
+            unserved = msgspec.msgpack.decode(message, type=Unserved)
+        except msgspec.DecodeError:
+            return None
+        area = self._areas.get(unserved.group)
+        if area is None or not area.in_flight:
+            return None
+        area.in_flight = False
+        return unknown_policy(self.address, unserved)
 
     def _goodbye(self, message: bytes) -> StreamError:
         if not message:

@@ -28,7 +28,7 @@ from jsrl.transport.curve import bind_guarded, incoming, keys_to_bind, outgoing,
 from jsrl.transport.guests import ANYBODY, Guests, read_pairs
 from jsrl.transport.handshake import HELLO, WELCOME, hello_limits, refusal_frames
 from jsrl.transport.inference_area import AnsweringArea, AreaLayout
-from jsrl.transport.inference_ends import ServerEnd
+from jsrl.transport.inference_ends import ServerEnd, Unserved
 from jsrl.transport.keys import KeyPath
 from jsrl.transport.schema import compare_schemas, flatten_schema, schema_from_fields
 from jsrl.transport.zmq_socket import bind_alone, configure_socket, remove_ipc_path
@@ -36,6 +36,7 @@ from jsrl.transport.zmq_socket import bind_alone, configure_socket, remove_ipc_p
 MAX_MESSAGE_BYTES = 1 << 28
 _PING_S = 0.5
 LINGER_MS = 500
+UNSERVED = "unserved"
 _DRAIN = 4096
 
 
@@ -111,6 +112,10 @@ class _ZmqAsker:
         fields = {"group": group, "version": int(reply.version), "policy": reply.policy, "has_core": has_core}
         frames = encode("reply", fields, (self.buffer.answers[group, has_core],))
         return self.tell(outgoing(frames, self._keys))
+
+    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+        self.areas[request.group].refuse()
+        return self.tell(outgoing(encode(UNSERVED, msgspec.to_builtins(unserved)), self._keys))
 
     def tell(self, frames: list[Any]) -> bool:
         """Send without waiting; return False where the connection is gone."""

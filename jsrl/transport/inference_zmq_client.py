@@ -14,8 +14,16 @@ from jsrl.transport.codec import Limits, decode, encode
 from jsrl.transport.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
 from jsrl.transport.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, raise_refusal
 from jsrl.transport.inference_area import AreaLayout, AskingArea
-from jsrl.transport.inference_ends import check_request, still_in_flight, unknown_group
-from jsrl.transport.inference_zmq import LINGER_MS, MAX_MESSAGE_BYTES, Answered, ClientBuffer, fill_area, read_fields
+from jsrl.transport.inference_ends import Unserved, check_request, still_in_flight, unknown_group, unknown_policy
+from jsrl.transport.inference_zmq import (
+    LINGER_MS,
+    MAX_MESSAGE_BYTES,
+    UNSERVED,
+    Answered,
+    ClientBuffer,
+    fill_area,
+    read_fields,
+)
 from jsrl.transport.keys import KeyPath
 from jsrl.transport.schema import flatten_schema, schema_to_fields
 from jsrl.transport.zmq_socket import configure_socket
@@ -111,6 +119,7 @@ class ZmqInferenceClient:
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
         """
         self._check_open()
         deadline = time.monotonic() + timeout_s
@@ -142,12 +151,15 @@ class ZmqInferenceClient:
         if message.kind == REFUSED:
             self._close(str(message.fields.get("text")))
             raise_refusal(message)
-        answered: Answered = read_fields(message, Answered)
+        answered: Answered | Unserved = read_fields(message, Unserved if message.kind == UNSERVED else Answered)
         area = self._areas.get(answered.group)
-        if message.kind != "reply" or area is None or not area.in_flight:
+        if message.kind not in ("reply", UNSERVED) or area is None or not area.in_flight:
             raise CodecError(
                 f"{self.address} sent {message.kind[:40]!r} for group {answered.group}, which asked nothing."
             )
+        if isinstance(answered, Unserved):
+            area.in_flight = False
+            raise unknown_policy(self.address, answered)
         fill_area(self._buffer.answers[answered.group, answered.has_core], message)
         area.in_flight = False
         return answered.group, area.read(answered.version, answered.policy, answered.has_core)

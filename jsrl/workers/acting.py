@@ -19,6 +19,7 @@ from jsrl.errors import StreamError, StreamTimeout
 from jsrl.parallel import small_calls
 from jsrl.services.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Reply, Request
+from jsrl.transport.inference_ends import Unserved, unknown_policy
 from jsrl.types import EnvSpec, Tree, leaves, map_tree, version_updates
 
 ACT_STREAM, UPDATE_STREAM, INIT_STREAM = 1, 2, 0
@@ -61,6 +62,7 @@ class Engine:
         self._agent, self._spec, self._greedy, self._number = agent, spec, greedy, number
         self.sizes = sorted(set(sizes))
         self._num_slots, self._next_slot = num_slots, 0
+        self.policies = (0,)  # that it acts for
         self._table = agent.initial_core(num_slots + 1)  # the last row is scratch, for padding
         self.has_core = bool(jax.tree.leaves(self._table))
         self._on_accelerator = jax.default_backend() != "cpu"
@@ -181,7 +183,13 @@ class InlineInference:
         self._pending: list[tuple[int, Request]] = []
 
     def send(self, group: int, request: Request) -> None:
-        """Queue a request. Its arrays are read when it is received, which is before that group is stepped again."""
+        """Queue a request. Its arrays are read when it is received, which is before that group is stepped again.
+
+        Raises:
+          UnknownPolicy: the engine has other policies.
+        """
+        if request.policy not in self._engine.policies:
+            raise unknown_policy("this process", Unserved(group, request.policy, list(self._engine.policies)))
         self._pending.append((group, request))
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout, UnknownPolicy
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference import bind_inference, connect_inference
 from jsrl.types import ArraySpec, leaves, map_tree
@@ -178,6 +178,27 @@ def test_fields_travel(road: Road) -> None:
     group, reply = client.receive(TIMEOUT_S)
     assert (group, reply.version, reply.policy) == (2, version, 5)
     client.close()
+    server.close()
+
+
+def test_a_policy_that_is_not_served_is_refused_by_name_and_the_stream_goes_on(road: Road) -> None:
+    server = bind_inference(road.new_address(), SPEC)
+    client = connect_while(server, groups={2: 3, 4: 3})
+    client.send(2, make_request(3, 0, policy=5))
+    (found,) = collect_some(server, 1)
+    server.refuse(found, (0, 3))
+    with pytest.raises(UnknownPolicy, match=r"group 2 asked .* for policy 5; it serves \[0, 3\]"):
+        client.receive(TIMEOUT_S)
+    with pytest.raises(StreamError, match="answered already"):
+        server.reply(found, answer_to(found.request))
+    for group, policy in ((2, 3), (4, 0)):
+        client.send(group, make_request(3, group, policy=policy))
+        (found,) = collect_some(server, 1)
+        server.reply(found, answer_to(found.request))
+        assert client.receive(TIMEOUT_S)[0] == group
+    client.close()
+    wait_until(lambda: server.departed() == [ProducerId("actor-0", 0)], "the client left")
+    server.refuse(found, (0,))  # goes nowhere
     server.close()
 
 

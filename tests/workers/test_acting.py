@@ -10,7 +10,7 @@ import pytest
 
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.ppo import PPOConfig, ppo
-from jsrl.errors import StreamTimeout
+from jsrl.errors import StreamTimeout, UnknownPolicy
 from jsrl.networks.model import NetworkConfig
 from jsrl.transport.base import Request
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
@@ -184,6 +184,14 @@ class Params:
             raise StreamTimeout("nothing")
 
     def close(self) -> None: ...
+
+
+def test_inline_refuses_a_policy_that_it_has_not(engine):
+    client = InlineInference(engine(), Params(), {0: SIZE})
+    with pytest.raises(UnknownPolicy, match=r"policy 2; it serves \[0\]"):
+        client.send(0, request(0, 0, policy=2))
+    client.send(0, request(0, 0))
+    assert client.receive(0.0)[1].policy == 0
 
 
 def test_inline_waits_for_the_version_that_a_request_names(engine):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents.ppo import PPOConfig, ppo
-from jsrl.errors import StreamError, StreamTimeout
+from jsrl.errors import StreamError, StreamTimeout, UnknownPolicy
 from jsrl.networks.model import NetworkConfig
 from jsrl.transport.base import InferenceClient, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference import bind_inference, connect_inference
@@ -120,6 +120,21 @@ def test_all_that_a_client_said_is_heard_before_it_says_hello_again(serving: Ser
         while not again.done():
             serving.worker.step()
         again.result().close()
+
+
+@pytest.mark.parametrize("road", ["local", "shm", "ipc"])
+def test_only_the_policy_that_is_served_is_answered(road: str, tmp_path: Path) -> None:
+    address = {"local": f"local:{tmp_path.name}", "shm": f"shm:{tmp_path}/run/i", "ipc": f"ipc://{tmp_path}/i"}[road]
+    serving = Serving(address, 2 * SIZE)
+    client = serving.connect(0)
+    client.send(0, asked(0)._replace(policy=3))
+    with pytest.raises(UnknownPolicy, match=r"for policy 3; it serves \[0\]"):
+        serving.receive(client)
+    client.send(0, asked(1))
+    assert serving.receive(client).policy == 0
+    assert serving.worker.report()[0]["inference/refused"] == 1
+    client.close()
+    serving.server.close()
 
 
 def test_cores_are_never_shared_by_two_groups() -> None:

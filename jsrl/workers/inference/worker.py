@@ -10,6 +10,7 @@ from jsrl.errors import SpecMismatch, StreamTimeout
 from jsrl.services.control import Command
 from jsrl.services.metrics import Recorder
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
+from jsrl.transport.inference_ends import Unserved, unknown_policy
 from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, Served
 from jsrl.workers.base import Reporter
@@ -80,6 +81,7 @@ class InferenceWorker:
             self._engine.set_params(*newer)
         arrived = self._collect()
         self._phases.enter("transport")
+        arrived = [r for r in arrived if self._serves(r)]
         self._forget_departed()
         requests = self._held + arrived
         updates = version_updates(self._engine.version) if self._engine.version >= 0 else -1
@@ -117,6 +119,15 @@ class InferenceWorker:
         except SpecMismatch as error:  # it was told, and turned away
             self._refusals.note(error)
             return []
+
+    def _serves(self, request: ClientRequest) -> bool:
+        """Return whether the engine has the policy that is asked for; refuse the request where it has not."""
+        policy, served = request.request.policy, self._engine.policies
+        if policy in served:
+            return True
+        self._server.refuse(request, served)
+        self._refusals.note(unknown_policy(self.name, Unserved(request.group, policy, list(served))))
+        return False
 
     def _answer(self, ready: list[ClientRequest]) -> int:
         rows = 0
