@@ -174,6 +174,9 @@ class SupervisionConfig:
     """Before a worker's first restart; doubled at each further one within the window."""
     max_backoff_s: float = 30.0
     """At most so long before a restart."""
+    memory_margin_mb: int = 1024
+    """With road zeromq: how many MiB a worker that others connect to may take beyond what it had once it was settled and
+    what its streams and state declare; then it is replaced, as a connection may have taken it all."""
     actor: int | None = None
     """Restarts of each actor; None: `restart`."""
     inference: int | None = None

@@ -21,7 +21,7 @@ from jsrl.errors import SnapshotError
 from jsrl.launch.processes import Process
 from jsrl.launch.result import ledger_text
 from jsrl.launch.session import Session
-from jsrl.services.control import MAX_STACKS_CHARS, all_stacks
+from jsrl.services.stacks import MAX_STACKS_CHARS, all_stacks
 from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.workers.process import stacks_path
 

@@ -11,10 +11,8 @@ import contextlib
 import logging
 import os
 import queue
-import sys
 import threading
 import time
-import traceback
 from socket import socketpair
 from typing import Any
 
@@ -22,6 +20,8 @@ import msgspec
 import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
+from jsrl.services.memory import MIB, MemoryWatch, give_freed_memory_back, resident_bytes
+from jsrl.services.stacks import all_stacks, main_stack
 from jsrl.transport.curve import (
     Handshakes,
     bind_guarded,
@@ -38,8 +38,9 @@ from jsrl.transport.keys import KeyPath
 _logger = logging.getLogger("jsrl.control")
 MAX_MESSAGE_BYTES = 16 << 20
 HEARTBEAT_S = 0.2
+_HURRY_S = 0.02  # between looks at memory that grows fast
+MARGIN_BYTES = 256 << 20  # that the controller may grow before its socket is made anew
 MAX_MESSAGES = 4096  # taken in at once
-MAX_FRAMES, MAX_STACKS_CHARS = 60, 1 << 16  # of one thread, of all
 
 
 class Message(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
@@ -118,6 +119,7 @@ class ControlClient:
       commands: what else the controller asked for.
       stuck_s: how long one turn of the worker's loop may take (None: for ever). turned_s: when the present turn began, by
         the monotonic clock; 0: the worker is not at work, nothing is expected of it.
+      memory: what watches this process's memory; None: nothing does.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class ControlClient:
         self.progress = 0
         self.stuck_s: float | None = None
         self.turned_s = 0.0
+        self.memory: MemoryWatch | None = None
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -191,7 +194,11 @@ class ControlClient:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + HEARTBEAT_S
                     self._beat(socket)
-                ready = dict(poller.poll(max(0, int(1000 * (beat_at - time.monotonic())) + 1)))
+                self._check_memory(socket)
+                pause_s = min(
+                    beat_at - time.monotonic(), _HURRY_S if self.memory and self.memory.hurries else HEARTBEAT_S
+                )
+                ready = dict(poller.poll(max(0, int(1000 * pause_s) + 1)))
                 if self._rung.fileno() in ready:
                     self._rung.recv(1 << 16)
                 if socket in ready:
@@ -243,12 +250,17 @@ class ControlClient:
             )
             self._give_up(socket, "WorkerStuck", text, 71)
 
+    def _check_memory(self, socket: zmq.Socket) -> None:
+        exceeded = self.memory.look() if self.memory is not None else None
+        if exceeded is not None:
+            self._give_up(socket, "MemoryExceeded", exceeded, 72)
+
     def _give_up(self, socket: zmq.Socket, error: str, text: str, status: int) -> None:
         """End the process with last words: what it hangs in cannot be interrupted from here."""
         crash = Crash(self.worker, self.incarnation, error, text, main_stack())
         self._say(socket, Stacks(self.worker, self.incarnation, all_stacks()))
         self._say(socket, crash)
-        time.sleep(0.3)
+        socket.context.destroy(linger=300)  # returns once they are sent
         os._exit(status)
 
     def _obey(self, command: Command) -> None:
@@ -260,29 +272,16 @@ class ControlClient:
             self.commands.put(command)
 
 
-def main_stack() -> str:
-    """Return the main thread's stack, as text."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else ""
-
-
-def all_stacks() -> str:
-    """Return the Python stack of every thread, the main thread first, as text of bounded length."""
-    names, main = {thread.ident: thread.name for thread in threading.enumerate()}, threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda entry: entry[0] != main)
-    parts = [
-        f"thread {names.get(number, 'of C code')}:\n" + "".join(traceback.format_stack(frame, MAX_FRAMES))
-        for number, frame in frames
-    ]
-    return "".join(parts)[:MAX_STACKS_CHARS]
-
-
 class ControlServer:
     """The controller's end of the control road; over tcp it needs `keys`, as every stream."""
 
-    def __init__(self, address: str, *, keys: KeyPath = None) -> None:
-        self._keys = own_keys = keys_to_bind(address, keys)
+    def __init__(self, address: str, *, keys: KeyPath = None, margin_bytes: int = MARGIN_BYTES) -> None:
+        self._keys = keys_to_bind(address, keys)
         self.refused = 0  # messages that are not ours
+        self._margin_bytes, self._baseline_bytes = margin_bytes, resident_bytes()
+        self._open(address)
+
+    def _open(self, address: str) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -290,14 +289,38 @@ class ControlServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         old = os.umask(0o177)
         try:
-            self.address, self._gate = bind_guarded(self._socket, address, own_keys, bind)
+            self.address, self._gate = bind_guarded(self._socket, address, self._keys, bind)
         finally:
             os.umask(old)
+
+    def relieve(self) -> None:
+        """Make the socket anew where this process has grown by the margin.
+
+        A connection that sends messages without end, which ZeroMQ keeps and does not show, is lost with what it sent. Workers
+        connect again by themselves.
+        """
+        before = resident_bytes()
+        if before <= self._baseline_bytes + self._margin_bytes:
+            return
+        shut(self._context, self._socket, self._gate, 0)
+        self._open(self.address)
+        give_freed_memory_back()
+        now = resident_bytes()
+        if before - now < self._margin_bytes // 2:  # the memory is somebody else's in this process
+            self._baseline_bytes = now
+            return
+        _logger.warning(
+            "the control road held %d MiB of messages that never end; its connections were made anew. Look who else "
+            "connects to %s.",
+            (before - now) // MIB,
+            self.address,
+        )
 
     def poll(self, timeout_s: float) -> list[AnyMessage]:
         """Return what workers said, waiting up to `timeout_s` for the first message."""
         if self._socket.closed:
             raise StreamClosed("the control road is closed; nothing can be asked of workers any more.")
+        self.relieve()
         messages: list[AnyMessage] = []
         if not self._socket.poll(int(timeout_s * 1000)):
             return messages

@@ -129,11 +129,22 @@ def _closed(error: StreamClosed, control: ControlClient) -> int:
     return 1
 
 
+def _watch_memory(worker: Worker, control: ControlClient) -> bool:
+    """Begin the watch over this process's memory, if it has one; return whether it has its final baseline."""
+    settled = getattr(worker, "settled", True)
+    if control.memory is not None:
+        control.memory.begin(settled=settled)
+    return control.memory is None or settled
+
+
 def _loop(worker: Worker, control: ControlClient) -> None:
     report_at = time.monotonic() + REPORT_S
+    watched = _watch_memory(worker, control)
     while not control.stop.is_set():
         control.turned_s = time.monotonic()
         control.progress += worker.step()
+        if not watched and getattr(worker, "settled", True):
+            watched = _watch_memory(worker, control)
         while not control.commands.empty():
             worker.command(control.commands.get())
         if time.monotonic() >= report_at:

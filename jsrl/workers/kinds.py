@@ -53,6 +53,8 @@ class Kind(NamedTuple):
       may_restart: whether a death may be repaired at all, from (job, exit status, name of its last error or None).
       loss_ends_run: False: the run goes on without it when its restarts are used up.
       forks: one process may fork several of them, where they load no jax.
+      declares: what its streams and state may take in bytes beyond what it has once it is ready, from (job), where others
+        connect to it; None: nobody does.
       headline: its row of the live display. is_hit: chaos hits it unless told otherwise.
     """
 
@@ -69,6 +71,7 @@ class Kind(NamedTuple):
     may_restart: Callable[[Job, int | None, str | None], bool] = lambda job, status, error: True
     loss_ends_run: bool = True
     forks: bool = False
+    declares: Callable[[Job], int | None] = lambda job: None
     headline: Headline = Headline()
     is_hit: bool = True
 

@@ -35,11 +35,14 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
     def build_from_file(reporter: Reporter) -> Worker:
         from jsrl.reference import from_json
         from jsrl.workers.kinds import build_worker, find_kind
+        from jsrl.workers.memory import make_watch
 
         job = from_json(json.loads(job_path.read_text()))
+        kind = find_kind(job.kind)
         control.stuck_s = job.experiment.deadlines.stuck_s
+        control.memory = make_watch(job, kind.declares(job))
         worker = build_worker(job, reporter)
-        if not find_kind(job.kind).loads_jax(job):
+        if not kind.loads_jax(job):
             return _TellOfJax(worker, reporter)
         return worker
 

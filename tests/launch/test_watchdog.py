@@ -19,7 +19,8 @@ from jsrl.launch.processes import Process, crash_lines
 from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervision import Supervision
 from jsrl.launch.watchdog import KEPT, Watchdog, catches
-from jsrl.services.control import Crash, Report, Stacks, all_stacks
+from jsrl.services.control import Crash, Report, Stacks
+from jsrl.services.stacks import all_stacks
 from jsrl.workers.jobs import Job, Links
 from jsrl.workers.kinds import find_kind
 

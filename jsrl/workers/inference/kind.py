@@ -5,6 +5,7 @@ from __future__ import annotations
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
 from jsrl.workers.kinds import Headline, Kind
+from jsrl.workers.memory import clients_bytes, params_bytes
 
 ACTIVITIES = (
     Activity("act", "infer", "share of time acting", "below 0.9 (else: another server)"),
@@ -40,5 +41,6 @@ KIND = Kind(
     build="jsrl.workers.inference.build:build_inference",
     activities=ACTIVITIES,
     metrics=METRICS,
+    declares=lambda job: params_bytes(job) + clients_bytes(job),
     headline=Headline("rows_per_s", "rows/s"),
 )

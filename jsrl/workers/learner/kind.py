@@ -5,6 +5,7 @@ from __future__ import annotations
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
 from jsrl.workers.kinds import Headline, Kind
+from jsrl.workers.memory import learner_bytes
 
 ACTIVITIES = (
     Activity(
@@ -63,6 +64,7 @@ KIND = Kind(
     build="jsrl.workers.learner.build:build_learner",
     activities=ACTIVITIES,
     metrics=METRICS,
+    declares=learner_bytes,
     state="snapshot",
     saves=True,
     must_finish=True,

@@ -100,6 +100,12 @@ class Learner:
         return make_version(self._settings.plan.epoch, self.updates)
 
     @property
+    def settled(self) -> bool:
+        """Return whether its updates have taken the memory that they need."""
+        plan = self._settings.plan
+        return self.updates >= plan.start_updates + 2 * self._settings.updates_per_call
+
+    @property
     def env_steps(self) -> int:
         """Return the env steps trained on so far (with replay workers: those that they had inserted)."""
         if self._settings.total_env_steps is not None:

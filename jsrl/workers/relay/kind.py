@@ -5,6 +5,7 @@ from __future__ import annotations
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
 from jsrl.workers.kinds import Kind
+from jsrl.workers.memory import params_bytes
 
 ACTIVITIES = (
     Activity("publish", "publish", "share of time passing params on", "below 0.5"),
@@ -26,5 +27,6 @@ KIND = Kind(
     build="jsrl.workers.relay.worker:build_parameter_server",
     activities=ACTIVITIES,
     metrics=METRICS,
+    declares=params_bytes,
     saves=True,
 )

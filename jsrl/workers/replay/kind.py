@@ -5,6 +5,7 @@ from __future__ import annotations
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
 from jsrl.workers.kinds import Kind
+from jsrl.workers.memory import replay_bytes, stream_bytes, windows_bytes
 
 ACTIVITIES = (
     Activity("insert", "transport", "share of time writing rows and priorities", "below 0.7 (else: num_replays)"),
@@ -53,6 +54,7 @@ KIND = Kind(
     build="jsrl.workers.replay.build:build_replay",
     activities=ACTIVITIES,
     metrics=METRICS,
+    declares=lambda job: stream_bytes(job) + replay_bytes(job) + windows_bytes(job),
     loads_jax=lambda job: False,
     state="snapshot",
 )

@@ -1,0 +1,89 @@
+"""How much memory a process that reads from sockets may take, and how it finds out that a connection takes it all.
+
+ZeroMQ shows a message only once its last frame has come. A connection that sends frames without a last one is therefore
+invisible, and what it has sent stays in memory. So a process with such sockets watches its resident memory:
+
+    bound = baseline (resident once the worker is settled) + what its streams and state may take (declared) + a margin
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+MIB = 1 << 20
+HURRY_BYTES = 16 << 20  # growth from one look to the next after which the looks come quickly
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process without mapped files; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            _, resident, mapped, *_ = file.read().split()
+        return (int(resident) - int(mapped)) * _PAGE_BYTES
+    except (OSError, ValueError):
+        return 0
+
+
+def available_bytes() -> int:
+    """Return the memory that processes of this host could still take; 0 where the system does not say."""
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file)
+        return int(lines[b"MemAvailable"].split()[0]) << 10
+    except (OSError, ValueError, KeyError, IndexError):
+        return 0
+
+
+def give_freed_memory_back() -> None:
+    """Have the C library give the memory that was freed back to the system, where it can (glibc)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
+class MemoryWatch:
+    """A worker's watch over its own resident memory.
+
+    Args:
+      declared_bytes: what its streams and its state may take beyond the baseline. margin_bytes: on top.
+
+    Attributes:
+      bound_bytes: the most it may take; None: it is not watched yet.
+      hurries: whether its memory grew fast, so that the next look should come soon.
+    """
+
+    def __init__(self, declared_bytes: int, margin_bytes: int) -> None:
+        self._declared, self._margin = declared_bytes, margin_bytes
+        self._baseline = self._last = 0
+        self.bound_bytes: int | None = None
+        self.hurries = False
+
+    def begin(self, *, settled: bool) -> None:
+        """Take the present memory as the baseline.
+
+        Not settled: what the worker's first work takes is not known yet. Until the next `begin`, half of the host's free
+        memory is allowed as well.
+        """
+        self._baseline = self._last = resident_bytes()
+        if self._baseline:
+            more = 0 if settled else available_bytes() // 2
+            self.bound_bytes = self._baseline + self._declared + self._margin + more
+
+    def look(self) -> str | None:
+        """Return what to tell where the bound is exceeded, else None."""
+        if self.bound_bytes is None:
+            return None
+        now = resident_bytes()
+        self.hurries, self._last = now - self._last >= HURRY_BYTES, now
+        if now <= self.bound_bytes:
+            return None
+        baseline, declared, bound = self._baseline // MIB, self._declared // MIB, self.bound_bytes // MIB
+        return (
+            f"{now // MIB} MiB are resident, above the bound of {bound} MiB ({baseline} once it was ready, {declared} for its "
+            "streams and state, the rest margin). Most likely a connection sends messages that never end (unfinished "
+            "multiparts), which nobody but ZeroMQ sees: look who else connects to this run. If the worker itself needs more, "
+            "raise supervision.memory_margin_mb."
+        )

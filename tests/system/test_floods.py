@@ -1,0 +1,66 @@
+"""A connection that sends messages without end to each socket of a run: memory stays bounded, and the run goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+import pytest
+
+from jsrl.services.memory import MIB
+from tests.contracts.flood import Flood
+from tests.system.test_supervision import await_training, consumed, counting, end
+
+MARGIN_MB = 128
+CONTROLLER_MARGIN_MB = 256
+LATE_MB = 384  # what may arrive between two looks and while last words are said
+
+
+class Peak:
+    """The largest resident memory of a process from now on."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self.first = self.bytes = process.memory_info().rss
+        self._process, self._stop = process, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.005):
+            try:
+                self.bytes = max(self.bytes, self._process.memory_info().rss)
+            except psutil.Error:
+                return
+
+    def growth_mb(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return (self.bytes - self.first) // MIB
+
+
+@pytest.mark.slow
+def test_endless_messages_bound_the_memory_of_every_end(launch) -> None:
+    margin = ("--supervision.memory-margin-mb", str(MARGIN_MB))
+    run = counting(launch, "--road", "zeromq", "--placement", "served", "--restart", "3", *margin)
+    (memory,) = run.memory_folders()
+    for worker, name in (("inference-0", "inference-0"), ("parameter-server", "params-relay"), ("learner", "samples")):
+        process = run.workers()[worker]
+        since_s, peak = time.monotonic(), Peak(process)
+        flood = Flood(f"{memory}/{name}")
+        assert flood.ended.wait(60), f"{worker} still takes what is sent"
+        flood.close()
+        assert peak.growth_mb() < MARGIN_MB + LATE_MB
+        await_training(run, since_s, worker, process.pid)
+    lives = {name: process.pid for name, process in run.workers().items()}
+    peak = Peak(psutil.Process(run.popen.pid))
+    flood = Flood(f"{memory}/control")
+    assert flood.ended.wait(60), "the controller still takes what is sent"
+    flood.close()
+    assert peak.growth_mb() < CONTROLLER_MARGIN_MB + LATE_MB
+    before = consumed(run)[1]
+    run.until(lambda: consumed(run)[1] > before + 5, "training after the flood")
+    assert {name: process.pid for name, process in run.workers().items()} == lives, "the controller lost nobody"
+    text = run.text
+    assert text.count("MemoryExceeded") >= 3 and "unfinished multiparts" in text
+    end(run)
