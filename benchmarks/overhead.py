@@ -69,13 +69,15 @@ def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
     from jsrl.launch.serial import SerialReporter
     from jsrl.services.metrics import Recorder
     from jsrl.services.phases import Phases
+    from jsrl.transport.hop_page import HopPage
     from jsrl.transport.ledger_page import KeptLedger
 
     return [
         ("phases", Phases, ("enter",)),
         ("metrics", Recorder, ("rate", "count", "mean", "spread")),
         ("deadlines", SerialReporter, ("entering", "left")),
-        ("ledger", KeptLedger, ("arrive", "settle")),
+        ("ledger", KeptLedger, ("arrive", "settle", "mark", "hold")),
+        ("pages", HopPage, ("begin", "commit", "receive")),
     ]
 
 
@@ -127,9 +129,11 @@ def ns_per_call(folder: Path) -> dict[str, float]:
     """Return the CPU nanoseconds of one call of each method, by a loop around it."""
     from jsrl.services.control import ControlClient, ControlServer
     from jsrl.services.metrics import Recorder
-    from jsrl.transport.base import Ledger
+    from jsrl.transport.base import Ledger, ProducerId
+    from jsrl.transport.hop_page import LOCAL, HopPage
     from jsrl.transport.ledger_page import begin_life
 
+    page = HopPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, road=LOCAL)
     recorder, plain = Recorder("actor"), Ledger(dropped={})
     phases = recorder.phases
     _, kept = begin_life(folder / "ledger", 0, None)
@@ -146,6 +150,11 @@ def ns_per_call(folder: Path) -> dict[str, float]:
         "deadlines.left": timed(control.left),
         "ledger.arrive": timed(kept.arrive) - timed(plain.arrive),  # the page alone
         "ledger.settle": timed(lambda: kept.settle("consumed")) - timed(lambda: plain.settle("consumed")),
+        "ledger.mark": timed(lambda: kept.mark(True)),
+        "ledger.hold": timed(lambda: kept.hold(3)),
+        "pages.begin": timed(page.begin),
+        "pages.commit": timed(page.commit),
+        "pages.receive": timed(page.receive),
     }
     control.close()
     server.close()

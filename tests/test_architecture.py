@@ -264,7 +264,7 @@ class Silent:
 
 actor = build_worker(job, Silent())
 actor.setup()
-while consumer.ledger.produced < 2:
+while consumer.ledger.received < 2:
     actor.step()
     if consumer.pending():
         consumer.release(consumer.get(1.0))

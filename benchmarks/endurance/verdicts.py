@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.endurance.holdings import Holdings
 from benchmarks.endurance.slopes import Level, Slope, level, theil_sen
+from jsrl.launch.result import contradicted
 
 RSS_LIMIT_MB_PER_MIN = 1.0
 COUNTS = ("descriptors", "threads", "segments")
@@ -92,9 +93,9 @@ def run_faults(raw: dict[str, Any]) -> list[str]:
         faults.append(f"files in shared memory: {files.first:g} -> {files.last:g}")
     if raw["compilations_after_warmup"]:
         faults.append(f"inference compiled {raw['compilations_after_warmup']:g} times after its warm-up")
-    ledger = (raw["result"] or {}).get("ledger")
-    if not ledger or ledger["produced"] != ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"]:
-        faults.append(f"the ledger does not balance: {ledger}")
+    result = raw["result"] or {}
+    if contradicted(result):
+        faults.append(f"the ledger does not balance: {result.get('ledger')} {result.get('hops', '')}")
     if raw["left"]:
         faults.append(f"left behind: {', '.join(raw['left'])}")
     if raw["ended_early"]:

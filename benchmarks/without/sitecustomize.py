@@ -47,12 +47,15 @@ def without_metrics() -> None:
 
 
 def without_ledger() -> None:
-    """Count trajectories in memory, not in the page that survives a death."""
+    """Count trajectories in memory, not in the pages that survive a death."""
     from jsrl.transport.base import Ledger
+    from jsrl.transport.hop_page import HopPage
     from jsrl.transport.ledger_page import KeptLedger
 
-    for name in ("arrive", "settle", "drop"):
+    for name in ("arrive", "settle", "drop", "mark", "hold"):
         setattr(KeptLedger, name, getattr(Ledger, name))
+    for name in ("begin", "commit", "receive"):
+        setattr(HopPage, name, nothing)
 
 
 PARTS = {

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from jsrl.errors import ConfigError, SnapshotError
+from jsrl.errors import ConfigError, SnapshotError, StreamError
 from jsrl.launch.chaos_card import Blow, Flood, ScoreCard
-from jsrl.transport.ledger_page import LEDGER, read_page
+from jsrl.transport.hops import read_hop
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import own_kinds
 
@@ -204,10 +204,10 @@ class Storm:
 
     def _produced(self) -> int:
         try:
-            life = read_page(self._folder() / LEDGER)
-        except (StopIteration, SnapshotError):
+            ledger = read_hop(self._folder())
+        except (StopIteration, SnapshotError, StreamError):
             return 0
-        return life.ledger.produced if life is not None else 0
+        return ledger.produced if ledger is not None else 0
 
     def _lines(self) -> int:
         """Return how many lines of metrics the run has written."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jsrl.launch.result import ledger_text
-from jsrl.transport.base import Ledger
+from jsrl.launch.result import contradicted, ledger_lines
 from jsrl.workers.jobs import kind_of
 
 HARMED_SHARE = 0.1  # of the best score before the storm, by which the best one during it may lie below
@@ -65,7 +64,7 @@ class ScoreCard:
         """Return whether every blow was recovered from, nothing else was harmed, and nothing was left behind."""
         recovered = all(blow.recovered_s is not None for blow in self.blows)
         unharmed = (self.flood is None or self.flood.passed) and self.learns
-        return bool(self.blows) and recovered and unharmed and self.balanced and not self.left and not self.ended
+        return bool(self.blows) and recovered and unharmed and self.accounted and not self.left and not self.ended
 
     @property
     def learns(self) -> bool:
@@ -74,10 +73,9 @@ class ScoreCard:
         return not (before and since) or max(since) >= max(before) - HARMED_SHARE * abs(max(before))
 
     @property
-    def balanced(self) -> bool:
-        """Return whether the run's ledger says what became of every trajectory."""
-        ledger = self.result.get("ledger") or {}
-        return "produced" in ledger and Ledger(**ledger).balanced
+    def accounted(self) -> bool:
+        """Return whether the run's ledgers hold: what producers and consumers counted fits, except what is unknown."""
+        return not contradicted(self.result)
 
     def text(self) -> str:
         """Return the card for people."""
@@ -86,8 +84,8 @@ class ScoreCard:
         lines.append(
             f"  throughput: {self.calm_per_s:.1f} trajectories/s before, {self.storm_per_s:.1f} during the storm ({share:.0%})"
         )
-        ledger = self.result.get("ledger")
-        lines.append(f"  ledger: {ledger_text(ledger) if ledger else 'none was left'}")
+        ledgers = ledger_lines(self.result.get("ledger") or {}, self.result.get("hops") or {})
+        lines += [f"  {line}" for line in ledgers or ["ledger: none was left"]]
         lines += self._learning_lines()
         if self.ended:
             lines.append(f"  the run ended before the storm: {self.ended}")

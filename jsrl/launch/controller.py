@@ -13,7 +13,7 @@ from jsrl.errors import WorkerDied
 from jsrl.launch.actor_host import ActorHost
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan, accelerators, process_environment
-from jsrl.launch.processes import Process, death_notice, loss_notice, start
+from jsrl.launch.processes import Process, death_notice, end_all, loss_notice, start
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.supervision import Restart, Supervision, next_life
@@ -21,6 +21,7 @@ from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
 from jsrl.reference import spawn_environment
 from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
+from jsrl.transport.hops import close_hops
 from jsrl.transport.segment import make_folder
 from jsrl.workers.kinds import find_kind
 
@@ -46,7 +47,7 @@ class Controller:
         self._deadlines = plan.experiment.deadlines
         self._supervision = Supervision(plan.experiment)
         self._restarts: list[Restart] = []
-        self._watchdog = Watchdog(session, self._processes, self._ask_stacks, self._listen)
+        self._watchdog = Watchdog(session, self._processes, lambda p: self._tell(p.name, "stacks"), self._listen)
 
     def run(self) -> Result:
         """Run until the session says why to stop.
@@ -58,6 +59,7 @@ class Controller:
           WorkerDied: a worker ended, hung or never became ready; the message has its traceback.
         """
         make_folder(self._plan.memory_folder)
+        failure: BaseException | None = None
         self._control = ControlServer(f"ipc://{self._plan.memory_folder}/control")
         with interrupts(self._interrupt) as signals, requests(self._request):
             try:
@@ -66,14 +68,13 @@ class Controller:
                 self._session.end("interrupted")
             except BaseException as error:
                 if not isinstance(error, WorkerDied):  # of which there is a report already
-                    self._session.display.message(
-                        self._watchdog.write("controller", repr(error), self._watchdog.look())
-                    )
-                self._session.fail(error)
+                    told = self._watchdog.write("controller", repr(error), self._watchdog.look())
+                    self._session.display.message(told)
+                failure = error
                 raise
             finally:
                 signals.ignore()
-                self._clear()
+                self._clear(failure)
         return self._session.result()
 
     def _work(self) -> None:
@@ -97,17 +98,12 @@ class Controller:
     def _request(self) -> None:
         self._asked = True
 
-    def _ask_stacks(self, process: Process) -> None:
-        self._tell(process.name, "stacks")
-
-    def _clear(self) -> None:
-        """Leave nothing behind: no process, no shared memory, no socket."""
-        for process in self._processes.values():
-            if not process.replaced and (not process.left or process.exit_status is None):
-                with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
-                    process.kill()
-        if self._host is not None:
-            self._host.close()
+    def _clear(self, failure: BaseException | None) -> None:
+        """Leave nothing behind: no process, no shared memory, no socket. What was counted is read once all have ended."""
+        end_all(self._processes.values(), self._host)
+        close_hops(self._folder)
+        if failure is not None:
+            self._session.fail(failure)
         self._control.close()
         self._watchdog.close()
         shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
@@ -123,9 +119,8 @@ class Controller:
         return ActorHost(self._control.address, self._folder, self._spawn, variables)
 
     def _start(self, job: Any, restarts: int = 0, host: ActorHost | None = None) -> None:
-        variables = process_environment(job, self._gpus)
-        process = start(job, self._control.address, self._folder, self._spawn, variables, restarts, host)
-        self._processes[job.name] = process
+        own = (self._control.address, self._folder, self._spawn)
+        self._processes[job.name] = start(job, *own, process_environment(job, self._gpus), restarts, host)
 
     # -- watching -----------------------------------------------------------------------------------------------------
 

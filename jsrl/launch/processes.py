@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(5.0)
+
+
+def end_all(processes: Iterable[Process], host: ActorHost | None) -> None:
+    """End what still runs, and the actor host last."""
+    for process in processes:
+        if not process.replaced and (not process.left or process.exit_status is None):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
+                process.kill()
+    if host is not None:
+        host.close()
 
 
 def death_notice(process: Process, what: str, crash: Crash | None) -> str:

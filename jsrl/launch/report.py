@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import ConfigError, JsrlError
+from jsrl.errors import ConfigError, JsrlError, SnapshotError, StreamError
 from jsrl.experiment import Experiment
 from jsrl.launch.bottleneck import Bottleneck, find_bottleneck
 from jsrl.launch.evidence import Facts
@@ -29,6 +29,7 @@ from jsrl.services.phases import by_phase
 from jsrl.services.runs import Run, RunFolder, held_by
 from jsrl.services.tracing import merge_traces
 from jsrl.services.video_shelf import captions
+from jsrl.transport.hops import SAMPLES, read_hops
 from jsrl.workers.kinds import Kind, own_kinds, phase_of
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
@@ -53,7 +54,7 @@ class RunReport:
     Attributes:
       ended: why, or what is known of a run without a result. error: of a failed run. steady: means of metrics over the
         lines between the first and the last (of the last life of a resumed run), by name.
-      rates: name -> per second. columns: the metrics of every line. ledger, evaluation, final: as in result.json.
+      rates: name -> per second. columns: the metrics of every line. ledger, hops, evaluation, final: as in result.json.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
       videos: path of each, relative to the folder -> what is known of it. files: paths relative to the folder.
     """
@@ -69,6 +70,7 @@ class RunReport:
     workers: list[WorkerTime]
     bottleneck: Bottleneck
     ledger: dict[str, Any]
+    hops: dict[str, dict[str, Any]]
     environment: dict[str, Any]
     options: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
@@ -121,6 +123,7 @@ def make_report(folder: RunFolder) -> RunReport:
     means = {name: _mean(values[steady_lines]) for name, values in columns.items()}
     means = {name: value for name, value in means.items() if math.isfinite(value)}
     experiment = derived(config)
+    hops = _hops(folder.path, result)
     files = ["result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt"]
     return RunReport(
         folder=folder.path,
@@ -133,7 +136,8 @@ def make_report(folder: RunFolder) -> RunReport:
         rates=rates(columns, steady_lines, means),
         workers=worker_times(means, experiment),
         bottleneck=find_bottleneck(means, facts_of(experiment, environment)),
-        ledger=result.get("ledger") or _last_ledger(columns),
+        ledger=hops.pop(SAMPLES, {}),
+        hops=hops,
         environment=environment,
         options=flat_options(config),
         warnings=_warnings(folder.logs / "controller.log"),
@@ -213,16 +217,14 @@ def worker_times(means: dict[str, float], experiment: Experiment | None) -> list
     return times
 
 
-def _last_ledger(columns: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return the ledger of the last line, for a run that left no result."""
-    last = {}
-    for name in ("produced", "consumed", "dropped", "in_flight"):
-        values = columns.get(f"ledger/{name}", np.zeros(0))
-        finite = values[np.isfinite(values)]
-        if not finite.size:
-            return {}
-        last[name] = int(finite[-1])
-    return last | {"dropped": {"all reasons": last["dropped"]} if last["dropped"] else {}}
+def _hops(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the ledgers of all hops: the result's, or of a run that left none, what its pages say."""
+    if result.get("ledger"):
+        return {SAMPLES: result["ledger"]} | result.get("hops", {})
+    try:
+        return {name: ledger.counts for name, ledger in read_hops(folder).items()}
+    except (SnapshotError, StreamError, OSError):
+        return {}
 
 
 # -- the experiment, as far as it can be read without the user's own code ----------------------------------------------

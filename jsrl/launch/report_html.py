@@ -13,6 +13,7 @@ from jsrl.launch.report_style import STYLE
 from jsrl.launch.report_text import lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.launch.result import INTENDED
 from jsrl.services.phases import PHASES, of_main_thread
+from jsrl.transport.reconcile import HopLedger, hop_ledger
 from jsrl.workers.kinds import own_kinds
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def page(report: RunReport) -> str:
         _warnings(report),
         _section("Curves", "".join(curves(report)), "grid2"),
         _section("Where time went", _time(report)),
-        _section("Trajectories", _ledger(report)),
+        _section("Trajectories", _ledgers(report)),
         _section("Videos", _videos(report), "grid2"),
         _section("Where it comes from", _pairs(origin_lines(report))),
         _section("Options", _options(report)),
@@ -177,17 +178,20 @@ def _activities(report: RunReport) -> str:
     return f'<details><summary>every activity</summary><div class="scroll">{table}</div></details>'
 
 
-def _ledger(report: RunReport) -> str:
-    ledger = report.ledger
-    if not ledger:
-        return ""
-    dropped = ledger.get("dropped", {})
-    rows = [("produced", ledger["produced"]), ("consumed", ledger["consumed"])]
-    rows += [(f"dropped: {reason}", count) for reason, count in sorted(dropped.items())]
-    rows.append(("in flight at the end", ledger["in_flight"]))
-    balanced = ledger["produced"] == ledger["consumed"] + sum(dropped.values()) + ledger["in_flight"]
+def _ledgers(report: RunReport) -> str:
+    hops = {name: f"<h3>{escape(name)}</h3>{_ledger(hop_ledger(counts))}" for name, counts in report.hops.items()}
+    return (_ledger(hop_ledger(report.ledger)) if report.ledger else "") + "".join(hops.values())
+
+
+def _ledger(ledger: HopLedger) -> str:
+    rows = [("produced", ledger.produced), ("consumed", ledger.consumed)]
+    rows += [(f"dropped: {reason}", count) for reason, count in sorted(ledger.dropped.items())]
+    rows.append(("in flight at the end", ledger.in_flight))
+    rows += [("unknown", ledger.unknown)] if ledger.unknown else []
+    rows += [("produced on top, at most", ledger.uncounted)] if ledger.uncounted else []
     body = "".join(f"<tr><th>{escape(name)}</th><td>{number(count)}</td></tr>" for name, count in rows)
-    verdict = '<span class="badge good">balanced</span>' if balanced else '<span class="badge bad">not balanced</span>'
+    mood = "good" if ledger.balanced else "bad"
+    verdict = f'<span class="badge {mood}">{escape(ledger.verdict)}</span>'
     return f'<table class="numbers narrow"><tbody>{body}</tbody></table><p>{verdict}</p>'
 
 

@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING
 
-from jsrl.launch.result import ledger_text, score
+from jsrl.launch.result import ledger_lines, score
 from jsrl.services.phases import of_main_thread
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def document(report: RunReport) -> str:
     for name, value in outcome_lines(report):
         lines += textwrap.wrap(f"{name}: {value}", WIDTH, subsequent_indent="  ")
     lines += ["", summary(report), ""]
-    lines.append(f"ledger: {ledger_text(report.ledger)}" if report.ledger else "ledger: none was written")
+    lines += ledger_lines(report.ledger, report.hops) or ["ledger: none was written"]
     lines.append("")
     for name, value in origin_lines(report):
         lines += textwrap.wrap(f"{name}: {value}", WIDTH, subsequent_indent="  ")

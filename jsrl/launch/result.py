@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jsrl.transport.base import Ledger
+from jsrl.transport.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
 
@@ -19,7 +19,8 @@ class Result:
       folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, or interrupted. (The result.json of a run
         that raised says failed.)
       env_steps, updates, wall_s: reached. process_s: from the start of this process (imports and all) to the end of the
-        training. ledger: of the sample stream.
+        training.
+      ledger: of the learner's sample stream, reconciled (jsrl.transport.reconcile). hops: the other streams', by name.
       evaluation: the last score that was told (or that reached stop_at_return). final: 100 fresh episodes of it.
       summary: rates, where time went and what limited the run, as text; more of it stands in report.html.
     """
@@ -31,6 +32,7 @@ class Result:
     wall_s: float
     process_s: float = 0.0
     ledger: dict[str, Any] = field(default_factory=dict)
+    hops: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     summary: str = ""
@@ -65,8 +67,7 @@ class Result:
             lines.append(f"evaluation: {score(e)} at {int(e.get('env_steps', 0)):,} env steps")
         if self.final:
             lines.append(f"final evaluation, fresh seeds: {score(self.final)}")
-        if self.ledger:
-            lines.append(f"ledger: {ledger_text(self.ledger)}")
+        lines += ledger_lines(self.ledger, self.hops)
         if self.summary:
             lines.append(self.summary)
         lines.append(f"run folder: {self.folder}")
@@ -75,7 +76,19 @@ class Result:
 
 def ledger_text(ledger: dict[str, Any]) -> str:
     """Return a ledger as one sum, and whether it holds."""
-    return str(Ledger(**ledger))
+    return str(hop_ledger(ledger))
+
+
+def ledger_lines(ledger: dict[str, Any], hops: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a line for each ledger of a run."""
+    lines = [f"ledger: {ledger_text(ledger)}"] if ledger else []
+    return lines + [f"ledger of {name}: {ledger_text(counts)}" for name, counts in hops.items()]
+
+
+def contradicted(result: dict[str, Any]) -> bool:
+    """Return whether a result has no ledger, or one whose counts contradict each other."""
+    ledgers = [result.get("ledger") or {}, *(result.get("hops") or {}).values()]
+    return not all("produced" in counts and hop_ledger(counts).holds for counts in ledgers)
 
 
 def score(facts: dict[str, float]) -> str:

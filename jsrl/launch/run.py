@@ -31,6 +31,7 @@ from jsrl.services import tracing
 from jsrl.services.display import make_display
 from jsrl.services.runs import RunFolder
 from jsrl.source_capture import Capture
+from jsrl.transport.hops import close_hops
 from jsrl.transport.segment import is_held, make_folder, try_lock
 from jsrl.workers.jobs import Origin
 
@@ -68,7 +69,7 @@ def run(
         folder = RunFolder.open(resume, runs_dir)
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
-    with remembered(), claimed(folder), own_memory_folder() as memory_folder:
+    with remembered(), claimed(folder), own_memory_folder(folder.path) as memory_folder:
         origin, told = next_origin(folder) if resume is not None else (Origin(), [])
         if init_from is not None:
             origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
@@ -135,11 +136,15 @@ class RunLog:
 
 
 @contextlib.contextmanager
-def own_memory_folder() -> Iterator[Path]:
+def own_memory_folder(run: Path | None = None) -> Iterator[Path]:
     """Yield a new folder for this run's shared memory and sockets, and remove it afterwards.
+
+    What a killed life of the run left in its streams is looked at before its memory is swept.
 
     The lock of its file `alive` shows to others that this process lives, also to those of another PID namespace.
     """
+    if run is not None:
+        close_hops(run)
     folder = make_folder(memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}")
     fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -69,8 +69,10 @@ class SerialRun:
             except KeyboardInterrupt:
                 signals.ignore()
                 self._session.end("interrupted")
+                self._drop_pending()
                 self._abandon()
             except BaseException as error:
+                self._drop_pending()
                 self._session.fail(error)
                 self._abandon()
                 raise
@@ -187,6 +189,12 @@ class SerialRun:
             self._film(self._film_finally)
         self._film(VideoRecorder.close)
         session.close()
+
+    def _drop_pending(self) -> None:
+        """Close the streams where they are read, so that what waits in them is counted."""
+        for worker in self._workers.values():
+            if isinstance(worker, Learner | ReplayWorker):
+                worker.drop_pending()
 
     def _abandon(self) -> None:
         """Close environments, files and displays after an error, without letting a second error hide the first."""

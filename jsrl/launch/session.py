@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from jsrl.errors import SnapshotError
+from jsrl.errors import SnapshotError, StreamError
 from jsrl.experiment import Experiment
-from jsrl.launch.result import Result, ledger_text
+from jsrl.launch.result import Result, ledger_lines
 from jsrl.services.control import Event, Report
 from jsrl.services.display import Display
 from jsrl.services.display_state import DisplayState, WorkerRow
@@ -24,7 +24,7 @@ from jsrl.services.files import write_atomic
 from jsrl.services.metrics import MetricsHub
 from jsrl.services.phases import of_main_thread
 from jsrl.services.runs import RunFolder
-from jsrl.transport.ledger_page import LEDGER, read_page
+from jsrl.transport.hops import SAMPLES, read_hops
 from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
@@ -70,6 +70,7 @@ class Session:
         self.final: dict[str, float] = {}
         self.filmed = False
         self.ledger: dict[str, Any] = {}
+        self.hops: dict[str, dict[str, Any]] = {}
         self._begin_s = self.now()
         self._trained_s: float | None = None  # when the first update of this life was heard of
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
@@ -108,7 +109,6 @@ class Session:
             self._progress.append((self.updates, self.env_steps))
             if len(self._progress) > MOST_PROGRESS:
                 del self._progress[1:-1:2]  # what is between is interpolated anyway
-        self.ledger = facts.get("ledger", self.ledger)
 
     def event(self, message: Event) -> None:
         """Take an event: scores, the end of the updates, warnings."""
@@ -174,9 +174,16 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """Note that the run failed: result.json says so, and so does the controller's log."""
         self.reason, self.finished_s = "failed", self.finished_s or time.monotonic()
-        ledger = self.result(f"{type(error).__name__}: {error}").ledger
-        if ledger:
-            self.display.message(f"ledger: {ledger_text(ledger)}")
+        result = self.result(f"{type(error).__name__}: {error}")
+        for line in ledger_lines(result.ledger, result.hops):
+            self.display.message(line)
+
+    def read_ledgers(self) -> list[str]:
+        """Read the ledgers of all hops anew from the pages in the run folder; return a line for each."""
+        with contextlib.suppress(SnapshotError, StreamError, OSError):  # an unreadable page: what was read last will do
+            self.hops = {name: ledger.counts for name, ledger in read_hops(self.folder.path).items()}
+            self.ledger = self.hops.pop(SAMPLES, {})
+        return ledger_lines(self.ledger, self.hops)
 
     def stage(self, worker: str, stage: str) -> None:
         """Note which stage a worker is in; `ready` ends its start."""
@@ -217,11 +224,9 @@ class Session:
     def result(self, error: str = "") -> Result:
         """Return the outcome, and write it down as result.json, which keeps the error of a failed run as well.
 
-        The ledger is what the page in the run folder says, which also a killed learner has left up to date.
+        The ledgers are what the pages in the run folder say, which killed workers have left up to date as well.
         """
-        with contextlib.suppress(SnapshotError):
-            life = read_page(self.folder.path / LEDGER)
-            self.ledger = life.ledger.counts if life else self.ledger
+        self.read_ledgers()
         result = Result(
             folder=self.folder.path,
             ended=self.reason or "interrupted",
@@ -230,6 +235,7 @@ class Session:
             wall_s=round(self.elapsed_s, 3),
             process_s=round(self._process_s(), 3),
             ledger=self.ledger,
+            hops=self.hops,
             evaluation=self.evaluation,
             final=self.final,
         )

@@ -17,12 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from jsrl.errors import SnapshotError
 from jsrl.launch.processes import Process
-from jsrl.launch.result import ledger_text
 from jsrl.launch.session import Session
 from jsrl.services.stacks import MAX_STACKS_CHARS, all_stacks
-from jsrl.transport.ledger_page import LEDGER, read_page
 from jsrl.workers.process import stacks_path
 
 FOLDER = "watchdog"  # of a run
@@ -142,12 +139,7 @@ class Watchdog:
             "",
             f"updates {session.updates:,}, env steps {session.env_steps:,}",
         ]
-        ledger = session.ledger
-        with contextlib.suppress(SnapshotError):  # an unreadable page: what the learner told last will do
-            life = read_page(self._run / LEDGER)
-            ledger = life.ledger.counts if life else ledger
-        if ledger:
-            lines.append(f"ledger: {ledger_text(ledger)}")
+        lines += session.read_ledgers()
         return "\n".join([*lines, *known_lines(session.hub.latest), ""])
 
     def _controller(self) -> str:

@@ -82,13 +82,13 @@ class Lease(NamedTuple):
 
 
 class SampleConsumer(Protocol):
-    """The reading end of a sample stream; it owns the memory and the ledger of this hop."""
+    """The reading end of a sample stream; it owns the memory, and counts what it takes in and what becomes of it."""
 
     address: str  # what producers connect to
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory of this hop so far."""
+        """Return what became of every trajectory that was taken in so far."""
         ...
 
     def get(self, timeout_s: float) -> Lease:
@@ -118,21 +118,33 @@ class SampleConsumer(Protocol):
 
 @dataclass
 class Ledger:
-    """What became of every trajectory of one hop: produced = consumed + dropped (by reason) + in flight."""
+    """What a consumer counts: trajectories it took in, and their outcomes.
 
-    produced: int = 0
+    Attributes:
+      in_flight: how many wait in its queue or are lent, by the last look at them (`hold`); never computed from the others.
+    """
+
+    received: int = 0
     consumed: int = 0
     dropped: dict[str, int] | None = None
     in_flight: int = 0
 
+    def join(self) -> None:
+        """Count a connection."""
+
+    def mark(self, changing: bool) -> None:
+        """Note that counts of one trajectory are about to change, or have changed."""
+
     def arrive(self) -> None:
-        """Count one trajectory as produced, and as in flight."""
-        self.produced += 1
-        self.in_flight += 1
+        """Count one trajectory as taken in."""
+        self.received += 1
+
+    def hold(self, count: int) -> None:
+        """Note how many trajectories the queue holds, waiting or lent."""
+        self.in_flight = count
 
     def settle(self, outcome: str, count: int = 1) -> None:
-        """Count what became of `count` trajectories in flight: `consumed`, or a reason for dropping."""
-        self.in_flight -= count
+        """Count what became of `count` trajectories: `consumed`, or a reason for dropping."""
         if outcome == "consumed":
             self.consumed += count
         else:
@@ -147,21 +159,12 @@ class Ledger:
     def counts(self) -> dict[str, Any]:
         """Return the ledger as plain values."""
         dropped = dict(self.dropped or {})
-        return {"produced": self.produced, "consumed": self.consumed, "in_flight": self.in_flight, "dropped": dropped}
+        return {"received": self.received, "consumed": self.consumed, "in_flight": self.in_flight, "dropped": dropped}
 
     @property
     def balanced(self) -> bool:
-        """Return whether nothing is unaccounted for."""
-        return self.produced == self.consumed + sum((self.dropped or {}).values()) + self.in_flight
-
-    def __str__(self) -> str:
-        """Return one line for people."""
-        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted((self.dropped or {}).items())) or "0"
-        verdict = "balanced" if self.balanced else "NOT BALANCED"
-        return (
-            f"produced {self.produced} = consumed {self.consumed} + dropped ({dropped}) + in flight {self.in_flight}: "
-            f"{verdict}"
-        )
+        """Return whether outcomes and queue account for all that was taken in. What was produced, producers count."""
+        return self.received == self.consumed + sum((self.dropped or {}).values()) + self.in_flight
 
 
 # -- inference --------------------------------------------------------------------------------------------------------

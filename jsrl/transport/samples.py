@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from jsrl.transport.address import parse_address
@@ -19,6 +20,7 @@ def bind_samples(
     keys: KeyPath = None,
     ledger: Ledger | None = None,
     guests: Guests = ANYBODY,
+    hop: Path | None = None,
 ) -> SampleConsumer:
     """Return the reading end of a sample stream; its `address` is what producers connect to.
 
@@ -31,12 +33,18 @@ def bind_samples(
         them, on loopback too. The other roads do not leave the host, and need none.
       ledger: to count in, such as that of the learner's lives before this one; None: a new one.
       guests: who may join, and with how many groups.
+      hop: folder for the pages in which both ends count (jsrl.transport.hop_page); None: count in memory only.
 
     Raises:
       ConfigError: the address is unknown, in use, or too little memory is left.
     """
     parsed = parse_address(address)
-    options: dict[str, Any] = {"blocks_per_producer": blocks_per_producer, "ledger": ledger, "guests": guests}
+    options: dict[str, Any] = {
+        "blocks_per_producer": blocks_per_producer,
+        "ledger": ledger,
+        "guests": guests,
+        "hop": hop,
+    }
     if parsed.road == "local":
         from jsrl.transport.samples_local import LocalSampleConsumer
 
@@ -51,7 +59,14 @@ def bind_samples(
 
 
 def connect_samples(
-    address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, *, keys: KeyPath = None
+    address: str,
+    schema: Tree,
+    producer: ProducerId,
+    num_groups: int,
+    timeout_s: float,
+    *,
+    keys: KeyPath = None,
+    hop: Path | None = None,
 ) -> SampleProducer:
     """Return the writing end of a sample stream, waiting up to `timeout_s` for the consumer.
 
@@ -61,6 +76,7 @@ def connect_samples(
       producer: who writes, and in which life; a life is admitted once.
       num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
       keys: folder or file of the keys that the consumer wants, where its stream is encrypted.
+      hop: folder of the pages, as at the consumer. Where this host does not have it, the consumer goes by what it is told.
 
     Raises:
       StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this life is refused.
@@ -72,9 +88,11 @@ def connect_samples(
 
         return connect_local(parsed.name, schema, producer, num_groups, timeout_s)
     if parsed.road == "shm":
-        from jsrl.transport.samples_shared import SharedSampleProducer
+        from jsrl.transport.samples_shared_producer import SharedSampleProducer
 
-        return SharedSampleProducer(parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s)
+        return SharedSampleProducer(
+            parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s, hop=hop
+        )
     from jsrl.transport.samples_zmq import ZmqSampleProducer
 
-    return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, keys=keys)
+    return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, keys=keys, hop=hop)

@@ -14,6 +14,7 @@ from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.address import check_producer
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.guests import ANYBODY, Guests
+from jsrl.transport.hop_page import HopPage
 from jsrl.transport.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves
 
@@ -114,7 +115,7 @@ class ProducerEnd:
 
 
 class SampleQueue:
-    """Committed trajectories, waiting or lent, and the ledger of their hop. Any thread may add to it."""
+    """Committed trajectories, waiting or lent, and what the consumer counts. Any thread may add to it."""
 
     def __init__(self, address: str, ledger: Ledger | None = None) -> None:
         self.address = address
@@ -129,15 +130,22 @@ class SampleQueue:
         """Return how many trajectories wait."""
         return len(self._waiting)
 
-    def add(self, trajectory: Trajectory, entry: Entry, token: Any) -> None:
-        """Take in a committed trajectory; `token` says where its memory goes back to."""
+    def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: HopPage) -> None:
+        """Take in a committed trajectory; `token` says where its memory goes back to, `page` counts its connection."""
         with self.changed:
+            self.ledger.mark(True)
+            page.receive()
             self.ledger.arrive()
             if self.closed:
                 self.ledger.settle("closed")
-                return
-            self._waiting.append((Lease(trajectory, entry), token))
-            self.changed.notify_all()
+            else:
+                self._waiting.append((Lease(trajectory, entry), token))
+                self._hold()
+                self.changed.notify_all()
+            self.ledger.mark(False)
+
+    def _hold(self) -> None:
+        self.ledger.hold(len(self._waiting) + len(self._lent))
 
     def complain(self, error: Exception) -> None:
         """Have the next `take` raise `error`, once."""
@@ -197,19 +205,24 @@ class SampleQueue:
             token = self._lent.pop(lease.entry, None)
             if token is None:
                 raise StreamError(f"{self.address}: {lease.entry} is not lent; every lease is released exactly once.")
+            self.ledger.mark(True)
             self.ledger.settle(outcome)
+            self._hold()
+            self.ledger.mark(False)
             return token
 
     def close(self) -> bool:
-        """Drop all that is in flight for the reason `closed`; return False where that had been done."""
+        """Drop all that waits or is lent for the reason `closed`; return False where that had been done."""
         with self.changed:
             if self.closed:
                 return False
             self.closed = True
-            if self.ledger.in_flight:
-                self.ledger.settle("closed", self.ledger.in_flight)
+            held = len(self._waiting) + len(self._lent)
+            if held:
+                self.ledger.settle("closed", held)
             self._waiting.clear()
             self._lent.clear()
+            self._hold()
             self.changed.notify_all()
             return True
 

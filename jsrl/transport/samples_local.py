@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.address import check_name
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.guests import ANYBODY, Guests
+from jsrl.transport.hop_page import LOCAL, HopPage, new_life
 from jsrl.transport.samples_ends import (
     Admissions,
     OpenBlock,
@@ -51,7 +53,8 @@ class LocalSampleProducer(ProducerEnd):
         super().__init__(schema, producer, num_groups)
         self._consumer = consumer
         self._closed = ""
-        self._num_blocks = consumer.join(self)
+        self._num_blocks, self.page = consumer.join(self)
+        self.page.mark_attached()
         self._blocks = [_block(consumer.layout, schema) for _ in range(self._num_blocks)]
         self._free = list(range(self._num_blocks))
 
@@ -75,7 +78,9 @@ class LocalSampleProducer(ProducerEnd):
         with self._consumer.queue.changed:
             self._check_open()
             entry = self._next_entry(group)
-            self._consumer.queue.add(self._blocks[number][1], entry, (self, number))
+            self.page.begin()
+            self._consumer.queue.add(self._blocks[number][1], entry, (self, number), self.page)
+            self.page.commit()
         return entry
 
     def abandon_block(self, number: int) -> None:
@@ -111,12 +116,14 @@ class LocalSampleConsumer:
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
         guests: Guests = ANYBODY,
+        hop: Path | None = None,
     ):
         self.address = f"local:{check_name(name, 'stream')}"
         self.schema = schema
         self.leaves = flatten_schema(schema)
         self.layout: Layout = make_layout(self.leaves)
         self.queue = SampleQueue(self.address, ledger)
+        self._hop, self._life = hop, new_life()
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._admissions = Admissions(guests)
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
@@ -131,8 +138,8 @@ class LocalSampleConsumer:
         """Return what became of every trajectory so far."""
         return self.queue.ledger
 
-    def join(self, producer: LocalSampleProducer) -> int:
-        """Admit a producer and return its number of blocks (called by the producer)."""
+    def join(self, producer: LocalSampleProducer) -> tuple[int, HopPage]:
+        """Admit a producer and return its number of blocks and its page (called by the producer)."""
         with self.queue.changed:
             if self.queue.closed:
                 raise StreamClosed(f"{self.address} is closed.")
@@ -146,12 +153,15 @@ class LocalSampleConsumer:
             for old in [known for known in self._producers if known.name == producer.producer.name]:
                 self._disconnect(old, "replaced by a later incarnation")
             self._producers[producer.producer] = producer
-        return choose_blocks(self._blocks_per_producer, producer.num_groups)
+            blocks = choose_blocks(self._blocks_per_producer, producer.num_groups)
+            self.queue.ledger.join()
+            return blocks, HopPage.create(self._hop, producer.producer, self._life, blocks=blocks, road=LOCAL)
 
     def leave(self, producer: LocalSampleProducer) -> None:
         """Forget a producer (called by the producer)."""
         with self.queue.changed:
             self._producers.pop(producer.producer, None)
+            producer.page.part()
 
     def get(self, timeout_s: float) -> Lease:
         """Return the next committed trajectory, in order per (producer, group).
@@ -199,6 +209,7 @@ class LocalSampleConsumer:
         end = self._producers.pop(producer, None)
         if end is not None:
             end.disconnect(reason)
+            end.page.part()
 
 
 def connect_local(

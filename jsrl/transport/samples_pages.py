@@ -2,7 +2,7 @@
 
 | words (int64) | written by | |
 |---|---|---|
-| 0 number of blocks, 1 bytes per block, 2 incarnation | consumer, once | |
+| 0 number of blocks, 1 bytes per block, 2 incarnation, 3 life of the consumer | consumer, once | |
 | 8 released, 9 ended | consumer | credits given back so far; why this life is over |
 | 16 produced, 17 attached, 18 left, 19 waiting | producer | survives the producer |
 | released blocks | consumer | ring of block numbers, `released` counts how many were ever put in |
@@ -24,7 +24,7 @@ from jsrl.transport.segment import Segment, memory_fence
 from jsrl.types import Trajectory, Tree
 
 _HEADER_WORDS = 24
-_NUM_BLOCKS, _STRIDE, _INCARNATION = 0, 1, 2
+_NUM_BLOCKS, _STRIDE, _INCARNATION, _LIFE = 0, 1, 2, 3
 _RELEASED, _ENDED = 8, 9
 _PRODUCED, _ATTACHED, _LEFT, _WAITING = 16, 17, 18, 19
 _COMMIT_WORDS = 4
@@ -68,12 +68,14 @@ class ProducerPages:
         ]
 
     @classmethod
-    def create(cls, path: Path, layout: Layout, schema: Tree, num_blocks: int, incarnation: int) -> ProducerPages:
+    def create(
+        cls, path: Path, layout: Layout, schema: Tree, num_blocks: int, incarnation: int, life: int = 0
+    ) -> ProducerPages:
         """Make the segment with all its blocks granted (the consumer's end)."""
         stride = align(layout.size_bytes)
         segment = Segment.create(path, max(_data_offset(num_blocks) + num_blocks * stride, _PAGE_BYTES))
         words = segment.words(0, _HEADER_WORDS)
-        words[_NUM_BLOCKS], words[_STRIDE], words[_INCARNATION] = num_blocks, stride, incarnation
+        words[_NUM_BLOCKS], words[_STRIDE], words[_INCARNATION], words[_LIFE] = num_blocks, stride, incarnation, life
         pages = cls(segment, layout, schema, writeable=False)
         for number in range(num_blocks):
             pages.grant(number)
@@ -142,6 +144,11 @@ class ProducerPages:
         why = self._words[_ENDED]
         return _ENDINGS.get(why, "ended") if why else ""
 
+    @property
+    def committed(self) -> int:
+        """Return how many commits the ring shows."""
+        return self._words[_PRODUCED]
+
     def take(self, taken: int) -> int | None:
         """Return the next granted block after `taken` earlier ones, or None."""
         if self._words[_RELEASED] <= taken:
@@ -174,6 +181,17 @@ class ProducerPages:
         """Give up this end's mapping; it goes with the last array that shows it."""
         self.blocks = []
         self.segment.close()
+
+
+def read_commits(path: Path, life: int) -> int:
+    """Return how many commits a ring shows; -1 where it is gone, or is that of another life of the consumer."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(8 * _HEADER_WORDS)
+    except OSError:
+        return -1
+    words = memoryview(header).cast("q") if len(header) == 8 * _HEADER_WORDS else [-1] * _HEADER_WORDS
+    return words[_PRODUCED] if words[_LIFE] == life else -1
 
 
 def _data_offset(num_blocks: int) -> int:

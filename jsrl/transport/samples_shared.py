@@ -15,102 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError
+from jsrl.errors import SpecMismatch, StreamError
 from jsrl.transport.address import check_ipc_path, check_name
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.codec import Message, encode
 from jsrl.transport.doorbell import Doorbell
 from jsrl.transport.guests import ANYBODY, Guests
-from jsrl.transport.handshake import WELCOME, Greeter, hello_frames, hello_limits, read_hello, remaining, say_hello
-from jsrl.transport.samples_ends import Admissions, OpenBlock, ProducerEnd, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.handshake import WELCOME, Greeter, hello_limits, read_hello, remaining
+from jsrl.transport.hop_page import SHARED, HopPage, look_into_rings, new_life
+from jsrl.transport.samples_ends import Admissions, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.samples_owner import claim_owner
 from jsrl.transport.samples_pages import CLOSED, FENCED, ProducerPages, file_stem
 from jsrl.transport.schema import compare_schemas, flatten_schema, make_layout
-from jsrl.transport.segment import is_locked, make_folder, try_lock
+from jsrl.transport.segment import make_folder
 from jsrl.types import Array, Tree
 
 _LOOK_S = 0.25  # how often a waiting end looks whether the other one lives
 _ATTACH_S = 60.0  # how long a welcomed producer may take to map its memory
-
-
-class SharedSampleProducer(ProducerEnd):
-    """The writing end of `shm:FOLDER/NAME`."""
-
-    def __init__(
-        self, folder: Path, name: str, schema: Tree, producer: ProducerId, num_groups: int, *, timeout_s: float
-    ):
-        super().__init__(schema, producer, num_groups)
-        self.address = f"shm:{folder / name}"
-        prefix = f"{name}.samples"
-        say_hello(f"ipc://{folder / prefix}.hello", hello_frames(producer, self.leaves, num_groups), timeout_s)
-        stem = file_stem(name, producer)
-        self._owner_fd = _open_owner(folder / f"{prefix}.owner")
-        self._pages = ProducerPages.attach(folder / f"{stem}.pages", make_layout(self.leaves), schema)
-        self._consumer_bell = Doorbell.attach(folder / f"{prefix}.bell")
-        self._bell = Doorbell.attach(folder / f"{stem}.bell")
-        self._taken = 0
-        self._abandoned: list[int] = []
-        self._closed = False
-
-    def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
-        self._check_open()
-        number = self._take()
-        if number is None:
-            number = self._wait_for_block(timeout_s)
-        return OpenBlock(self, number, self._pages.blocks[number])
-
-    def _take(self) -> int | None:
-        if self._abandoned:
-            return self._abandoned.pop()
-        number = self._pages.take(self._taken)
-        if number is not None:
-            self._taken += 1
-        return number
-
-    def _wait_for_block(self, timeout_s: float) -> int:
-        deadline = time.monotonic() + timeout_s
-        self._pages.waiting(True)
-        try:
-            while (number := self._take()) is None:
-                self._check_open()
-                if remaining(deadline) <= 0:
-                    raise self._no_room(timeout_s, self._pages.num_blocks)
-                if not self._bell.wait(min(remaining(deadline), _LOOK_S)) and not is_locked(self._owner_fd):
-                    self._check_open()
-                    raise StreamClosed(f"{self.producer.name} on {self.address}: the consumer's process died.")
-            return number
-        finally:
-            self._pages.waiting(False)
-
-    def commit_block(self, number: int, group: int) -> Entry:
-        """Hand block `number` over (called by the block)."""
-        self._check_group(group)
-        self._check_open()
-        entry = self._next_entry(group)
-        self._pages.commit(number, group, entry.sequence)
-        self._consumer_bell.ring()
-        return entry
-
-    def abandon_block(self, number: int) -> None:
-        """Keep block `number` for the next `reserve` (called by the block)."""
-        self._abandoned.append(number)
-
-    def close(self) -> None:
-        """Leave; what was committed still arrives."""
-        if self._closed:
-            return
-        self._closed = True
-        self._pages.leave()
-        self._consumer_bell.ring()
-        self._pages.close()
-        self._consumer_bell.close()
-        self._bell.close()
-        os.close(self._owner_fd)
-
-    def _check_open(self) -> None:
-        reason = "closed by this producer" if self._closed else self._pages.ending()
-        if reason:
-            raise StreamClosed(f"{self.producer.name} on {self.address}: {reason}.")
 
 
 @dataclass
@@ -121,6 +42,7 @@ class _Peer:
     pages: ProducerPages
     bell: Doorbell
     num_groups: int
+    page: HopPage
     granted_s: float = field(default_factory=time.monotonic)
     seen: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
@@ -140,6 +62,7 @@ class SharedSampleConsumer:
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
         guests: Guests = ANYBODY,
+        hop: Path | None = None,
     ):
         self._folder = make_folder(folder)
         self._name = check_name(name, "stream")
@@ -149,6 +72,7 @@ class SharedSampleConsumer:
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._queue = SampleQueue(self.address, ledger)
+        self._hop, self._life = hop, new_life()
         self._admissions = Admissions(guests)
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the greeter's thread adds peers
@@ -156,7 +80,9 @@ class SharedSampleConsumer:
         prefix = f"{name}.samples"
         check_ipc_path(f"{self._folder / prefix}.hello")
         self._owner_path = self._folder / f"{prefix}.owner"
-        self._owner_fd = _claim(self._owner_path, self.address)
+        self._owner_fd = claim_owner(self._owner_path, self.address)
+        if hop is not None:
+            look_into_rings(hop)  # of a consumer that was killed
         for stale in self._folder.glob(f"{prefix}.*"):
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
@@ -223,9 +149,9 @@ class SharedSampleConsumer:
             return
         self._greeter.close()
         with self._lock:
+            self._queue.close()  # what comes in from now on is counted as dropped
             for peer in list(self._peers.values()):
                 self._part(peer, CLOSED)
-            self._queue.close()
         self._bell.close()
         for path in self._folder.glob(f"{self._name}.samples.*"):
             path.unlink(missing_ok=True)
@@ -248,12 +174,15 @@ class SharedSampleConsumer:
             for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
                 self._part(peer, FENCED)
             path = self._folder / f"{stem}.pages"
-            pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation)
+            life = self._life
+            pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, life)
             bell = Doorbell.create(self._folder / f"{stem}.bell")
-            peer = _Peer(producer, pages, bell, num_groups, with_producer=set(range(num_blocks)))
+            page = HopPage.create(self._hop, producer, life, blocks=num_blocks, road=SHARED, ring=path)
+            self._queue.ledger.join()
+            peer = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
             self._peers[producer] = peer
         self._bell.ring()  # commits of an earlier life may have been taken in here
-        return encode(WELCOME, {"blocks": num_blocks})
+        return encode(WELCOME, {"blocks": num_blocks, "life": self._life})
 
     # -- looking and parting
 
@@ -296,7 +225,7 @@ class SharedSampleConsumer:
                 peer.sequences[commit.group] = expected + 1
                 peer.with_producer.discard(commit.block)
                 entry = Entry(peer.producer, commit.group, commit.sequence)
-                self._queue.add(peer.pages.blocks[commit.block], entry, (peer, commit.block))
+                self._queue.add(peer.pages.blocks[commit.block], entry, (peer, commit.block), peer.page)
         except StreamError as error:
             self._queue.complain(error)
             self._forget(peer, FENCED)
@@ -313,34 +242,9 @@ class SharedSampleConsumer:
         self._admissions.fence(peer.producer)
         self._peers.pop(peer.producer, None)
         peer.pages.end(why)
+        peer.page.part()
         peer.bell.ring()
         peer.bell.unlink()
         peer.bell.close()
         peer.pages.segment.unlink()
         peer.pages.close()
-
-
-def _open_owner(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise StreamClosed(f"{path} is gone: the consumer closed just after its welcome.") from None
-
-
-def _claim(path: Path, address: str) -> int:
-    """Return a new, locked owner file; an old one is replaced once nobody holds it.
-
-    Raises:
-      ConfigError: a living consumer holds it.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    old = os.open(path, flags, 0o600)
-    try:
-        if not try_lock(old):
-            raise ConfigError(f"{address} has a living consumer; stop it first or take another name.")
-        path.unlink()  # producers of the old consumer hold the old file, unlocked from now on
-    finally:
-        os.close(old)
-    claimed = os.open(path, flags | os.O_EXCL, 0o600)
-    try_lock(claimed)
-    return claimed

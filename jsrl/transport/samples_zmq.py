@@ -1,7 +1,7 @@
 """Sample streams over ZeroMQ (tcp between hosts, ipc on one): a header and the raw bytes of a whole block, uncopied.
 
     producer                         consumer
-    hello(schema, groups)     ->     welcome(blocks) or refused(error, text)
+    hello(schema, groups)     ->     welcome(blocks, life) or refused(error, text)
     sample(index, group, ...) ->
                               <-     credit(received, released, resend)     cumulative, so losing one harms nothing
     sync(sent)                ->     credit                                 when a producer has waited for a while
@@ -23,6 +23,7 @@ import time
 import uuid
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from jsrl.transport.base import Entry, ProducerId
 from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.curve import Handshakes, introduce, keys_to_connect, outgoing
 from jsrl.transport.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, remaining
+from jsrl.transport.hop_page import HopPage, read_life
 from jsrl.transport.keys import KeyPath
 from jsrl.transport.samples_ends import OpenBlock, ProducerEnd
 from jsrl.transport.samples_local import aligned_zeros
@@ -89,6 +91,7 @@ class ZmqSampleProducer(ProducerEnd):
         *,
         timeout_s: float,
         keys: KeyPath = None,
+        hop: Path | None = None,
     ):
         super().__init__(schema, producer, num_groups)
         self._keys = own_keys = keys_to_connect(keys)
@@ -105,7 +108,8 @@ class ZmqSampleProducer(ProducerEnd):
         self._stop = threading.Event()
         handshakes = Handshakes(self._socket, endpoint, own_keys)
         try:
-            num_blocks = self._join(endpoint, num_groups, timeout_s, handshakes)
+            num_blocks, life = self._join(endpoint, num_groups, timeout_s, handshakes)
+            self._page = HopPage.attach(hop, producer, life)
             handshakes.close()
         except BaseException:
             self._context.destroy(linger=0)
@@ -119,11 +123,11 @@ class ZmqSampleProducer(ProducerEnd):
         self._on_the_way: deque[tuple[int, int]] = deque()  # (index, block number), oldest first
         self._open = self._sent = self._received = self._released = 0
         self._resent_s = 0.0
-        self._departed = False
+        self._departed = self._lost = False
         self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
         self._thread.start()
 
-    def _join(self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes) -> int:
+    def _join(self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes) -> tuple[int, int]:
         self._socket.connect(endpoint)
         deadline = time.monotonic() + timeout_s
         answered = False
@@ -139,7 +143,7 @@ class ZmqSampleProducer(ProducerEnd):
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
             raise StreamError(f"{endpoint} welcomed {self.producer.name} with {num_blocks!r} blocks.")
-        return num_blocks
+        return num_blocks, read_life(welcome.fields.get("life"))
 
     def reserve(self, timeout_s: float) -> OpenBlock:
         """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
@@ -181,11 +185,13 @@ class ZmqSampleProducer(ProducerEnd):
         self._hear(0.0)
         self._check_open()
         entry = self._next_entry(group)
+        self._page.begin()
         self._blocks[number].fields = {"index": self._sent, "group": group, "sequence": entry.sequence}
         self._on_the_way.append((self._sent, number))
         self._sent += 1
         self._open -= 1
         self._send_block(number)
+        self._page.commit()
         return entry
 
     def abandon_block(self, number: int) -> None:
@@ -207,12 +213,14 @@ class ZmqSampleProducer(ProducerEnd):
                 self._tell("bye")
                 self._hear(_SYNC_S)
             self._closed = self._closed or "closed by this producer"
+            if self._lost or self._page.parted:  # what was taken in is final
+                self._page.leave(self._sent)
             self._context.destroy(linger=0)
 
     def lose(self, reason: str) -> None:
         """Take note that the consumer is gone for good, so that `close` waits for nothing."""
         with self._lock:
-            self._closed = self._closed or reason
+            self._closed, self._lost = self._closed or reason, True
 
     def _attend(self) -> None:
         """Find out about lost trajectories while nobody reserves or commits: the consumer might wait for just those."""

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from jsrl.transport.codec import Limits, Message, decode, encode
 from jsrl.transport.curve import bind_guarded, incoming, keys_to_bind, shut
 from jsrl.transport.guests import ANYBODY, Guests
 from jsrl.transport.handshake import HELLO, WELCOME, bind, hello_limits, read_hello, refusal_frames, remaining
+from jsrl.transport.hop_page import ZEROMQ, HopPage, new_life
 from jsrl.transport.keys import KeyPath
 from jsrl.transport.samples_ends import Admissions, SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples_zmq import configure, read_number
@@ -39,6 +41,7 @@ class _Peer:
     route: bytes
     num_groups: int
     num_blocks: int
+    page: HopPage
     received: int = 0
     released: int = 0
     told: int = 0  # what of `released` the producer has been told
@@ -62,6 +65,7 @@ class ZmqSampleConsumer:
         keys: KeyPath = None,
         ledger: Ledger | None = None,
         guests: Guests = ANYBODY,
+        hop: Path | None = None,
     ):
         self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.schema = schema
@@ -84,6 +88,7 @@ class ZmqSampleConsumer:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind)
         self._queue = SampleQueue(self.address, ledger)
+        self._hop, self._life = hop, new_life()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
         self._thread.start()
@@ -162,6 +167,7 @@ class ZmqSampleConsumer:
 
     def _part(self, peer: _Peer, reason: str) -> None:
         self._peers.pop(peer.route, None)
+        peer.page.part()
         self._owe(peer.route, refusal_frames(StreamClosed(reason)))
 
     def _owe(self, route: bytes, frames: list[Any]) -> None:
@@ -227,6 +233,8 @@ class ZmqSampleConsumer:
                 self._owe(route, _credit(peer, resend=True))
             else:
                 self._peers.pop(route)
+                peer.page.tell(read_number(message, "sent"))
+                peer.page.part()
                 self._owe(route, encode("farewell"))
         else:
             raise CodecError(f"unknown message {message.kind[:40]!r}.")
@@ -235,15 +243,20 @@ class ZmqSampleConsumer:
         producer, leaves, num_groups = read_hello(message, self._admissions)
         known = self._peers.get(route)
         if known is not None and known.producer == producer:  # asked again: the welcome was late, or lost
-            self._owe(route, encode(WELCOME, {"blocks": known.num_blocks}))
+            self._owe(route, self._welcome_frames(known.num_blocks))
             return
         compare_schemas(self.leaves, leaves, "the consumer", producer.name)
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
         self._admissions.admit(producer)
         for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
             self._part(old, f"replaced by incarnation {producer.incarnation}.")
-        self._peers[route] = _Peer(producer, route, num_groups, num_blocks)
-        self._owe(route, encode(WELCOME, {"blocks": num_blocks}))
+        page = HopPage.create(self._hop, producer, self._life, blocks=num_blocks, road=ZEROMQ)
+        self._queue.ledger.join()
+        self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
+        self._owe(route, self._welcome_frames(num_blocks))
+
+    def _welcome_frames(self, num_blocks: int) -> list[Any]:
+        return encode(WELCOME, {"blocks": num_blocks, "life": self._life})
 
     def _take_sample(self, peer: _Peer, message: Message) -> None:
         index = read_number(message, "index")
@@ -270,7 +283,7 @@ class ZmqSampleConsumer:
         peer.received += 1
         peer.sequences[group] = expected + 1
         trajectory = self._layout.tree(self.schema, raw, writeable=False)
-        self._queue.add(trajectory, Entry(peer.producer, group, sequence), peer)
+        self._queue.add(trajectory, Entry(peer.producer, group, sequence), peer, peer.page)
 
     def _refuse(self, route: bytes, peer: _Peer | None, error: JsrlError) -> None:
         if isinstance(error, SpecMismatch):
@@ -279,6 +292,7 @@ class ZmqSampleConsumer:
             self._queue.complain(StreamError(str(error)))
             self._admissions.fence(peer.producer)
             self._peers.pop(route, None)
+            peer.page.part()
         self._owe(route, refusal_frames(error))
 
 

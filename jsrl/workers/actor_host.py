@@ -175,11 +175,21 @@ def load_modules(job_path: Path) -> None:
     """
     from jsrl.envs.make import import_modules
     from jsrl.reference import from_json
-    from jsrl.transport import inference_shared_client, inference_zmq_client, samples_shared, samples_zmq
+    from jsrl.transport import inference_shared_client, inference_zmq_client, samples_shared_producer, samples_zmq
     from jsrl.workers import jobs, process
     from jsrl.workers.actor import build as build_actor
 
-    assert all((inference_shared_client, inference_zmq_client, samples_shared, samples_zmq, build_actor, jobs, process))
+    assert all(
+        (
+            inference_shared_client,
+            inference_zmq_client,
+            samples_shared_producer,
+            samples_zmq,
+            build_actor,
+            jobs,
+            process,
+        )
+    )
     try:
         job: Any = from_json(json.loads(job_path.read_text()))
         import_modules(job.experiment.env)

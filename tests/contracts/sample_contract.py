@@ -156,7 +156,7 @@ def test_trajectories_arrive_as_they_were_written(consumer: SampleConsumer) -> N
                 array[...] = 0
         assert consumer.ledger.in_flight == 1 and consumer.ledger.balanced
         consumer.release(lease)
-    assert (consumer.ledger.produced, consumer.ledger.consumed, consumer.ledger.in_flight) == (9, 9, 0)
+    assert (consumer.ledger.received, consumer.ledger.consumed, consumer.ledger.in_flight) == (9, 9, 0)
 
 
 def test_put_copies_and_checks(consumer: SampleConsumer) -> None:
@@ -185,7 +185,7 @@ def test_blocks_begin_as_zeros_and_several_are_open_at_once(consumer: SampleCons
     blocks[2].abandon()
     blocks[1].commit(1)
     assert [lease.trajectory.version[0, 0] for lease in [consumer.get(TIMEOUT_S) for _ in range(3)]] == [3, 0, 1]
-    assert consumer.ledger.produced == 3
+    assert consumer.ledger.received == 3
     producer.reserve(TIMEOUT_S).abandon()
     with pytest.raises(StreamError, match="committed or abandoned"):
         blocks[0].commit(0)
@@ -210,7 +210,7 @@ def test_a_stalled_consumer_holds_producers_back(consumer: SampleConsumer) -> No
     producer.reserve(TIMEOUT_S)
     with pytest.raises(StreamTimeout):
         producer.reserve(0.1)
-    assert consumer.ledger.produced == 4 and consumer.ledger.balanced
+    assert consumer.ledger.received == 4 and consumer.ledger.balanced
 
 
 def test_room_made_while_a_producer_waits_wakes_it(consumer: SampleConsumer) -> None:
@@ -340,7 +340,7 @@ def test_a_life_is_admitted_once_and_lives_only_rise(consumer: SampleConsumer) -
     for incarnation in (3, 2):
         with pytest.raises(StreamClosed, match="actor-0"):
             connect(consumer, ProducerId("actor-0", incarnation))
-    wait_for(lambda: consumer.ledger.produced == 1)
+    wait_for(lambda: consumer.ledger.received == 1)
     second = connect(consumer, ProducerId("actor-0", 4))
     other = connect(consumer, ProducerId("actor-1", 0))
     time.sleep(0.1)
@@ -348,10 +348,10 @@ def test_a_life_is_admitted_once_and_lives_only_rise(consumer: SampleConsumer) -
         late.commit(0)
     fill((block := second.reserve(TIMEOUT_S)).trajectory, 2)
     block.commit(0)
-    wait_for(lambda: consumer.ledger.produced == 2)
+    wait_for(lambda: consumer.ledger.received == 2)
     fill((block := other.reserve(TIMEOUT_S)).trajectory, 3)
     block.commit(1)
-    wait_for(lambda: consumer.ledger.produced == 3)
+    wait_for(lambda: consumer.ledger.received == 3)
     found = drain(consumer, 3)
     assert [(e.producer.name, e.producer.incarnation, e.sequence) for e in found] == [
         ("actor-0", 3, 0),
@@ -366,7 +366,7 @@ def test_fencing_delivers_what_was_committed_and_nothing_more(consumer: SampleCo
         fill((block := producer.reserve(TIMEOUT_S)).trajectory, number)
         block.commit(0)
     late = producer.reserve(TIMEOUT_S)
-    wait_for(lambda: consumer.ledger.produced == 2)
+    wait_for(lambda: consumer.ledger.received == 2)
     held = consumer.get(TIMEOUT_S)
     consumer.fence(ACTOR)
     consumer.fence(ACTOR)
@@ -383,7 +383,7 @@ def test_fencing_delivers_what_was_committed_and_nothing_more(consumer: SampleCo
     for refused in (ACTOR, ProducerId("never-seen", 5)):
         with pytest.raises(StreamClosed):
             connect(consumer, refused)
-    assert consumer.ledger.produced == 2 and consumer.ledger.dropped == {"too_old": 1} and consumer.ledger.balanced
+    assert consumer.ledger.received == 2 and consumer.ledger.dropped == {"too_old": 1} and consumer.ledger.balanced
 
 
 def test_every_lease_is_released_once(consumer: SampleConsumer) -> None:
@@ -421,7 +421,7 @@ def stream_from_two(road: Road, consumer: SampleConsumer, groups: int, count: in
     assert [report.get("committed") for report in reports] == [groups * count] * 2, reports
     counts = {(ProducerId(name, 0), group): count for name in "ab" for group in range(groups)}
     assert_in_order(entries, counts)
-    assert consumer.ledger.produced == consumer.ledger.consumed == 2 * groups * count
+    assert consumer.ledger.received == consumer.ledger.consumed == 2 * groups * count
     assert consumer.ledger.balanced and consumer.pending() == 0
     if road.between_processes:
         assert "jax" not in reports[0]["modules"]
@@ -442,7 +442,7 @@ def test_a_killed_producer_leaves_nothing_half_read(road: Road, consumer: Sample
     with producing(road, consumer.address, count=3, then="hang") as running:
         entries = drain(consumer, 4)
         assert running.report()["committed"] == 6
-        wait_for(lambda: consumer.ledger.produced == 6)  # a commit over ZeroMQ is on its way until it has arrived
+        wait_for(lambda: consumer.ledger.received == 6)  # a commit over ZeroMQ is on its way until it has arrived
         running.kill()
         consumer.fence(ACTOR)
     with producing(road, consumer.address, incarnation=1, count=4) as running:
@@ -452,7 +452,7 @@ def test_a_killed_producer_leaves_nothing_half_read(road: Road, consumer: Sample
     assert_in_order(entries, {(ACTOR, 0): 3, (ACTOR, 1): 3, (again, 0): 4, (again, 1): 4})
     with pytest.raises(StreamTimeout):
         consumer.get(0.3)
-    assert consumer.ledger.produced == consumer.ledger.consumed == 14
+    assert consumer.ledger.received == consumer.ledger.consumed == 14
 
 
 def test_a_producer_killed_while_it_streams(road: Road, consumer: SampleConsumer) -> None:

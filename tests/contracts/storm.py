@@ -64,7 +64,7 @@ class Tally:
         ledger = self._consumer.ledger
         assert not self.faults, dict(self.faults)
         assert ledger.balanced and ledger.in_flight == 0, str(ledger)
-        assert ledger.produced == self.taken == sum(self.counts.values()), (str(ledger), self.taken)
+        assert ledger.received == self.taken == sum(self.counts.values()), (str(ledger), self.taken)
         assert (ledger.consumed, ledger.dropped or {}) == (
             self.taken - self.dropped,
             {"stale": self.dropped} if self.dropped else {},

@@ -12,6 +12,7 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig
 from jsrl.launch.run import run
 from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.reconcile import hop_ledger
 from jsrl.types import named_leaves
 
 UPDATES = 50
@@ -38,7 +39,7 @@ def final_state_fixture(tmp_path_factory):
             result = run(FIFTY, runs_dir=folder, name=name, display="quiet", **changes)
             sys.path[:] = before
             assert result.ended == "total_env_steps"
-            assert result.ledger["produced"] == result.ledger["consumed"] + sum(result.ledger["dropped"].values())
+            assert hop_ledger(result.ledger).balanced and not result.ledger["in_flight"]
             state = SnapshotStore(Path(result.folder) / "snapshots" / "state").load("final").tree["state"]
             known[name] = dict(named_leaves(state))
         return known[name]

@@ -129,7 +129,7 @@ def test_processes_with_two_replay_workers_and_threads(tmp_path):
     result = run(e, runs_dir=tmp_path, name="a", display="quiet")
     assert result.ended == "total_env_steps"
     last = {name: values[-1] for name, values in result.metrics.items()}
-    assert last["replay/trajectories_produced"] >= 6_000 / 16
+    assert last["replay/trajectories_received"] >= 6_000 / 16
     assert abs(last["replay/samples_per_insert"] - 2.0) < 0.5
     assert last["replay/priorities_late"] < 0.2 * last["replay/drawn"]
     assert result.updates % 2 == 0

@@ -56,7 +56,7 @@ def lines(count: int, first_update: int = 0) -> list[dict]:
             "actor/return_mean": index,
         }
         line |= {"learner/policy_lag_p50": 1.0, "learner/policy_lag_p95": 2.0, "learner/policy_lag_max": 3.0}
-        line |= {"ledger/produced": 10.0, "ledger/consumed": 7.0, "ledger/dropped": 1.0, "ledger/in_flight": 2.0}
+        line |= {"ledger/received": 10.0, "ledger/consumed": 7.0, "ledger/dropped": 1.0, "ledger/in_flight": 2.0}
         found.append(line)
     return found
 
@@ -159,7 +159,7 @@ def test_a_killed_run_has_a_report_from_its_metrics(run_folder: RunFolder):
     write_report(run_folder)
     text = (run_folder.path / "report.txt").read_text()
     assert "ended: killed (it left no result)" in text and "reached: 500 env steps, 10 updates in 5 s" in text
-    assert "dropped (all reasons 1)" in text and "Environments limit" in text
+    assert "ledger: none was written" in text and "Environments limit" in text
 
 
 def test_a_run_that_never_trained_has_a_report(run_folder: RunFolder):

@@ -43,7 +43,8 @@ def session_in(folder: Path) -> SimpleNamespace:
     (folder / "logs").mkdir(exist_ok=True)
     run, hub = SimpleNamespace(path=folder, name="tiny/first"), SimpleNamespace(latest={"learner/queue_depth": 3.0})
     display = SimpleNamespace(told=[], message=lambda text, level="info": display.told.append((text, level)))
-    return SimpleNamespace(folder=run, hub=hub, elapsed_s=12.5, updates=7, env_steps=896, ledger={}, display=display)
+    told = {"elapsed_s": 12.5, "updates": 7, "env_steps": 896, "read_ledgers": lambda: ["ledger: balanced"]}
+    return SimpleNamespace(folder=run, hub=hub, display=display, **told)
 
 
 def job(name: str, kind: str = "actor", **env) -> Job:

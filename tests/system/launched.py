@@ -13,9 +13,17 @@ from pathlib import Path
 
 import psutil
 
+from jsrl.transport.reconcile import hop_ledger
+
 WORLD = Path(__file__).parent / "world"
 DRIVE = WORLD / "drive.py"
 FOREVER = ("--total-env-steps", "1000000000")
+
+
+def assert_balanced(result: dict) -> None:
+    """See that what consumers of a run account for is what its producers counted, in every hop."""
+    for name, counts in {"samples": result["ledger"], **result["hops"]}.items():
+        assert hop_ledger(counts).balanced, f"{name}: {hop_ledger(counts)}"
 
 
 class Launched:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.system.launched import FOREVER, Launched
+from tests.system.launched import FOREVER, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
 PLACE = r"\(slot \d, episode {}, step \d, seed \d+\)"
@@ -58,8 +58,7 @@ def test_restart_env_goes_on_with_the_same_actor(launch, name: str) -> None:
     assert last > 100  # each of 4 environments fails every 20 steps of 1,600
     assert not (run.folder / "watchdog").exists()
     assert "Traceback" in (run.folder / "logs" / "actor-0.log").read_text()
-    ledger = run.result()["ledger"]
-    assert ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
+    assert_balanced(run.result())
 
 
 def test_restart_env_ends_when_its_limit_is_reached(launch) -> None:

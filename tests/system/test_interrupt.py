@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.launched import FOREVER, WORLD, Launched
+from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
 
 slow = pytest.mark.slow
 
@@ -24,8 +24,7 @@ def assert_interrupted(run: Launched, within_s: float = 5.0) -> None:
     run.assert_nothing_left()
     result = run.result()
     assert result["ended"] == "interrupted"
-    ledger = result["ledger"]
-    assert ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
+    assert_balanced(result)
     tag = json.loads((run.folder / "snapshots" / "state" / "tags" / "latest.json").read_text())
     assert tag["meta"]["updates"] == result["updates"] > 0
 

@@ -12,14 +12,9 @@ import numpy as np
 import pytest
 
 from jsrl.services.snapshots import SnapshotStore
-from tests.system.launched import FOREVER, WORLD, Launched
+from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
 
 slow = pytest.mark.slow
-
-
-def assert_balanced(result: dict) -> None:
-    ledger = result["ledger"]
-    assert ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"], ledger
 
 
 # -- ending -----------------------------------------------------------------------------------------------------------

@@ -188,8 +188,7 @@ def test_a_run_that_others_can_reach_takes_only_who_has_its_keys(launch, tmp_pat
     run.popen.terminate()
     text = run.expect(130, 20.0)
     assert f"streams listen on {bind} and are encrypted" in text and str(keys / "client.key") in text
-    ledger = run.result()["ledger"]
-    assert ledger["produced"] > 0
+    assert run.result()["ledger"]["produced"] > 0
     assert_keys_are_nowhere_else(run)
 
     before = keys_of(run)

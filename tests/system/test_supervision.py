@@ -9,7 +9,7 @@ import pytest
 
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, read_page
-from tests.system.launched import Launched
+from tests.system.launched import Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
 RECOVERED_S = 30.0  # on a busy machine; what it took is printed
@@ -58,8 +58,7 @@ def end(run: Launched) -> dict:
     text = run.expect(130, 20.0)
     assert "NOT BALANCED" not in text and "not finite" not in text, text
     result = run.result()
-    ledger = result["ledger"]
-    assert ledger["produced"] == ledger["consumed"] + sum(ledger["dropped"].values()) + ledger["in_flight"]
+    assert_balanced(result)
     return result
 
 

@@ -86,7 +86,7 @@ class Samples:
         producer.close()
 
     def accepted(self) -> int:
-        return self.end.ledger.produced
+        return self.end.ledger.received
 
     def close(self) -> None:
         self.end.close()
@@ -282,7 +282,7 @@ def test_a_client_that_only_knows_the_servers_key_delivers_nothing(world: Path, 
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert [stranger.poll(20) for stranger in strangers] == [0] * 9
-    assert consumer._peers == {} and consumer.ledger.produced == 0
+    assert consumer._peers == {} and consumer.ledger.received == 0
     context.destroy(linger=0)
     consumer.close()
     told = [record.getMessage() for record in caplog.records if "refused a connection from 127.0.0.1" in record.message]

@@ -159,14 +159,14 @@ def test_a_hung_producer_that_wakes_after_its_fence_writes_to_an_orphan(tmp_path
         drain(consumer, 5)
         os.kill(running._process.pid, signal.SIGSTOP)
         consumer.fence(ACTOR)
-        produced = consumer.ledger.produced
+        produced = consumer.ledger.received
         with producing(road, consumer.address, incarnation=1, count=5) as second:
             os.kill(running._process.pid, signal.SIGCONT)
             entries = drain(consumer, produced - 5 + 10)
             assert second.report()["committed"] == 10
         assert running.report()["error"] == "StreamClosed"
     assert sum(entry.producer.incarnation == 1 for entry in entries) == 10
-    assert consumer.ledger.produced == produced + 10 and consumer.ledger.balanced
+    assert consumer.ledger.received == produced + 10 and consumer.ledger.balanced
     consumer.close()
 
 
@@ -179,7 +179,7 @@ def test_a_commit_that_cannot_be_is_refused(tmp_path: Path) -> None:
             consumer.get(TIMEOUT_S)
         with pytest.raises(StreamClosed):
             producer.reserve(0.1)
-        assert consumer.ledger.produced == 0 and consumer.ledger.balanced
+        assert consumer.ledger.received == 0 and consumer.ledger.balanced
     consumer.close()
 
 
@@ -251,7 +251,7 @@ def test_broken_connections_lose_and_repeat_nothing(tmp_path: Path) -> None:
         assert running.report().get("committed") == 80
     assert proxy.cuts >= 3
     assert sorted((entry.group, entry.sequence) for entry in entries) == [(g, s) for g in (0, 1) for s in range(40)]
-    assert consumer.ledger.produced == 80 and consumer.ledger.balanced
+    assert consumer.ledger.received == 80 and consumer.ledger.balanced
     consumer.close()
     proxy.close()
 
@@ -301,7 +301,7 @@ def test_a_partition_longer_than_the_silence_allowed_loses_and_repeats_nothing(t
     assert made_meanwhile < 100  # credits held the producer back
     assert proxy.cuts >= 1
     assert sorted((entry.group, entry.sequence) for entry in entries) == [(g, s) for g in (0, 1) for s in range(400)]
-    assert consumer.ledger.produced == 800 and consumer.ledger.balanced
+    assert consumer.ledger.received == 800 and consumer.ledger.balanced
     consumer.close()
     proxy.close()
 

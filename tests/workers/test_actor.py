@@ -223,7 +223,7 @@ def test_closing_abandons_the_open_trajectory_and_closes_the_environments():
     assert facts["env_steps"] == (T + 2) * B
     assert facts["trajectories"] == 1
     assert rig.envs[0].closed
-    assert (rig.consumer.ledger.produced, rig.consumer.ledger.balanced) == (1, True)
+    assert (rig.consumer.ledger.received, rig.consumer.ledger.balanced) == (1, True)
 
 
 def test_episodes_are_counted_once():

@@ -49,7 +49,7 @@ def test_all_is_loaded_before_the_fork_and_no_thread_runs(env: str, tmp_path: Pa
     )
     found = json.loads(look.stdout.splitlines()[-1])
     assert found["threads"] == 1
-    assert {needed, "jsrl.workers.actor.worker", "jsrl.transport.samples_shared", "zmq", "numpy"} <= set(
+    assert {needed, "jsrl.workers.actor.worker", "jsrl.transport.samples_shared_producer", "zmq", "numpy"} <= set(
         found["loaded"]
     )
     packages = {name.partition(".")[0] for name in found["loaded"]}

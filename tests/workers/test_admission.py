@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from jsrl.transport.base import ProducerId
+from jsrl.transport.hops import SAMPLES, hop_folder, read_hop
 from jsrl.transport.ledger_page import LEDGER, begin_life, read_page
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, zeros
@@ -42,6 +43,7 @@ class Admission(RuleBasedStateMachine):
         super().__init__()
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where fsync costs nothing
         self.folder = Path(tempfile.mkdtemp(prefix="jsrl-admission-", dir=memory))
+        self.hop = hop_folder(self.folder, SAMPLES)
         self.consumer = None
 
     @initialize(
@@ -58,13 +60,14 @@ class Admission(RuleBasedStateMachine):
 
     def live(self) -> None:
         """Start a life of the learner from the snapshot; actors join it with what they are in the middle of."""
-        self.epoch, ledger = begin_life(self.folder / LEDGER, 0, self.snapshot["ledger"])
+        self.epoch, ledger = begin_life(self.folder / LEDGER, 0, self.snapshot["ledger"], hop=self.hop)
         self.updates = self.snapshot["updates"]
         self.trained = self.snapshot["ledger"]["trained"] if self.snapshot["ledger"] else 0
         name = f"local:admission-{next(_numbers)}"
-        self.consumer = bind_samples(name, SPEC, blocks_per_producer=64, ledger=ledger)
+        self.consumer = bind_samples(name, SPEC, blocks_per_producer=64, ledger=ledger, hop=self.hop)
         self.incarnation += 1
-        self.producer = connect_samples(name, SPEC, ProducerId("actor-0", self.incarnation), GROUPS, 1.0)
+        who = ProducerId("actor-0", self.incarnation)
+        self.producer = connect_samples(name, SPEC, who, GROUPS, 1.0, hop=self.hop)
         plan = BatchPlan(
             self.order, GROUPS, SIZE, GROUPS * SIZE, T, max_lag=self.max_lag, reuse=self.reuse,
             start_updates=self.updates, epoch=self.epoch,
@@ -137,8 +140,9 @@ class Admission(RuleBasedStateMachine):
     def nothing_is_unaccounted_for(self) -> None:
         if self.consumer is None:
             return
-        ledger, page = self.consumer.ledger, read_page(self.folder / LEDGER)
-        assert ledger.balanced and ledger.produced == self.produced
+        ledger, page, hop = self.consumer.ledger, read_page(self.folder / LEDGER), read_hop(self.folder)
+        assert ledger.balanced and ledger.received == self.produced
+        assert hop is not None and hop.balanced and hop.produced == self.produced
         assert page is not None and page.ledger.counts == ledger.counts
         assert ledger.consumed >= self.trained
 

@@ -144,7 +144,7 @@ def test_freshest_takes_the_newest_and_lets_go_of_what_is_two_batches_old():
     assert stream.pump() is None  # half a batch
     newer.append(stream.put(1, 21))
     same(stream.pump().trajectory, joined([newer[1], newer[0]]))
-    assert (stream.ledger.consumed, stream.ledger.produced) == (6, 9)
+    assert (stream.ledger.consumed, stream.ledger.received) == (6, 9)
 
 
 def test_lag_is_that_of_the_oldest_row_as_the_update_starts():
@@ -230,7 +230,7 @@ def test_what_no_batch_took_is_dropped_as_closed_and_the_ledger_balances():
     stream.batcher.close()
     stream.consumer.close()
     assert stream.ledger.dropped == {"closed": 3}
-    assert (stream.ledger.produced, stream.ledger.consumed, stream.ledger.in_flight) == (4, 1, 0)
+    assert (stream.ledger.received, stream.ledger.consumed, stream.ledger.in_flight) == (4, 1, 0)
 
 
 def test_prefetching_gives_the_same_batches_in_the_same_order():

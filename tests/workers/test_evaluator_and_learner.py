@@ -288,13 +288,13 @@ def test_versions_metrics_and_ledger_of_a_few_updates(tmp_path):
     assert metrics["learner/loss"] == pytest.approx(2.5)  # the mean of the updates since the last report
     assert facts["updates"] == 4
     assert facts["env_steps"] == 4 * T * B
-    assert facts["ledger"] == {"produced": 4, "consumed": 4, "in_flight": 0, "dropped": {}}
+    assert facts["ledger"] == {"received": 4, "consumed": 4, "in_flight": 0, "dropped": {}}
     assert [e["updates"] for e in rig.heard.named("finished")] == [4]
     rig.put(9.0)
     assert rig.learner.step() == 0  # all are made
     assert len(rig.published.versions) == 5
     facts = rig.learner.close()
-    assert facts["ledger"]["produced"] == 5
+    assert facts["ledger"]["received"] == 5
     assert facts["ledger"]["dropped"] == {"closed": 1}
     final = SnapshotStore(tmp_path / "state").load_snapshot("final")
     assert final.meta["updates"] == 4

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.services.metrics import Recorder
 from jsrl.services.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
+from jsrl.transport.hops import SAMPLES, hop_folder
 from jsrl.transport.inference import connect_inference
 from jsrl.transport.samples import connect_samples
 from jsrl.transport.samples_copying import CopyingProducer
@@ -46,7 +48,9 @@ class ActorStreams:
         """Return both ends, waiting for their peers to come up; group -> its environments."""
         job, links = self._job, self._job.links
         self._group_sizes = group_sizes
-        into = f"replay-{job.index % len(links.replays)}" if links.replays else "samples"
+        replay = job.index % len(links.replays) if links.replays else None
+        into = "samples" if replay is None else f"replay-{replay}"
+        self._hop = hop_folder(Path(job.folder), SAMPLES if replay is None else f"rows-{replay}")
         self._samples = Peer(job.names, into, job.find(into))
         self._peers = [self._samples]
         self._producer = self._connect_samples(self._samples.known.address, CONNECT_TIMEOUT_S)
@@ -66,8 +70,8 @@ class ActorStreams:
         return self._client, self._producer
 
     def _connect_samples(self, address: str, timeout_s: float) -> SampleProducer:
-        e, spec = self._job.experiment, self._job.schemas.trajectory
-        producer = connect_samples(address, spec, self._job.producer, e.groups, timeout_s, keys=self._job.links.keys)
+        job, e, spec = self._job, self._job.experiment, self._job.schemas.trajectory
+        producer = connect_samples(address, spec, job.producer, e.groups, timeout_s, keys=job.links.keys, hop=self._hop)
         return producer if e.actor.rows_in_place else CopyingProducer(producer, spec)
 
     def _connect_inference(self, address: str, timeout_s: float) -> InferenceClient:

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -20,7 +21,8 @@ from jsrl.replay.on_device import OnDevice, on_device
 from jsrl.replay.several import several_updates
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import Ledger, ParamsPublisher, SampleConsumer
-from jsrl.transport.ledger_page import LEDGER, begin_life, continued
+from jsrl.transport.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger_page import begin_life, continued
 from jsrl.transport.params import bind_params
 from jsrl.transport.replay_batch import replay_batch_spec
 from jsrl.transport.samples import bind_samples
@@ -67,14 +69,14 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         start_trained=trained,
     )
 
+    counted: dict[str, Any] = {"ledger": ledger, "hop": hop_folder(Path(job.folder), SAMPLES)}
+
     def connect() -> tuple[SampleConsumer, ParamsPublisher]:
         if e.recording is not None:
-            return recorded_consumer(e.recording, spec, seed=e.seed, start=trained, ledger=ledger), publisher()
-        schema, blocks = (replay_batch_spec(spec) if through_host else spec), blocks_per_producer(e)
-        links, guests = job.links, job.replays if through_host else job.actors
-        consumer = bind_samples(
-            links.samples, schema, blocks_per_producer=blocks, ledger=ledger, keys=links.keys, guests=guests
-        )
+            return recorded_consumer(e.recording, spec, seed=e.seed, start=trained, **counted), publisher()
+        schema, blocks, keys = replay_batch_spec(spec) if through_host else spec, blocks_per_producer(e), job.links.keys
+        counted["guests"] = job.replays if through_host else job.actors
+        consumer = bind_samples(job.links.samples, schema, blocks_per_producer=blocks, keys=keys, **counted)
         job.announce(EPOCH, str(epoch))
         job.announce("samples", consumer.address)
         if through_host:
@@ -187,7 +189,8 @@ def begin_counting(job: Job, reporter: Reporter) -> tuple[int, int, Ledger]:
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained = int(saved["trained"]) if saved else 0
     try:
-        epoch, ledger = begin_life(Path(job.folder) / LEDGER, job.origin.epoch, saved)
+        run = Path(job.folder)
+        epoch, ledger = begin_life(ledger_path(run, SAMPLES), job.origin.epoch, saved, hop=hop_folder(run, SAMPLES))
     except OSError as error:
         text = f"the ledger cannot be kept in {job.folder} ({error}); this life counts in memory only"
         reporter.event("warning", text)

@@ -14,6 +14,7 @@ import numpy as np
 from jsrl.errors import RecordingError, SpecMismatch
 from jsrl.services.recordings import Chunk, Recording, open_recording, read_chunk
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.hop_page import LOCAL, HopPage, new_life
 from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, named_leaves, zeros
 
 POOL_BYTES = 256 * 2**20
@@ -26,6 +27,7 @@ class RecordedConsumer:
     Args:
       recording: to read. spec: schema [W+1, M, ...] of what `get` lends. seed: of the order.
       start: number of leases that were consumed before, in earlier lives. ledger: to count in.
+      hop: folder for the page that counts what is read; None: count in memory only.
 
     Raises:
       SpecMismatch: the recording's leaves are not those of `spec`. RecordingError: it holds no window, or a file is broken.
@@ -41,6 +43,7 @@ class RecordedConsumer:
         seed: int,
         start: int = 0,
         ledger: Ledger | None = None,
+        hop: Path | None = None,
         pool_bytes: int = POOL_BYTES,
     ) -> None:
         self._recording, self._spec, self._seed, self._pool_bytes = recording, spec, seed, pool_bytes
@@ -50,6 +53,10 @@ class RecordedConsumer:
         self._starts = np.unique(np.append(np.arange(0, length - self._rows + 1, self._rows), length - self._rows))
         self.windows = sum(chunk.count for chunk in recording.chunks) * self._windows_each
         self._ledger, self._number = ledger or Ledger(), start
+        self._lent: set[Entry] = set()
+        self._page = HopPage.create(hop, PRODUCER, new_life(), blocks=1, road=LOCAL)
+        self._page.mark_attached()
+        self._ledger.join()
         self._loaded: tuple[Chunk, ...] = ()
         self._pool: list[np.ndarray] = []
         self._order = np.zeros(0, np.int64)
@@ -70,6 +77,7 @@ class RecordedConsumer:
         """Return the next M windows; their arrays are nobody else's."""
         del timeout_s  # a disk answers
         trajectory = zeros(self._spec)
+        self._page.begin()
         targets = dict(named_leaves(trajectory))
         filled = 0
         while filled < self._columns:
@@ -79,8 +87,15 @@ class RecordedConsumer:
             self._gather(ids, [targets[name] for name in self._names], filled)
             self._at, filled = self._at + len(ids), filled + len(ids)
         self._number += 1
+        self._page.commit()
+        entry = Entry(PRODUCER, 0, self._number - 1)
+        self._lent.add(entry)
+        self._ledger.mark(True)
+        self._page.receive()
         self._ledger.arrive()
-        return Lease(trajectory, Entry(PRODUCER, 0, self._number - 1))
+        self._ledger.hold(len(self._lent))
+        self._ledger.mark(False)
+        return Lease(trajectory, entry)
 
     def _gather(self, ids: np.ndarray, targets: list[np.ndarray], at: int) -> None:
         """Copy windows to columns `at`.. of the targets: a window is (trajectory, environment, start) as one number."""
@@ -144,7 +159,11 @@ class RecordedConsumer:
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
         """Count what became of a lease."""
+        self._lent.remove(lease.entry)
+        self._ledger.mark(True)
         self._ledger.settle(outcome)
+        self._ledger.hold(len(self._lent))
+        self._ledger.mark(False)
 
     def pending(self) -> int:
         """Return 1: there is always a next one."""
@@ -158,8 +177,11 @@ class RecordedConsumer:
 
     def close(self) -> None:
         """Let go of the rows."""
-        if self._ledger.in_flight:
-            self._ledger.settle("closed", self._ledger.in_flight)
+        if self._lent:
+            self._ledger.settle("closed", len(self._lent))
+        self._lent.clear()
+        self._ledger.hold(0)
+        self._page.part()
         self._pool, self._loaded = [], ()
 
 

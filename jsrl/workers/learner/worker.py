@@ -90,6 +90,7 @@ class Learner:
         self.recorder = self._recorder = recorder or Recorder("learner")
         self._phases = self.recorder.phases
         self._finished = False
+        self._consumer: Any = None
         self._refusals = Refusals(self.name, reporter)
         self._trained_s = 0.0
         self._snapshot_at = time.monotonic() + settings.snapshot_period_s
@@ -109,7 +110,7 @@ class Learner:
     def env_steps(self) -> int:
         """Return the env steps trained on so far (with replay workers: those that they had inserted)."""
         if self._settings.total_env_steps is not None:
-            return self._consumer.env_steps  # type: ignore[attr-defined]
+            return int(self._consumer.env_steps)
         return self.updates // self._settings.plan.reuse * self._settings.rows_per_update
 
     @property
@@ -247,7 +248,7 @@ class Learner:
             self._recorder.last("trained_s", self._trained_s)
         ledger = self._consumer.ledger
         dropped = sum((ledger.dropped or {}).values())
-        counts = {"produced": ledger.produced, "consumed": ledger.consumed, "dropped": dropped}
+        counts = {"received": ledger.received, "consumed": ledger.consumed, "dropped": dropped}
         counts["in_flight"] = ledger.in_flight
         queue = self._store.queue
         snapshots: dict[str, float] = {"written": queue.written, "failed": queue.failed, "superseded": queue.superseded}
@@ -264,7 +265,7 @@ class Learner:
         return {"updates": self.updates, "env_steps": self.env_steps, "ledger": self._counts()}
 
     def _counts(self) -> dict[str, Any]:
-        """Return the ledger of all lives of this run."""
+        """Return what this consumer counted, over all lives of this run."""
         return self._consumer.ledger.counts
 
     def command(self, command: Command) -> None:
@@ -273,8 +274,13 @@ class Learner:
             self.save(wait=True)
             self._reporter.event("snapshotted", updates=self.updates)
 
+    def drop_pending(self) -> None:
+        """Count what waits as dropped and take in nothing more; used where a step failed."""
+        if self._consumer is not None:
+            self._consumer.close()
+
     def close(self) -> dict[str, Any]:
-        """Write the final snapshot and leave the streams; the ledger must balance."""
+        """Write the final snapshot and leave the streams."""
         self.save(wait=True, tags=("latest", "final"))
         if isinstance(self._batches, Prefetcher | Batcher):
             self._batches.close()

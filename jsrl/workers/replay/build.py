@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from jsrl.replay.host import HostReplay
 from jsrl.replay.host_files import load_replay
 from jsrl.replay.host_rows import rows_shape, windows_spec
 from jsrl.replay.limiter import make_limiter
-from jsrl.transport.base import SampleProducer
+from jsrl.transport.base import Ledger, SampleProducer
 from jsrl.transport.guests import Guests
+from jsrl.transport.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger_page import begin_life
 from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.workers.base import Reporter
@@ -63,19 +66,30 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     )
     if job.origin.restore is not None and not job.origin.params_only:
         load_replay(Path(settings.folder), replay, limiter)
-    return ReplayWorker(job.name, settings, replay, limiter, _connect(job), reporter, make_recorder(job))
+    return ReplayWorker(job.name, settings, replay, limiter, _connect(job, reporter), reporter, make_recorder(job))
 
 
-def _connect(job: Job) -> Callable[[], Roads]:
+def begin_counting(job: Job, reporter: Reporter) -> Ledger:
+    """Return the ledger of the rows that actors send, over all lives of this replay worker: what it inserted stands."""
+    path = ledger_path(Path(job.folder), f"rows-{job.index}")
+    try:
+        return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
+    except OSError as error:
+        text = f"the ledger cannot be kept in {path.parent} ({error}); this life counts in memory only"
+        reporter.event("warning", text)
+        return Ledger(dropped={})
+
+
+def _connect(job: Job, reporter: Reporter) -> Callable[[], Roads]:
     e, config = job.experiment, job.experiment.replay
     assert config is not None
 
     def connect() -> Roads:
         links, number, keys = job.links.replays[job.index], config.batch_size, job.links.keys
         blocks = e.ring * e.actor.blocks_per_group
-        rows = bind_samples(
-            links.rows, job.schemas.trajectory, blocks_per_producer=blocks, keys=keys, guests=job.actors
-        )
+        run, hop = Path(job.folder), hop_folder(Path(job.folder), f"rows-{job.index}")
+        counted: dict[str, Any] = {"ledger": begin_counting(job, reporter), "hop": hop, "guests": job.actors}
+        rows = bind_samples(links.rows, job.schemas.trajectory, blocks_per_producer=blocks, keys=keys, **counted)
         job.announce(f"replay-{job.index}", rows.address)
         learners = Guests(frozenset({"learner"}), num_groups=1)
         spec = priorities_spec(number)
@@ -85,7 +99,8 @@ def _connect(job: Job) -> Callable[[], Roads]:
         spec = replay_batch_spec(windows)
 
         def connect_batches(address: str, timeout_s: float) -> SampleProducer:
-            return connect_samples(address, spec, job.producer, 1, timeout_s, keys=keys)
+            hop = hop_folder(run, SAMPLES)
+            return connect_samples(address, spec, job.producer, 1, timeout_s, keys=keys, hop=hop)
 
         learner = Peer(job.names, "samples", job.find("samples"))
         batches = connect_batches(learner.known.address, CONNECT_TIMEOUT_S)

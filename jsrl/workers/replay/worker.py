@@ -87,6 +87,7 @@ class ReplayWorker:
         self.recorder = self._recorder = recorder or Recorder("replay")
         self._phases = self.recorder.phases
         self._threads: list[threading.Thread] = []
+        self._roads: Any = None
         self._stop = threading.Event()
         self._lock = threading.Lock()  # the limiter, the learner's stream, what is counted
         self._lanes = {group: lane for lane, group in enumerate(settings.groups)}
@@ -275,7 +276,7 @@ class ReplayWorker:
             "evicted": replay.evicted,
             "priorities_late": replay.ignored,
             "samples_per_insert": limiter.drawn / max(1, limiter.inserted - limiter.min_size),
-            "trajectories_produced": ledger.produced,
+            "trajectories_received": ledger.received,
             "trajectories_inserted": ledger.consumed,
             "trajectories_dropped": sum((ledger.dropped or {}).values()),
             "trajectories_in_flight": ledger.in_flight,
@@ -290,6 +291,11 @@ class ReplayWorker:
         """Obey `snapshot`."""
         if command.name == "snapshot":
             self.save()
+
+    def drop_pending(self) -> None:
+        """Count what waits as dropped and take in nothing more; used where a step failed."""
+        if self._roads is not None:
+            self._roads.rows.close()
 
     def close(self) -> dict[str, Any]:
         """Stop drawing, write the counters, leave the streams."""

@@ -1,0 +1,110 @@
+"""The ledger of a hop: counts of producers against counts of consumers, and what becomes of it when one is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from jsrl.transport.base import Ledger
+from jsrl.transport.hop_page import LOCAL, SHARED, ZEROMQ, Connection
+from jsrl.transport.reconcile import HopLedger, hop_ledger, reconcile
+
+ROADS = [LOCAL, SHARED, ZEROMQ]
+
+
+def connection(road: int = SHARED, committed: int = 7, received: int = 7, **others: int) -> Connection:
+    """A connection over which both ends left in order."""
+    counts = {"blocks": 4, "begun": committed, "left": 0 if road == ZEROMQ else -1, **others}
+    return Connection("actor-0.0", road, committed=committed, received=received, **counts)
+
+
+def accounted(count: int = 7, in_flight: int = 0) -> Ledger:
+    return Ledger(count, count - in_flight - 1, {"stale": 1}, in_flight)
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_counts_that_agree_balance(road: int) -> None:
+    found = reconcile(accounted(14, in_flight=2), [connection(road), connection(road)], joined=2)
+    assert found == HopLedger(14, 11, {"stale": 1}, in_flight=2)
+    assert found.balanced and found.verdict == "balanced"
+    assert str(found) == "produced 14 = consumed 11 + dropped (stale 1) + in flight 2: balanced"
+    assert hop_ledger(found.counts) == found
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize(
+    ("committed", "received", "outcomes"),
+    [
+        (8, 7, 7),  # the producer counted one too many
+        (6, 7, 7),  # or one too few
+        (7, 8, 7),  # the consumer took one in twice
+        (7, 6, 7),  # or did not count one
+        (7, 7, 8),  # the consumer counted an outcome twice
+        (7, 7, 6),  # or not at all
+        (3, 100, 100),
+    ],
+)
+def test_a_miscount_on_either_side_never_balances(road: int, committed: int, received: int, outcomes: int) -> None:
+    found = reconcile(accounted(outcomes), [connection(road, committed, received)])
+    assert not found.balanced and not found.holds and found.faults
+    assert "NOT BALANCED; " in str(found)
+
+
+def test_what_is_in_flight_is_what_was_seen_and_never_the_remainder() -> None:
+    assert not reconcile(accounted(7, in_flight=0), [connection(committed=9)]).holds
+    in_ring = reconcile(accounted(), [connection(committed=9, parted=False, ring=9)])
+    assert in_ring.balanced and in_ring.in_flight == 2
+    assert not reconcile(accounted(), [connection(committed=9, parted=False, ring=8)]).holds
+    assert not HopLedger(produced=3, consumed=100, in_flight=-97).holds
+
+
+def test_what_a_dead_consumer_left_in_the_stream_is_lost() -> None:
+    found = reconcile(accounted(), [connection(committed=9, parted=False, left=2)])
+    assert found.balanced and found.dropped == {"stale": 1, "lost": 2}
+    assert not reconcile(accounted(), [connection(committed=9, parted=False, left=3)]).holds
+
+
+@pytest.mark.parametrize(("committed", "unknown", "holds"), [(7, 0, True), (9, 2, True), (11, 4, True), (12, 4, False)])
+def test_what_a_killed_producer_had_sent_is_unknown_up_to_its_blocks(committed: int, unknown: int, holds: bool) -> None:
+    for parted in (True, False):  # the consumer outlived it, or did not
+        found = reconcile(accounted(), [connection(ZEROMQ, committed, left=-1, parted=parted)])
+        assert (found.unknown, found.holds) == (unknown, holds)
+        assert found.balanced == (unknown == 0)
+        if holds and unknown:
+            assert str(found).endswith(f"+ unknown {unknown}: balanced except {unknown} unknown")
+
+
+def test_memory_that_is_gone_with_everything_is_unknown() -> None:
+    found = reconcile(accounted(), [connection(SHARED, 9, parted=False)])
+    assert found.holds and found.unknown == 2 and not found.balanced
+
+
+def test_a_producer_of_another_host_is_known_by_its_last_word_only() -> None:
+    told = reconcile(accounted(), [connection(ZEROMQ, 0, attached=False, told=7, left=-1)])
+    assert told.balanced and told.produced == 7
+    silent = reconcile(accounted(), [connection(ZEROMQ, 0, attached=False, left=-1)])
+    assert silent.holds and not silent.balanced and (silent.produced, silent.uncounted) == (7, 4)
+    assert silent.verdict == "balanced except 4 unknown"
+
+
+@pytest.mark.parametrize("received", [7, 8])
+def test_a_producer_killed_inside_a_commit_misleads_by_that_one_only(received: int) -> None:
+    found = reconcile(accounted(received), [connection(SHARED, 7, received, begun=8)])
+    assert found.balanced and found.produced == received
+    assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=8)]).holds
+    assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=9)]).holds  # two cannot be in the making
+
+
+def test_a_consumer_killed_between_two_stores_misleads_by_one_only() -> None:
+    after_outcome = Ledger(7, 6, {"stale": 1}, in_flight=1)  # the queue still shows what was released
+    assert not reconcile(after_outcome, [connection()]).holds
+    after = reconcile(Ledger(7, 6, {"stale": 1, "lost": 1}), [connection()], uncertain=1)
+    assert after.balanced and after.dropped == {"stale": 1, "lost": 0}
+    before = reconcile(accounted(6), [connection()], uncertain=1)  # taken in, but not in the queue yet
+    assert before.holds and before.unknown == 1
+    assert not reconcile(accounted(5), [connection()], uncertain=1).holds
+
+
+def test_pages_that_are_missing_are_noticed() -> None:
+    found = reconcile(accounted(10), [connection()], joined=2)
+    assert found.holds and not found.balanced and found.uncounted == 3
+    assert reconcile(accounted(10), [connection()], carried=3).balanced
