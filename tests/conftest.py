@@ -11,8 +11,11 @@ if version("jaxlib").startswith("0.10."):  # which knows this flag; it halves wh
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests, which hold real processes to limits of time and memory, one more try; the summary names them."""
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave nightly tests out, unless `-m` speaks of them."""
+    if "nightly" in config.getoption("-m"):
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    if nightly:
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]

@@ -78,8 +78,14 @@ def test_an_update_is_pure_and_moves_what_it_should(factory):
     assert jax.tree.structure(first) == jax.tree.structure(state)
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(first), strict=True):
         assert old.shape == new.shape and old.dtype == new.dtype and np.isfinite(new).all()
-    for old, new in ((before.params, first.params), (before.learner_params, first.learner_params)):
-        assert any((x != y).any() for x, y in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
+    parts = {
+        "policy": lambda s: s.params.weights,
+        "value": lambda s: s.learner_params,
+        "normaliser": lambda s: s.params.moments,
+    }
+    for name, part in parts.items():
+        pairs = zip(jax.tree.leaves(part(before)), jax.tree.leaves(part(first)), strict=True)
+        assert any((x != y).any() for x, y in pairs), f"the update does not move the {name}"
     assert all(v.shape == () and np.isfinite(v) for v in output.metrics.values())
     names = {"loss", "loss_policy", "loss_value", "entropy", "approx_kl", "clip_fraction", "explained_variance"}
     assert names | {"grad_norm", "learning_rate"} <= set(output.metrics)

@@ -136,7 +136,7 @@ def test_wrong_words_are_refused_with_what_there_is():
     assert "there is no experiment 'ppo_cartpol'" in ran.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # of a machine that has other things to do; a minute otherwise
 def test_a_tiny_experiment_end_to_end(tmp_path):
     words = ("ppo", "--placements", "serial,served", "--seconds", "2", "--warm-up-s", "0.2", "--repetitions", "1")
@@ -161,7 +161,7 @@ def test_a_tiny_experiment_end_to_end(tmp_path):
     assert shown.stdout == ran.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_peer_beside_ours(tmp_path):
     """A copy of the benchmark whose driver of sb3 is the fake one."""

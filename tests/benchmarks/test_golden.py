@@ -22,7 +22,7 @@ def test_differences_name_case_and_seed():
     assert golden.differences(before, {"ppo": {"0": "x", "1": "z"}, "td3": {"0": "q"}}) == ["ppo seed 1", "td3 seed 0"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_case_is_recorded_and_found_the_same_or_different(tmp_path, capsys):
     file = tmp_path / "golden.json"
     words = ["--only", "ppo_masked"]

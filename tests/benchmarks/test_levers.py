@@ -69,7 +69,7 @@ def test_the_formula_has_the_published_plateaus():
     assert [ring.plateau(2.7, n) for n in (2, 3, 4)] == [2, 3, 3.7]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ratio", [2.7, 0.5])
 def test_the_emulated_ring_reaches_its_plateau(tmp_path, ratio):
     """Sleeps take no CPU, so that it holds on a busy machine, too; three attempts, because it may be very busy."""
@@ -128,15 +128,19 @@ def test_the_grid_is_small():
     assert len(grid) == 9
 
 
+def nightly(*words):
+    return pytest.param(list(words), marks=pytest.mark.nightly)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         ["ring", "--largest", "2", "--t-env-ms", "2", "--seconds", "0.1"],
-        ["batching", "--largest", "2", "--seconds", "0.2", "--rounds", "1"],
-        ["slots", "--widest", "2", "--seconds", "0.3", "--rounds", "2"],
-        ["rows-in-place", "--experiment", "ppo_cartpole", "--seconds", "0.3", "--rounds", "1"],
-        ["prefetch", "--experiment", "ppo_cartpole", "--seconds", "0.5", "--rounds", "1"],
+        nightly("batching", "--largest", "2", "--seconds", "0.2", "--rounds", "1"),
+        nightly("slots", "--widest", "2", "--seconds", "0.3", "--rounds", "2"),
+        nightly("rows-in-place", "--experiment", "ppo_cartpole", "--seconds", "0.3", "--rounds", "1"),
+        nightly("prefetch", "--experiment", "ppo_cartpole", "--seconds", "0.5", "--rounds", "1"),
     ],
 )
 def test_a_lever_as_a_command(tmp_path, words):

@@ -155,7 +155,7 @@ def test_a_driver_of_another_name_is_found(tmp_path):
     assert found.driver == FAKE
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # of a machine that has other things to do
 def test_our_updates_alone_and_a_run_that_learns(tmp_path):
     words = [sys.executable, str(ROOT / "experiments" / "bench.py"), "sac_halfcheetah", "--batch", "256", "--envs", "8"]

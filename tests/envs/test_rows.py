@@ -6,6 +6,7 @@ import pytest
 from jsrl.envs.base import Episode
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
+from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import ArraySpec, Discrete, MultiDiscrete
 
@@ -225,6 +226,11 @@ def test_a_forbidden_action_is_a_fault():
     forbidden = np.argmin(env.reset().observation["action_mask"], axis=1)
     with pytest.raises(EnvironmentFault, match="mask allows only"):
         env.step(forbidden)
+
+
+def test_every_slot_of_every_group_has_a_seed_of_its_own():
+    seeds = [seed for run_seed in (7, 8) for group in range(3) for seed in slot_seeds(run_seed, group, 4)]
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_probes_continue_from_a_saved_state():

@@ -9,7 +9,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
-from jsrl.launch.supervision import Budget, Supervision, last_committed
+from jsrl.launch.supervision import Budget, Supervision, last_committed, next_life
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, begin_life
 from jsrl.workers.jobs import Job, Links, Origin
@@ -60,6 +60,11 @@ def test_each_worker_has_its_kind_s_budget_and_restarts_are_counted_by_kind() ->
 def test_budgets_that_cannot_be_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(Experiment(AgentReference("m:f")), **changes)
+
+
+def test_the_next_life_of_a_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
+    job = Job("actor", "actor-0", 0, None, None, None, "", incarnation=4)  # type: ignore[arg-type]
+    assert next_life(job, tmp_path) == dataclasses.replace(job, incarnation=5)
 
 
 def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_path: Path) -> None:

@@ -270,6 +270,7 @@ def test_the_limiter_holds_the_ratio_from_either_side():
             limiter.drawn += 32
     assert abs(4.0 * (limiter.inserted - 100) - limiter.drawn) <= 64
     assert limiter.inserted > 1_000
+    limiter.refill()
     again = Limiter(100, 4.0, 64.0)
     again.restore(limiter.state)
     assert again == limiter

@@ -310,6 +310,20 @@ def test_a_batch_may_be_used_for_several_updates_and_counts_its_rows_once(tmp_pa
     rig.learner.close()
 
 
+def update_with_noise(state, trajectory, key, *, axis_name=None):
+    params = ActParams({"w": jax.random.normal(key, (2,))})
+    return state._replace(params=params, updates=state.updates + 1), UpdateOutput({"loss": jnp.float32(0)})
+
+
+def test_every_update_has_a_key_of_its_own(tmp_path):
+    rig = LearnerRig(tmp_path, change=update_with_noise)
+    for _ in range(3):
+        rig.put(1.0)
+        rig.learner.step()
+    assert len({values.tobytes() for values in rig.published.values[1:]}) == 3
+    rig.learner.close()
+
+
 def test_a_resumed_learner_goes_on_counting_in_a_new_epoch(tmp_path):
     rig = LearnerRig(tmp_path, total=12, start=10, epoch=3)
     rig.put(1.0, make_version(3, 10))

@@ -1,0 +1,284 @@
+"""Faults that the suite must catch: each is a wrong line that looks right, and the tests that should fail with it.
+
+`plant.py` plants them one at a time. `old` occurs exactly once below `jsrl/`, so files may move freely.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """One replacement of text. tests: what is run with it; one of them must fail."""
+
+    name: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+UPDATE, RETURNS = "tests/agents/test_update.py", "tests/agents/test_returns.py"
+NORMALIZATION = "tests/agents/test_normalization.py"
+OFF_POLICY, MASKS = "tests/agents/test_off_policy.py", "tests/agents/test_masks.py"
+ROWS, BATCHING = "tests/envs/test_rows.py", "tests/workers/test_batching.py"
+ACTOR, ACTING = "tests/workers/test_actor.py", "tests/workers/test_acting.py"
+DEVICE, HOST = "tests/replay/test_device.py", "tests/replay/test_host.py"
+SAMPLES, PARAMS = "tests/transport/test_samples.py", "tests/transport/test_params.py"
+LEDGER, SNAPSHOTS = "tests/transport/test_ledger_page.py", "tests/services/test_snapshots.py"
+SUPERVISION = "tests/launch/test_supervision.py"
+
+FAULTS = (
+    # -- agents
+    Fault(
+        "advantages flow across the start of an episode",
+        "    cut = rows.is_first[1:].astype(bool)\n",
+        "    cut = jnp.zeros_like(rows.is_first[1:], bool)\n",
+        (RETURNS,),
+    ),
+    Fault(
+        "the bootstrap value is that of the last played row",
+        "    last = rows.value[-1].astype(jnp.float32)\n    _, (advantage, target)",
+        "    last = rows.value[-2].astype(jnp.float32)\n    _, (advantage, target)",
+        (RETURNS,),
+    ),
+    Fault(
+        "the one-step error is not discounted",
+        "delta_t = r_t + gamma * d_t * w_next - v_t",
+        "delta_t = r_t + d_t * w_next - v_t",
+        (RETURNS,),
+    ),
+    Fault(
+        "V-trace forgets lambda",
+        "lambda_ * jnp.minimum(rho, c_clip)",
+        "jnp.minimum(rho, c_clip)",
+        (RETURNS,),
+    ),
+    Fault(
+        "PPO's importance ratio is detached from the gradient",
+        "    ratio = jnp.exp(log_ratio)\n",
+        "    ratio = jnp.exp(jax.lax.stop_gradient(log_ratio))\n",
+        (f"{UPDATE}::test_an_update_is_pure_and_moves_what_it_should[ppo]",),
+    ),
+    Fault(
+        "acting ignores the action mask",
+        "outputs = mask_outputs(jax.tree.map(lambda x: x[0], outputs), observation)",
+        "outputs = jax.tree.map(lambda x: x[0], outputs)",
+        (MASKS,),
+    ),
+    Fault(
+        "PPO's loss ignores the action mask",
+        "    outputs = ac.mask_outputs(outputs, batch.observation)\n    value = network.value(",
+        "    value = network.value(",
+        (MASKS,),
+    ),
+    Fault(
+        "IMPALA's loss ignores the action mask",
+        "    outputs = ac.mask_outputs(outputs, played_observation)\n",
+        "",
+        (MASKS,),
+    ),
+    Fault(
+        "the observation normaliser is never moved by PPO",
+        "new = pack(parts, weights, moments, opt_state,",
+        "new = pack(parts, weights, state.params.moments, opt_state,",
+        (f"{UPDATE}::test_an_update_is_pure_and_moves_what_it_should[ppo]",),
+    ),
+    Fault(
+        "merged variance counts the distance of means twice",
+        "spread = jnp.square(distance) * share * (1.0 - share)",
+        "spread = jnp.square(distance) * share",
+        (NORMALIZATION,),
+    ),
+    Fault(
+        "PopArt moves the bias to the wrong units",
+        '"bias": (old.std * weights["bias"] + (old.mean - new.mean)) / new.std,',
+        '"bias": (old.std * weights["bias"] + old.mean) / new.std,',
+        (NORMALIZATION,),
+    ),
+    Fault(
+        "R2D2 throws the burnt-in cores away",
+        "        online, fixed = jax.lax.stop_gradient(tuple(cores))\n",
+        "        jax.lax.stop_gradient(tuple(cores))\n",
+        ("tests/agents/test_action_values.py::test_sequence_loss_against_a_walk_over_every_row",),
+    ),
+    Fault(
+        "target networks move one update late",
+        "    due = (updates + 1) % period == 0\n",
+        "    due = updates % period == 0\n",
+        (f"{OFF_POLICY}::test_targets_move_by_tau_when_they_are_due",),
+    ),
+    # -- environments
+    Fault(
+        "a truncation is treated as a termination",
+        "np.where(ended & terminated, np.float32(0.0)",
+        "np.where(ended, np.float32(0.0)",
+        (ROWS,),
+    ),
+    Fault(
+        "two groups of environments share their seeds",
+        "key = (group, slot) if attempt == 0 else (group, slot, attempt)",
+        "key = (slot,) if attempt == 0 else (slot, attempt)",
+        (ROWS,),
+    ),
+    Fault(
+        "an episode's return goes on into the next episode",
+        "            ended &= ~first\n            self._return[first] = 0.0\n",
+        "            ended &= ~first\n",
+        (ROWS,),
+    ),
+    Fault(
+        "the snapshot of open episodes loses who begins anew",
+        '            "first": self.first.copy(),\n',
+        '            "first": np.zeros_like(self.first),\n',
+        (ROWS,),
+    ),
+    # -- replay
+    Fault(
+        "priorities go to the next window",
+        "set_weights(ring.tree, ids, weights.astype(jnp.float32))",
+        "set_weights(ring.tree, ids + 1, weights.astype(jnp.float32))",
+        (f"{DEVICE}::test_priorities_decide_how_often_and_what_a_window_weighs",),
+    ),
+    Fault(
+        "windows reach one row past what was written",
+        "(ring.written - shape.window - oldest) // shape.stride + 1",
+        "(ring.written - shape.window - oldest) // shape.stride + 2",
+        (f"{DEVICE}::test_windows_are_the_rows_that_were_and_every_possible_one_is_drawn",),
+    ),
+    Fault(
+        "late priorities change windows that were overwritten",
+        "valid = same & ~self._lost(places, times)",
+        "valid = ~self._lost(places, times)",
+        (HOST,),
+    ),
+    Fault(
+        "the seam between two trajectories is not marked",
+        "        marks[0] = seam\n",
+        "",
+        (HOST,),
+    ),
+    Fault(
+        "a restored limiter forgets what was inserted for free",
+        '        self.free, self.until = int(state["free"]), int(state["until"])\n',
+        "",
+        (HOST,),
+    ),
+    # -- transport
+    Fault(
+        "an incarnation is let in twice",
+        "        if producer.incarnation <= latest:\n",
+        "        if producer.incarnation < latest:\n",
+        (f"{SAMPLES}::test_a_life_is_admitted_once_and_lives_only_rise[shm]",),
+    ),
+    Fault(
+        "a producer that waits for room is not woken",
+        "        return bool(self._words[_WAITING])\n",
+        "        return False\n",
+        (f"{SAMPLES}::test_room_made_while_a_producer_waits_wakes_it[shm]",),
+    ),
+    Fault(
+        "closing counts one of many trajectories in flight",
+        'self.ledger.settle("closed", held)',
+        'self.ledger.settle("closed", 1)',
+        (
+            f"{SAMPLES}::test_closing_drops_what_is_in_flight[local]",
+            f"{SAMPLES}::test_closing_drops_what_is_in_flight[shm]",
+        ),
+    ),
+    Fault(
+        "commits are read one place off",
+        "            start = _COMMIT_WORDS * (index % self.num_blocks)\n",
+        "            start = _COMMIT_WORDS * ((index + 1) % self.num_blocks)\n",
+        (f"{SAMPLES}::test_trajectories_arrive_as_they_were_written[shm]",),
+    ),
+    Fault(
+        "new params ring nobody's bell",
+        "            bell.ring()\n            if sweep",
+        "            if sweep",
+        (f"{PARAMS}::test_wait_wakes_at_a_publish[shm]",),
+    ),
+    Fault(
+        "the kept ledger is one behind",
+        "            self._words[_CONSUMED] = self.consumed\n",
+        "            self._words[_CONSUMED] = self.consumed - 1\n",
+        (LEDGER,),
+    ),
+    # -- workers
+    Fault(
+        "the lag check is off by one",
+        "lag + plan.reuse - 1 > plan.max_lag",
+        "lag + plan.reuse - 2 > plan.max_lag",
+        (BATCHING,),
+    ),
+    Fault(
+        "rows of updates that were rolled back are trained on",
+        "undone = (epochs < plan.epoch) & (updates > plan.start_updates)",
+        "undone = (epochs < plan.epoch - 1) & (updates > plan.start_updates)",
+        (BATCHING,),
+    ),
+    Fault(
+        "actors drop the reset flag",
+        "        group.block.trajectory.is_first[row] = group.latest.is_first\n",
+        "        group.block.trajectory.is_first[row] = False\n",
+        (ACTOR,),
+    ),
+    Fault(
+        "a trajectory does not begin with the row that ended the last",
+        "        self._write_observation(group, 0)\n        return True\n",
+        "        return True\n",
+        (ACTOR,),
+    ),
+    Fault(
+        "actors act with params one update too old",
+        "group.trajectory * self._settings.updates_per_batch - self._settings.max_lag)",
+        "group.trajectory * self._settings.updates_per_batch - self._settings.max_lag - 1)",
+        (ACTOR,),
+    ),
+    Fault(
+        "padding writes into the core of a living slot",
+        "is_first[at:], index[at:] = True, self._num_slots",
+        "is_first[at:], index[at:] = True, 0",
+        (
+            f"{ACTING}::test_padding_and_company_do_not_change_greedy_actions",
+            f"{ACTING}::test_cores_are_kept_by_slot_reset_on_is_first_and_returned_as_they_were_before",
+        ),
+    ),
+    Fault(
+        "every update draws with the same key",
+        "        key = jax.random.fold_in(self._key, self.updates)\n",
+        "        key = jax.random.fold_in(self._key, 0)\n",
+        ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_a_key_of_its_own",),
+    ),
+    # -- services
+    Fault(
+        "tagged snapshots are swept away with old ones",
+        "keep = {*self.versions()[-self._keep_last :], *(tag.version for tag in self.tags().values())}",
+        "keep = {*self.versions()[-self._keep_last :]}",
+        (SNAPSHOTS,),
+    ),
+    Fault(
+        "a snapshot's digest is not checked",
+        "            fmt.check_leaves(folder, manifest, arrays)\n",
+        "",
+        (SNAPSHOTS,),
+    ),
+    # -- launch
+    Fault(
+        "one restart more than allowed",
+        "allowed = self.used < self.limit",
+        "allowed = self.used <= self.limit",
+        (SUPERVISION,),
+    ),
+    Fault(
+        "a replaced worker keeps its incarnation",
+        "job = dataclasses.replace(job, incarnation=job.incarnation + 1)",
+        "job = dataclasses.replace(job, incarnation=job.incarnation)",
+        (SUPERVISION,),
+    ),
+    Fault(
+        "a restarted learner keeps its epoch",
+        "    epoch = max(origin.epoch, life.epoch if life is not None else 0) + 1\n",
+        "    epoch = max(origin.epoch, life.epoch if life is not None else 0)\n",
+        (SUPERVISION,),
+    ),
+)
