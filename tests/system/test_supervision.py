@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import time
 
+import numpy as np
 import pytest
 
 from jsrl.services.snapshots import SnapshotStore
+from jsrl.transport.hop_page import pages_in, read_connections
+from jsrl.transport.hops import SAMPLES, hop_folder, read_hop
 from jsrl.transport.ledger_page import LEDGER, read_page
 from tests.system.launched import Launched, assert_balanced
 
@@ -52,13 +55,13 @@ def await_training(run: Launched, since_s: float, worker: str, old_pid: int) -> 
         assert time.monotonic() - since_s < RECOVERED_S, f"{worker}: no training after its replacement\n{run.text}"
 
 
-def end(run: Launched) -> dict:
-    """Stop the run in order; return its result, whose ledger must balance."""
+def end(run: Launched, road: str = "shared-memory") -> dict:
+    """Stop the run in order; return its result, whose ledgers must reconcile."""
     run.popen.terminate()
     text = run.expect(130, 20.0)
     assert "NOT BALANCED" not in text and "not finite" not in text, text
     result = run.result()
-    assert_balanced(result)
+    assert_balanced(result, killed_over_zeromq=road == "zeromq")
     return result
 
 
@@ -89,10 +92,34 @@ def test_killed_workers_are_replaced_and_no_two_lives_are_mixed(launch, workers,
             assert consumed(run)[0] == epoch + 1
             job = json.loads((run.folder / "jobs" / "learner.json").read_text())
             assert saved <= origin_of(job)["updates"]  # at most what came after the last committed snapshot is lost
-    end(run)
+    end(run, "zeromq" if "zeromq" in arguments else "shared-memory")
     line = {name: value for each in run.lines() for name, value in each.items()}
     kinds = {worker.rstrip("-0123456789").replace("-", "_") for worker in workers}
     assert {name for name in line if name.startswith("restarts/")} == {f"restarts/{kind}" for kind in kinds}
+
+
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, road: str) -> None:
+    run = counting(launch, "--num-actors", "2", "--placement", "inline", "--max-policy-lag", "none", "--road", road)
+    await_snapshot(run)
+    for worker in ("actor-0", "learner", "actor-1", "learner"):
+        victim, since_s = run.workers()[worker], time.monotonic()
+        victim.kill()
+        await_training(run, since_s, worker, victim.pid)
+    result = end(run, road)
+    connections = read_connections(hop_folder(run.folder, SAMPLES))
+    assert len(connections) >= 2 + 4
+    produced = sum(c.committed for c in connections)
+    assert produced <= result["ledger"]["produced"] <= produced + 2  # each killed actor may have been inside a commit
+    assert result["ledger"]["dropped"]["rolled_back"] > 0
+    page = sorted(pages_in(hop_folder(run.folder, SAMPLES)))[-1]
+    with page.open("r+b") as file:  # a producer that counted one commit twice would show
+        words = np.frombuffer(file.read(), np.int64).copy()
+        words[9:11] += 1
+        file.seek(0)
+        file.write(words.tobytes())
+    found = read_hop(run.folder)
+    assert found is not None and not found.balanced
 
 
 def test_the_actor_of_a_killed_server_goes_to_another_and_comes_back(launch) -> None:
