@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from jsrl.errors import ConfigError, SnapshotError, StreamError
+from jsrl.errors import ConfigError
 from jsrl.launch.chaos_card import Blow, Flood, ScoreCard
 from jsrl.transport.hops import read_hop
 from jsrl.workers.jobs import kind_of
@@ -205,7 +205,7 @@ class Storm:
     def _produced(self) -> int:
         try:
             ledger = read_hop(self._folder())
-        except (StopIteration, SnapshotError, StreamError):
+        except StopIteration:
             return 0
         return ledger.produced if ledger is not None else 0
 

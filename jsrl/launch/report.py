@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import ConfigError, JsrlError, SnapshotError, StreamError
+from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch.bottleneck import Bottleneck, find_bottleneck
 from jsrl.launch.evidence import Facts
@@ -221,10 +221,7 @@ def _hops(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the ledgers of all hops: the result's, or of a run that left none, what its pages say."""
     if result.get("ledger"):
         return {SAMPLES: result["ledger"]} | result.get("hops", {})
-    try:
-        return {name: ledger.counts for name, ledger in read_hops(folder).items()}
-    except (SnapshotError, StreamError, OSError):
-        return {}
+    return {name: ledger.counts for name, ledger in read_hops(folder).items()}
 
 
 # -- the experiment, as far as it can be read without the user's own code ----------------------------------------------

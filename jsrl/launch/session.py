@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from jsrl.errors import SnapshotError, StreamError
 from jsrl.experiment import Experiment
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.services.control import Event, Report
@@ -180,9 +178,8 @@ class Session:
 
     def read_ledgers(self) -> list[str]:
         """Read the ledgers of all hops anew from the pages in the run folder; return a line for each."""
-        with contextlib.suppress(SnapshotError, StreamError, OSError):  # an unreadable page: what was read last will do
-            self.hops = {name: ledger.counts for name, ledger in read_hops(self.folder.path).items()}
-            self.ledger = self.hops.pop(SAMPLES, {})
+        self.hops = {name: ledger.counts for name, ledger in read_hops(self.folder.path).items()}
+        self.ledger = self.hops.pop(SAMPLES, {})
         return ledger_lines(self.ledger, self.hops)
 
     def stage(self, worker: str, stage: str) -> None:

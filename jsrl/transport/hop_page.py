@@ -17,6 +17,7 @@ not be committed, and the page shows it.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
@@ -176,12 +177,13 @@ def pages_in(folder: Path) -> Iterator[Path]:
 def look_into_rings(folder: Path) -> None:
     """Note how many commits are left in rings that are about to be removed, because nobody will take them.
 
-    A producer that still lives looks once more as it leaves.
+    A producer that still lives looks once more as it leaves. Pages that cannot be read are left to `read_connections`.
     """
     for path in pages_in(folder):
-        connection = _read(path)
-        if connection.ring >= 0 and connection.left < 0 and not connection.parted:
-            HopPage(_map(_open(path))).leave(connection.ring)
+        with contextlib.suppress(OSError, StreamError):
+            connection = _read(path)
+            if connection.ring >= 0 and connection.left < 0 and not connection.parted:
+                HopPage(_map(_open(path))).leave(connection.ring)
 
 
 def _read(path: Path) -> Connection:
@@ -217,9 +219,15 @@ def _commits_in(path: Path, life: int) -> int:
 
 def _new_file(path: Path, content: bytes) -> mmap.mmap:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.write(descriptor, content)  # sets the room aside: a store into a hole of a full disk would be SIGBUS
-    return _map(descriptor)
+    draft = path.with_suffix(".draft")  # whoever reads `path` finds a whole page
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)  # sets the room aside: a store into a hole of a full disk would be SIGBUS
+        page = mmap.mmap(descriptor, _PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+    os.rename(draft, path)
+    return page
 
 
 def _open(path: Path) -> int:

@@ -7,11 +7,10 @@ A hop is one sample stream: `samples` goes to the learner, from the actors or fr
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import StreamError
+from jsrl.errors import SnapshotError, StreamError
 from jsrl.transport.hop_page import look_into_rings, read_connections
 from jsrl.transport.ledger_page import LEDGER, Life, read_page
 from jsrl.transport.reconcile import HopLedger, reconcile
@@ -34,16 +33,18 @@ def ledger_path(run: Path, hop: str) -> Path:
 def read_hop(run: Path, hop: str = SAMPLES) -> HopLedger | None:
     """Return the ledger of a hop, None where its consumer never counted.
 
-    While the run goes on, the pages are read again until two readings agree.
-
-    Raises:
-      SnapshotError, StreamError: a file is not such a page.
+    While the run goes on, the pages are read again until two readings agree; what is on its way over ZeroMQ is unknown
+    then. A page that is broken is a fault of the ledger.
     """
-    reading, before = _read(run, hop), None
-    for _ in range(_READS):
-        if reading == before:
-            break
-        reading, before = _read(run, hop), reading
+    before = None
+    try:
+        reading = _read(run, hop)
+        for _ in range(_READS):
+            if reading == before:
+                break
+            reading, before = _read(run, hop), reading
+    except (SnapshotError, StreamError, OSError) as error:
+        return HopLedger(faults=(str(error),))
     life, connections = reading
     if life is None:
         return None
@@ -56,21 +57,13 @@ def _read(run: Path, hop: str) -> tuple[Life | None, list[Any]]:
 
 
 def read_hops(run: Path) -> dict[str, HopLedger]:
-    """Return the ledger of every hop of a run, the learner's first.
-
-    Raises:
-      SnapshotError, StreamError: a file is not such a page.
-    """
+    """Return the ledger of every hop of a run, the learner's first."""
     names = [SAMPLES, *sorted(path.parent.name for path in (run / HOPS).glob(f"*/{LEDGER}"))]
     found = {name: read_hop(run, name) for name in names}
     return {name: ledger for name, ledger in found.items() if ledger is not None}
 
 
 def close_hops(run: Path) -> None:
-    """Note what is left in rings, before the run's shared memory is removed; all its processes have ended.
-
-    A page that cannot be read or written stays as it is: `read_hops` says so.
-    """
+    """Note what is left in rings, before the run's shared memory is removed; all its processes have ended."""
     for folder in (run / HOPS).glob("*"):
-        with contextlib.suppress(OSError, StreamError):
-            look_into_rings(folder)
+        look_into_rings(folder)
