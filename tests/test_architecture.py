@@ -21,6 +21,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "__init__": (set(), set()),
     "errors": (set(), set()),
     "allowance": (set(), set()),
+    "plain_files": (set(), {"numpy"}),
     "types": ({"errors"}, {"numpy"}),
     "importing": ({"errors"}, set()),
     "reference": ({"errors", "importing"}, {"numpy"}),
@@ -32,11 +33,14 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "agents": ({"networks", "types", "errors"}, {"jax", "flax", "optax", "chex", "numpy"}),
     "parallel": ({"agents", "types", "errors"}, {"jax", "numpy"}),
     "envs": ({"allowance", "types", "errors", "importing"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
-    "transport": ({"types", "errors"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
-    "services": ({"transport", "types", "errors"}, {"numpy", "zmq", "msgspec", "psutil", "rich", "tensorboardX"}),
+    "transport": ({"types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
+    "services": (
+        {"transport", "types", "errors", "plain_files"},
+        {"numpy", "zmq", "msgspec", "psutil", "rich", "tensorboardX"},
+    ),
     "settings": (set(), set()),
     "experiment_checks": ({"errors", "experiment", "settings"}, set()),  # for types only
-    "replay": ({"agents", "errors", "settings", "types"}, {"jax", "numpy"}),
+    "replay": ({"agents", "errors", "plain_files", "settings", "types"}, {"jax", "numpy"}),
     "experiment": ({"envs", "types", "errors", "experiment_checks", "reference", "settings"}, set()),
     "building": ({"errors", "experiment", "reference", "types"}, {"jax"}),
     "workers": (
@@ -47,6 +51,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "errors",
             "experiment",
             "parallel",
+            "plain_files",
             "reference",
             "replay",
             "services",

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import SnapshotError
+from jsrl.plain_files import open_plain, read_npy_header, read_plain
 from jsrl.replay.host import HostReplay
+from jsrl.replay.host_rows import Lane
 from jsrl.replay.limiter import Limiter
 from jsrl.types import named_leaves
 
@@ -51,27 +53,48 @@ def load_replay(folder: Path, replay: HostReplay, limiter: Limiter) -> None:
     Without rows the limiter waits for `min_size` env steps again, with the surplus that it had.
 
     Raises:
-      SnapshotError: the rows are another experiment's.
+      SnapshotError: they are broken, or another experiment's.
     """
     rows = folder / ROWS
     source = rows / COUNTERS if (rows / COUNTERS).exists() else folder / COUNTERS
     if not source.exists():
         return
-    counters = json.loads(source.read_text())
-    limiter.restore(counters["limiter"])
-    if not (rows / COUNTERS).exists():
-        limiter.refill()
-        return
-    with replay.lock:
-        for name, array in _arrays(replay).items():
-            stored = np.load(rows / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            if stored.shape != array.shape or stored.dtype != array.dtype:
-                raise SnapshotError(
-                    f"{rows}/{name}.npy has {stored.dtype}{list(stored.shape)}, expected {array.dtype}{list(array.shape)}: "
-                    "capacity, window or spaces of the replay changed. Delete that folder to begin with an empty replay."
-                )
-            array[...] = stored
-        replay.take_up(counters["lanes"], counters["replay"])
+    try:
+        counters = json.loads(read_plain(source))
+        limiter.restore(counters["limiter"])
+        if not (rows / COUNTERS).exists():
+            limiter.refill()
+            return
+        with replay.lock:
+            for name, array in _arrays(replay).items():
+                _read_array(rows / f"{name}.npy", array)
+            replay.take_up(_lanes(counters["lanes"], len(replay.lanes)), counters["replay"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SnapshotError(
+            f"the rows of replay in {folder} cannot be read ({type(error).__name__}: {error}). Delete that folder to "
+            "begin with an empty replay."
+        ) from error
+
+
+def _read_array(path: Path, array: np.ndarray) -> None:
+    with open_plain(path) as file:
+        shape, dtype = read_npy_header(file, os.fstat(file.fileno()).st_size)
+    if shape != array.shape or dtype != array.dtype:
+        raise SnapshotError(
+            f"{path} has {dtype}{list(shape)}, expected {array.dtype}{list(array.shape)}: capacity, window or spaces of the "
+            "replay changed. Delete that folder to begin with an empty replay."
+        )
+    array[...] = np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _lanes(stored: Any, number: int) -> list[dict[str, int]]:
+    names = {field.name for field in dataclasses.fields(Lane)} - {"last"}
+    if len(stored) != number:
+        raise ValueError(f"{len(stored)} lanes, expected {number}")
+    for lane in stored:
+        if set(lane) != names | {"last"} or not all(type(lane[name]) is int and lane[name] >= 0 for name in names):
+            raise ValueError(f"a lane that cannot be: {str(lane)[:80]}")
+    return list(stored)
 
 
 def _arrays(replay: HostReplay) -> dict[str, np.ndarray]:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from jsrl.plain_files import read_plain
+
 
 def json_ready(value: Any) -> Any:
     """Return `value` as plain JSON values: numpy scalars and arrays become numbers and lists, NaN null, inf a string.
@@ -68,9 +70,9 @@ def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value in `path` (OSError when it cannot be read, ValueError when it is not JSON)."""
+    """Return the JSON value in `path` (OSError when it cannot be read, ValueError when it is no regular file or not JSON)."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_plain(path))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

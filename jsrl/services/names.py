@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.services.files import folder_lock, process_alive, read_json, write_json
 
@@ -109,7 +111,7 @@ class FileNames:
 
     def _read(self, path: Path) -> Registration | None:
         try:
-            return Registration(**read_json(path))
+            return msgspec.convert(read_json(path), Registration)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as error:

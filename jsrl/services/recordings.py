@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 
 from jsrl.errors import CodecError, RecordingError, SpecMismatch
+from jsrl.plain_files import open_plain, read_npy_header
 from jsrl.services.files import read_json, write_atomic, write_json
 from jsrl.transport.schema import (
     Leaf,
@@ -36,6 +40,19 @@ from jsrl.types import Trajectory, leaves
 
 MANIFEST, FORMAT = "recording.json", 1
 GROUP, SEQUENCE = "entry/group", "entry/sequence"
+_BROKEN = (  # what reading a broken file raises
+    zipfile.BadZipFile,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)
@@ -177,10 +194,24 @@ def open_recording(folder: Path) -> Recording:
 
 def _look(path: Path) -> Chunk:
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return Chunk(path, int(file[SEQUENCE].shape[0]))
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError, EOFError) as error:
+        with open_plain(path) as raw, zipfile.ZipFile(raw) as file:
+            return Chunk(path, _member_shape(file, raw, SEQUENCE)[0][0])
+    except _BROKEN as error:
         raise _broken(path, error) from error
+
+
+def _member_shape(file: zipfile.ZipFile, raw: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Return shape and dtype of an array in a file, once it is seen that the file holds as many bytes as it declares.
+
+    Raises:
+      ValueError: it does not, or the array is compressed (ours are not): a small file could become a large array.
+    """
+    info = file.getinfo(f"{name}.npy")
+    size_bytes = os.fstat(raw.fileno()).st_size
+    if info.compress_type != zipfile.ZIP_STORED or not info.compress_size == info.file_size <= size_bytes:
+        raise ValueError(f"{name} is compressed, or larger than its file: {info.file_size} of {size_bytes} bytes")
+    with file.open(info) as member:
+        return read_npy_header(member, info.file_size)
 
 
 def _broken(path: Path, error: BaseException) -> RecordingError:
@@ -215,16 +246,18 @@ def read_chunk(recording: Recording, chunk: Chunk, names: Sequence[str]) -> list
       RecordingError: the file is broken, or its arrays are not those of the manifest.
     """
     schema = {leaf.name: leaf for leaf in recording.manifest.leaves}
-    found = []
     try:
-        with chunk.path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            for name in names:
-                array, dtype = file[name], to_dtype(schema[name].dtype)
-                if array.dtype.kind == "V":  # numpy's files know no bfloat16
-                    array = array.view(dtype)
-                if array.shape != (chunk.count, *schema[name].shape) or array.dtype != dtype:
-                    raise ValueError(f"{name} is {array.dtype}{list(array.shape)}, the manifest says {schema[name]}")
-                found.append(array)
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError, EOFError) as error:
+        with open_plain(chunk.path) as raw, zipfile.ZipFile(raw) as file:
+            return [_read_member(file, raw, chunk.count, schema[name]) for name in names]
+    except _BROKEN as error:
         raise _broken(chunk.path, error) from error
-    return found
+
+
+def _read_member(file: zipfile.ZipFile, raw: IO[bytes], count: int, leaf: Leaf) -> np.ndarray:
+    shape, found = _member_shape(file, raw, leaf.name)
+    dtype = to_dtype(leaf.dtype)
+    fits = found == dtype or (found.kind == "V" and found.itemsize == dtype.itemsize)  # numpy's files know no bfloat16
+    if shape != (count, *leaf.shape) or not fits:
+        raise ValueError(f"{leaf.name} is {found}{list(shape)}, the manifest says {leaf}")
+    with file.open(f"{leaf.name}.npy") as member:
+        return np.lib.format.read_array(member, allow_pickle=False).view(dtype)

@@ -20,11 +20,15 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import SnapshotError
+from jsrl.plain_files import open_plain
 from jsrl.services.files import json_ready, read_json
+from jsrl.services.memory import MIB, available_bytes
 
 FORMAT = "jsrl-snapshot"
 FORMAT_VERSION = 1
 MAX_LEAF_ENTRIES = 1 << 40
+MAX_DEPTH, MAX_DIMENSIONS = 64, 32
+MAX_INFLATION = 1 << 15  # of zeros, which compress best
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}")
 
 
@@ -77,16 +81,61 @@ def find_damage(folder: Path, files: dict[str, dict[str, Any]]) -> str | None:
     for name, written in files.items():
         path = folder / name
         try:
-            content = path.read_bytes()
+            damage = _file_damage(path, written)
         except FileNotFoundError:
             return f"{path} is missing"
         except OSError as error:
             return f"{path} cannot be read ({error.strerror})"
-        if len(content) != written["size_bytes"]:
-            return f"{path} has {len(content)} bytes, {written['size_bytes']} were written"
-        if hashlib.blake2b(content, digest_size=16).hexdigest() != written["digest"]:
-            return f"{path} has the right size but other bytes than were written"
+        except ValueError as error:
+            return str(error)
+        if damage is not None:
+            return f"{path} {damage}"
     return None
+
+
+def _file_damage(path: Path, written: dict[str, Any]) -> str | None:
+    with open_plain(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes != written["size_bytes"]:
+            return f"has {size_bytes} bytes, {written['size_bytes']} were written"
+        if hashlib.file_digest(file, _new_digest).hexdigest() != written["digest"]:
+            return "has the right size but other bytes than were written"
+    return None
+
+
+def _new_digest() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def read_tag(path: Path, kind: Any) -> Any:
+    """Return the tag in a file as `kind`, a NamedTuple of version, digest, wall_time_s and meta.
+
+    Raises:
+      OSError: it cannot be read. ValueError, TypeError: it is not a tag.
+    """
+    found = read_json(path)
+    if not isinstance(found, dict) or not isinstance(found.get("meta"), dict):
+        raise ValueError("no object with meta")
+    tag = kind(**found)
+    if type(tag.version) is not int or not isinstance(tag.digest, str) or not isinstance(tag.wall_time_s, int | float):
+        raise ValueError("a version, digest or time of another type")
+    return tag
+
+
+def check_size(folder: Path, manifest: dict[str, Any]) -> None:
+    """Refuse arrays that the files of a snapshot cannot hold, or that this host has no memory for; reads no array.
+
+    Raises:
+      SnapshotError: says how many bytes were declared.
+    """
+    declared = sum(math.prod(leaf["shape"]) * np.dtype(leaf["dtype"]).itemsize for leaf in manifest["leaves"])
+    stored = sum(written["size_bytes"] for written in manifest["files"].values())
+    free = available_bytes()
+    if declared > MAX_INFLATION * stored + MIB or (free and declared > free):
+        raise SnapshotError(
+            f"snapshot {folder.name} declares arrays of {declared // MIB} MiB, in files of {stored // MIB} MiB; this host has "
+            f"{free // MIB} MiB free. Either {folder / 'manifest.json'} was changed, or a larger host is needed."
+        )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -106,7 +155,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} holds no manifest.json, so it was not written by jsrl (or somebody deleted the file). "
             "Point at a folder that SnapshotStore wrote; a plain Orbax checkpoint is read with orbax itself."
         ) from None
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise SnapshotError(f"{path} is broken: not JSON ({error}). Use another version.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise SnapshotError(f'{path} is not a snapshot of jsrl: its format is not "{FORMAT}".')
@@ -131,15 +180,24 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     for leaf in manifest["leaves"]:
         if not all(isinstance(part, str) for part in leaf["path"]) or not isinstance(leaf["digest"], str):
             raise TypeError("a leaf's path or digest")
-        if any(n < 0 for n in leaf["shape"]) or math.prod(leaf["shape"]) > MAX_LEAF_ENTRIES:
+        if not 0 < len(leaf["path"]) <= MAX_DEPTH or not isinstance(leaf["dtype"], str):
+            raise ValueError(f"a path of {len(leaf['path'])} parts, or a dtype that is no name")
+        if len(leaf["shape"]) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in leaf["shape"]):
+            raise ValueError(f"the impossible shape {leaf['shape'][:MAX_DIMENSIONS]}")
+        if math.prod(leaf["shape"]) > MAX_LEAF_ENTRIES:
             raise ValueError(f"the impossible shape {leaf['shape']}")
         if np.dtype(leaf["dtype"]).hasobject:
             raise TypeError(f"a leaf of dtype {leaf['dtype']}")
     for name, written in manifest["files"].items():
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"the file {name!r} outside the snapshot")
-        if not isinstance(written["size_bytes"], int) or not isinstance(written["digest"], str):
+        if (
+            not isinstance(written["size_bytes"], int)
+            or written["size_bytes"] < 0
+            or not isinstance(written["digest"], str)
+        ):
             raise TypeError(f"size or digest of {name!r}")
+    nested({tuple(leaf["path"]): None for leaf in manifest["leaves"]})  # a leaf that is also a branch: TypeError
     if total_digest(manifest["leaves"]) != manifest["digest"]:
         raise ValueError("the digest differs from the one written")
 

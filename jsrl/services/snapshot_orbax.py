@@ -9,7 +9,7 @@ import numpy as np
 
 from jsrl.errors import SnapshotError
 from jsrl.services import snapshot_format as fmt
-from jsrl.types import Tree
+from jsrl.types import ArraySpec, Tree
 
 Arrays: TypeAlias = dict[tuple[str, ...], np.ndarray]
 
@@ -49,7 +49,17 @@ def host_arrays(tree: Tree) -> Arrays:
     return arrays
 
 
-def fill_template(template: Tree, arrays: Arrays, folder: Path) -> Tree:
+def check_template(template: Tree, manifest: dict[str, Any], folder: Path) -> None:
+    """Compare the leaves that a manifest describes with a template's in path, shape and dtype; reads nothing.
+
+    Raises:
+      SnapshotError: one differs; the message names it.
+    """
+    described = {tuple(leaf["path"]): ArraySpec(tuple(leaf["shape"]), leaf["dtype"]) for leaf in manifest["leaves"]}
+    fill_template(template, described, folder)
+
+
+def fill_template(template: Tree, arrays: dict[tuple[str, ...], Any], folder: Path) -> Tree:
     """Return `template` with its leaves replaced by the arrays of the same path, compared in shape and dtype."""
     import jax
 
@@ -63,7 +73,7 @@ def fill_template(template: Tree, arrays: Arrays, folder: Path) -> Tree:
             raise SnapshotError(f"{folder} has no leaf {fmt.leaf_name(path)}, which the template has. {advice}")
         found = arrays[path]
         expected = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
-        if found.shape != tuple(expected.shape) or found.dtype != np.dtype(expected.dtype):
+        if found.shape != tuple(expected.shape) or np.dtype(found.dtype) != np.dtype(expected.dtype):
             raise SnapshotError(
                 f"leaf {fmt.leaf_name(path)} in {folder} is {found.dtype} {found.shape}, "
                 f"expected {np.dtype(expected.dtype)} {tuple(expected.shape)}. {advice}"

@@ -24,8 +24,8 @@ import numpy as np
 
 from jsrl.errors import SnapshotError
 from jsrl.services import snapshot_format as fmt
-from jsrl.services.files import folder_lock, process_alive, read_json, sync_folder, write_json
-from jsrl.services.snapshot_orbax import Arrays, fill_template, host_arrays, orbax_load, orbax_save
+from jsrl.services.files import folder_lock, process_alive, sync_folder, write_json
+from jsrl.services.snapshot_orbax import Arrays, check_template, fill_template, host_arrays, orbax_load, orbax_save
 from jsrl.services.snapshot_queue import Job, WriteQueue
 from jsrl.types import Tree
 
@@ -233,7 +233,7 @@ class SnapshotStore:
         found: dict[str, Tag] = {}
         for path in sorted((self.folder / "tags").glob("[!.]*.json")):
             try:
-                found[path.stem] = Tag(**read_json(path))
+                found[path.stem] = fmt.read_tag(path, Tag)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # untagged meanwhile
             except (ValueError, TypeError) as error:
@@ -275,6 +275,8 @@ class SnapshotStore:
         """
 
         def read(folder: Path, manifest: dict[str, Any]) -> Tree:
+            if template is not None:
+                check_template(template, manifest, folder)
             arrays = self._read(folder, manifest)
             return fmt.nested(arrays) if template is None else fill_template(template, arrays, folder)
 
@@ -327,6 +329,7 @@ class SnapshotStore:
     def _read(self, folder: Path, manifest: dict[str, Any]) -> Arrays:
         """Read and verify the arrays; FileNotFoundError when the folder went away meanwhile."""
         described = {tuple(leaf["path"]): leaf for leaf in manifest["leaves"]}
+        fmt.check_size(folder, manifest)
         blank: Arrays = {path: np.empty(leaf["shape"], leaf["dtype"]) for path, leaf in described.items()}
         wanted = {path: array for path, array in blank.items() if array.size}
         try:

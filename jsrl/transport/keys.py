@@ -22,6 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from jsrl.errors import ConfigError
+from jsrl.plain_files import open_plain
 
 SERVER_FILE, CLIENT_FILE = "server.key", "client.key"
 KeyPath: TypeAlias = str | os.PathLike[str] | None
@@ -135,10 +136,11 @@ _ADVICE = (
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        with open_plain(path) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             content = file.read(_MAX_FILE_BYTES + 1)
+    except ValueError as error:
+        raise ConfigError(f"no keys: {error}. {_ADVICE}") from None
     except OSError as error:
         raise ConfigError(f"no keys at {path} ({error.strerror or error}). {_ADVICE}") from error
     if mode & 0o077:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jsrl.errors import SnapshotError
+from jsrl.plain_files import read_plain
 from jsrl.transport.base import Ledger
 from jsrl.transport.hop_page import pages_in
 
@@ -176,9 +177,11 @@ def read_page(path: Path) -> Life | None:
       SnapshotError: the file is not such a page.
     """
     try:
-        page = path.read_bytes()
+        page = read_plain(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except ValueError as error:
+        raise SnapshotError(f"{error}, so it is not a ledger of jsrl; delete it.") from None
     words = np.frombuffer(page, np.int64) if len(page) == _PAGE_BYTES else np.zeros(16, np.int64)
     if (words[0], words[1]) != (_MAGIC, _FORMAT) or not 0 <= words[_REASONS] <= _MAX_REASONS:
         raise SnapshotError(

@@ -24,6 +24,7 @@ import numpy as np
 
 from jsrl.envs.base import EnvStep
 from jsrl.errors import SnapshotError
+from jsrl.plain_files import open_plain
 from jsrl.transport.schema import to_dtype
 from jsrl.types import Array, ArraySpec, leaves
 
@@ -97,11 +98,11 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 self.header, self.begin = self._read_header(file.read(len(_MAGIC) + _LENGTH.size + _MAX_HEADER_BYTES))
                 size = os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise SnapshotError(f"the journal {path} cannot be read ({error.strerror or error})") from error
+        except (OSError, ValueError) as error:
+            raise SnapshotError(f"the journal {path} cannot be read ({error})") from error
         self.num_records = (size - self.begin) // self.header.record_bytes
 
     def _read_header(self, content: bytes) -> tuple[JournalHeader, int]:
