@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next blow")
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of workers that are hit")
     parser.add_argument("--pauses", type=float, default=0.25, help="share of blows that stop a process, not kill it")
+    parser.add_argument("--hangs", type=float, default=0.0, help="share of blows that stop a main thread alone")
     parser.add_argument("--storm-seed", type=int, default=0)
     parser.add_argument("--patience-s", type=float, default=60.0, help="within which the run must work again")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
@@ -35,6 +36,7 @@ def main() -> int:
         every_s=options.every_s,
         kinds=tuple(options.kinds.split(",")),
         pauses=options.pauses,
+        hangs=options.hangs,
         seed=options.storm_seed,
         patience_s=options.patience_s,
         flood_s=options.flood_s,
@@ -42,7 +44,8 @@ def main() -> int:
     name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
     stranger = [sys.executable, str(STRANGER), "--per-s", str(options.messages_per_s)]
     try:
-        command = storm_command(Path(__file__).with_name("run.py"), words, options.runs_dir, name)
+        script = Path(__file__).with_name("run.py")
+        command = storm_command(script, words, options.runs_dir, name, hangs=options.hangs > 0)
         card = Storm(command, options.runs_dir, name, settings, stranger if options.messages_per_s > 0 else None).run()
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import psutil
 
 from jsrl.errors import ConfigError
 from jsrl.launch.chaos_card import Blow, Flood, ScoreCard
+from jsrl.launch.chaos_hang import HungProcess
 from jsrl.transport.hops import read_hop
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import own_kinds
@@ -37,7 +39,8 @@ class StormSettings:
 
     Attributes:
       storm_s: its duration. calm_s: before it, to measure the undisturbed throughput. every_s: mean time between blows.
-      kinds: of workers that are hit. pauses: share of blows that stop a process instead of killing it. seed: of the storm.
+      kinds: of workers that are hit. pauses: share of blows that stop a process instead of killing it. hangs: share that
+        stop its main thread alone, so that it lives and does nothing. seed: of the storm.
       patience_s: within which a run must work again after a blow.
       flood_s: between calm and storm, while strangers send and nothing else is done; they go on through the storm.
     """
@@ -47,6 +50,7 @@ class StormSettings:
     every_s: float = 5.0
     kinds: tuple[str, ...] = KINDS
     pauses: float = 0.25
+    hangs: float = 0.0
     seed: int = 0
     patience_s: float = 60.0
     flood_s: float = 10.0
@@ -172,13 +176,26 @@ class Storm:
         if not workers:
             return
         name = self._rng.choice(sorted(workers))
-        blow = Blow(name, "pause" if self._rng.random() < self._settings.pauses else "kill")
-        begun_s, victim = time.monotonic(), workers[name]
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victim.send_signal(signal.SIGSTOP if blow.how == "pause" else signal.SIGKILL)
+        begun_s, victim, blow = time.monotonic(), workers[name], Blow(name, self._way())
         self.card.blows.append(blow)
-        arrived: int | None = None
+        hung = strike(victim, blow)
+        try:
+            self._await_recovery(blow, victim, begun_s, hung)
+        finally:
+            if hung is not None:
+                hung.release()
+
+    def _way(self) -> str:
+        """Return how the next worker is hit."""
+        drawn, settings = self._rng.random(), self._settings
+        return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
+
+    def _await_recovery(self, blow: Blow, victim: psutil.Process, begun_s: float, hung: HungProcess | None) -> None:
+        """Wait until the victim has been replaced and trajectories arrive again, and note when that was."""
+        name, arrived = blow.worker, None
         while self._popen.poll() is None and time.monotonic() - begun_s < self._settings.patience_s:
+            if hung is not None:
+                hung.bury()
             found = self._workers().get(name)
             if found is not None and found.pid != victim.pid:
                 arrived = self._produced() if arrived is None else arrived
@@ -188,15 +205,21 @@ class Storm:
             time.sleep(STEP_S)
 
     def _workers(self) -> dict[str, psutil.Process]:
-        """Return worker name -> its living process (those that a host forked cannot be told apart, and are left alone)."""
+        """Return worker name -> its living process: of an interpreter of its own, or forked by an actor host."""
         found: dict[str, psutil.Process] = {}
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._popen.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     words = child.cmdline()
                     self._seen[child.pid] = child
-                    if "--name" in words and child.status() != psutil.STATUS_ZOMBIE:
+                    if child.status() == psutil.STATUS_ZOMBIE:
+                        continue
+                    if "--name" in words:
                         found[words[words.index("--name") + 1]] = child
+                    elif "actor-host" in words and re.fullmatch(
+                        r"actor-\d+", child.name()
+                    ):  # it takes its worker's name
+                        found[child.name()] = child
         return found
 
     def _folder(self) -> Path:
@@ -238,14 +261,31 @@ class Storm:
         self._rest(MEAN_REST_S)
 
 
+def strike(victim: psutil.Process, blow: Blow) -> HungProcess | None:
+    """Kill, stop or hang a process as a blow says; return what holds it, where it hangs.
+
+    A process that cannot be made to hang is stopped, and the blow says so then.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if blow.how == "hang":
+            try:
+                return HungProcess(victim.pid)
+            except OSError:
+                blow.how = "pause"
+        victim.send_signal(signal.SIGSTOP if blow.how == "pause" else signal.SIGKILL)
+    return None
+
+
 def _runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
-def storm_command(script: Path, words: list[str], runs_dir: Path, run_name: str) -> list[str]:
+def storm_command(script: Path, words: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:
     """Return the command of a run that repairs itself, with what the user asked for on top.
+
+    `hangs`: the run shall find workers that hang within ten seconds, however long its updates are.
 
     Raises:
       ConfigError: no experiment was named, or the run would have no processes to hit.
@@ -262,6 +302,6 @@ def storm_command(script: Path, words: list[str], runs_dir: Path, run_name: str)
         "--total-env-steps": "1000000000",
         "--display": "plain",
         "--stop-at-return": "none",
-    }
+    } | ({"--deadlines.stuck-s": "10"} if hangs else {})
     added = [word for name, value in defaults.items() if name not in words for word in (name, value)]
     return [sys.executable, str(script), *words, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]

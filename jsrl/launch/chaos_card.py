@@ -13,7 +13,7 @@ HARMED_SHARE = 0.1  # of the best score before the storm, by which the best one 
 
 @dataclass
 class Blow:
-    """One worker that was hit: how (`kill` or `pause`), and after which time the run worked again (None: it did not)."""
+    """One worker that was hit: how (`kill`, `pause`, `hang`), and after which time the run worked again (None: it did not)."""
 
     worker: str
     how: str

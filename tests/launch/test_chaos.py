@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.launch.chaos import Blow, Flood, ScoreCard, Storm, StormSettings, storm_command
+from jsrl.launch.chaos_hang import HungProcess
 from tests.system.launched import DRIVE, FOREVER
 
 STRANGER = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "strangers.py"), "--per-s", "400"]
@@ -97,3 +102,56 @@ def test_a_storm_over_a_run_that_cannot_repair_itself_fails(tmp_path: Path) -> N
     settings = StormSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
     card = Storm(command, tmp_path, "storm", settings).run()
     assert not card.passed and card.ended == "exit status 1" and card.balanced and card.left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["kill", "pause", "hang"])
+def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
+    options = [
+        "counting",
+        "--num-actors",
+        "3",
+        "--num-groups",
+        "3",
+        "--num-envs",
+        "6",
+        "--deadlines.silence-s",
+        "5",
+        "--deadlines.stuck-s",
+        "3",
+    ]
+    command = storm_command(DRIVE, options, tmp_path, "storm", hangs=True)
+    shares = {"kill": (0.0, 0.0), "pause": (1.0, 0.0), "hang": (0.0, 1.0)}[way]
+    settings = StormSettings(
+        storm_s=6.0, calm_s=0.5, every_s=0.5, kinds=("actor",), pauses=shares[0], hangs=shares[1], seed=3
+    )
+    card = Storm(command, tmp_path, "storm", settings).run()
+    assert card.passed, card.text()
+    assert {blow.how for blow in card.blows} == {way}
+
+
+def test_a_hung_process_has_one_thread_that_stands_still() -> None:
+    code = "import threading, time\ndef go_on():\n  while True: print('other', flush=True); time.sleep(0.01)\n"
+    code += (
+        "threading.Thread(target=go_on, daemon=True).start()\nwhile True: print('main', flush=True); time.sleep(0.01)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as popen:
+        assert popen.stdout is not None
+        lines = iter(popen.stdout.readline, "")
+        try:
+            assert "main\n" in lines
+            try:
+                hung = HungProcess(popen.pid)
+            except OSError as error:
+                pytest.skip(f"no thread of another process may be stopped here: {error}")
+            while "main\n" in [next(lines) for _ in range(20)]:
+                pass  # what was written before
+            hung.release()
+            assert "main\n" in lines
+            hung = HungProcess(popen.pid)
+            os.kill(popen.pid, signal.SIGKILL)
+            while not hung.bury():
+                time.sleep(0.01)
+        finally:
+            popen.kill()
+    assert popen.returncode is not None

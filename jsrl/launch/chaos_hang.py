@@ -1,0 +1,49 @@
+"""A process whose main thread stands still while its other threads go on: what a hang looks like from outside (Linux)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+_ALL_THREADS = 0x40000000  # __WALL
+
+
+class HungProcess:
+    """Stops the main thread of another process as a debugger does, until `release`, or until this process ends.
+
+    Args:
+      pid: of the process.
+
+    Raises:
+      OSError: the system does not allow it (ptrace).
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._held = pid, False
+        self._ask(_SEIZE)
+        self._held = True
+        self._ask(_INTERRUPT)
+
+    def bury(self) -> bool:
+        """Return whether the process has died; its parent hears of that only once its debugger was told."""
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(self._pid, os.WNOHANG | _ALL_THREADS)
+            self._held = self._held and not (pid and (os.WIFEXITED(status) or os.WIFSIGNALED(status)))
+        return not self._held
+
+    def release(self) -> None:
+        """Let the thread go on; nothing where the process has died."""
+        while self._held and not self.bury():
+            with contextlib.suppress(OSError):  # ptrace only answers once the thread has stopped
+                self._ask(_DETACH)
+                self._held = False
+
+    def _ask(self, request: int) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+        libc.ptrace.restype = ctypes.c_long
+        if libc.ptrace(request, self._pid, None, None) == -1:
+            number = ctypes.get_errno()
+            raise OSError(number, f"ptrace: {os.strerror(number)}")
