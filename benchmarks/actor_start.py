@@ -35,10 +35,9 @@ from jsrl.launch.run import memory_root
 from jsrl.reference import spawn_environment
 from jsrl.services.control import ControlServer, Crash, Stage
 from jsrl.transport.base import Reply
-from jsrl.transport.inference import bind_inference
-from jsrl.transport.samples import bind_samples
 from jsrl.transport.segment import make_folder
 from jsrl.types import map_tree
+from jsrl.workers.ends import bind_reader, bind_server
 from jsrl.workers.jobs import Job
 
 ALONE = """
@@ -75,11 +74,9 @@ def environment_alone(env: str, group_size: int) -> float:
 @contextmanager
 def streams(plan: Plan) -> Iterator[None]:
     """Serve the streams of a plan: actions of zeros, trajectories thrown away."""
-    job = plan.jobs[0]
-    consumer = bind_samples(job.links.samples, job.schemas.trajectory, blocks_per_producer=4)
-    server = bind_inference(job.links.inference[0], job.schemas.act)
-    job.announce("samples", consumer.address)
-    job.announce("inference-0", server.address)
+    job, serving = plan.job("learner"), plan.job("inference-0")
+    consumer = bind_reader(job, "samples", job.schemas.trajectory)
+    server = bind_server(serving, "inference")
     stop = threading.Event()
     act = job.schemas.act
 

@@ -138,7 +138,7 @@ def execute(asked: cli.CommandLine) -> int:
     if options.plan:
         from jsrl.launch.plan import accelerators, describe, make_plan
 
-        print(describe(make_plan(tuned, "(not run)", Path("/dev/shm/jsrl")), accelerators()))
+        print(describe(make_plan(tuned, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph), accelerators()))
         return 0
     results = []
     for seed in seeds:
@@ -150,6 +150,7 @@ def execute(asked: cli.CommandLine) -> int:
             overwrite=options.overwrite,
             resume=options.resume,
             init_from=options.init_from,
+            graph=options.graph,
             display=options.display,
         )
         if options.display != "quiet":
@@ -174,6 +175,11 @@ def fastest(asked: cli.CommandLine) -> Experiment:
     options, experiment = asked.run, asked.experiment
     if options.tune:
         from jsrl.launch.tune import tune
+
+        if options.graph is not None:
+            raise ConfigError(
+                "--tune measures the experiment's own dataflow, not a changed one; leave --graph or --tune out."
+            )
 
         if options.resume is not None:
             raise ConfigError(

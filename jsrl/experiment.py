@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -43,6 +43,22 @@ __all__ = [
 ]
 
 PlacementKind: TypeAlias = Literal["serial", "inline", "served", "apart"]
+
+
+class Placement(NamedTuple):
+    """What a placement means: workers have processes of their own, inference servers act, on a device of their own."""
+
+    has_processes: bool
+    has_servers: bool
+    servers_alone: bool = False
+
+
+PLACEMENTS: dict[str, Placement] = {
+    "serial": Placement(has_processes=False, has_servers=False),
+    "inline": Placement(has_processes=True, has_servers=False),
+    "served": Placement(has_processes=True, has_servers=True),
+    "apart": Placement(has_processes=True, has_servers=True, servers_alone=True),
+}
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,11 @@ class Experiment:
     # Derived numbers are properties, never fields to be filled in.
 
     @property
+    def where(self) -> Placement:
+        """Return what the placement means."""
+        return PLACEMENTS[self.placement]
+
+    @property
     def groups(self) -> int:
         """Return the number of groups of environments."""
         if self.num_groups is not None:
@@ -127,8 +148,11 @@ class Experiment:
         # As few groups as there must be: batches are whole groups, actors host whole groups; served ones want two each,
         # so that one steps while the other waits for its actions.
         fewest = math.lcm(self.num_envs // math.gcd(self.num_envs, self.batch_columns), self.actors)
-        served = self.placement in ("served", "apart")
-        return 2 * fewest if served and fewest == self.actors and self.num_envs % (2 * fewest) == 0 else fewest
+        return (
+            2 * fewest
+            if self.where.has_servers and fewest == self.actors and self.num_envs % (2 * fewest) == 0
+            else fewest
+        )
 
     @property
     def group_size(self) -> int:
@@ -143,7 +167,7 @@ class Experiment:
     @property
     def actors(self) -> int:
         """Return how many actors there are (one in serial mode)."""
-        return 1 if self.placement == "serial" else self.num_actors
+        return self.num_actors if self.where.has_processes else 1
 
     @property
     def batch_columns(self) -> int:
@@ -216,12 +240,12 @@ class Experiment:
     @property
     def encrypted(self) -> bool:
         """Return whether streams between processes go over TCP, and so are encrypted; else they do not leave the host."""
-        return leaves_host(self) and self.road == "zeromq" and self.placement != "serial"
+        return leaves_host(self) and self.road == "zeromq" and self.where.has_processes
 
     @property
     def is_deterministic(self) -> bool:
         """Return whether every bit of the run is fixed by the seed."""
-        return self.deterministic or self.placement == "serial"
+        return self.deterministic or not self.where.has_processes
 
     @property
     def min_updates_lag(self) -> int | None:

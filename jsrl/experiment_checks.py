@@ -171,7 +171,7 @@ def _check_devices_and_lag(e: Experiment) -> None:
             f"learner.reuse={e.learner.reuse} uses a batch for several updates, which max_policy_lag=0 excludes; use the "
             f"agent's num_epochs for several passes, or allow a lag of at least {e.learner.reuse - 1}."
         )
-    if e.deterministic and e.max_policy_lag != 0 and e.placement != "serial":
+    if e.deterministic and e.max_policy_lag != 0 and e.where.has_processes:
         raise ConfigError(
             f"deterministic mode awaits each version, which max_policy_lag={e.max_policy_lag} does not; use 0, or serial."
         )

@@ -60,6 +60,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"jax", "numpy"},
     ),
+    "graph": ({"errors", "experiment", "reference", "transport", "workers"}, set()),
     "launch": (
         {
             "allowance",
@@ -67,6 +68,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "envs",
             "errors",
             "experiment",
+            "graph",
             "reference",
             "services",
             "source_capture",
@@ -249,8 +251,9 @@ from jsrl.reference import from_json, to_json
 from jsrl.transport.base import InferenceSpec, Reply
 from jsrl.transport.inference import bind_inference
 from jsrl.transport.samples import bind_samples
+from jsrl.transport.stream import End, Peer, Stream
 from jsrl.types import ArraySpec, make_trajectory_spec
-from jsrl.workers.jobs import Job, Links, Schemas
+from jsrl.workers.jobs import Job, Schemas
 from jsrl.workers.kinds import build_worker
 
 folder = sys.argv[1]
@@ -258,12 +261,17 @@ e = Experiment(agent=None, env=EnvConfig("CartPole-v1"), num_envs=4, num_groups=
 spec = make_spec(e.env)
 act = InferenceSpec(spec.observation, spec.action.array, ArraySpec((), "float32"), (), ())
 trajectory = make_trajectory_spec(spec, (), (), num_rows=3, num_envs=2)
-links = Links(folder + "/names", f"shm:{{folder}}/samples", "", None, (f"shm:{{folder}}/inference-0",))
-job = Job("actor", "actor-0", 0, e, Schemas(spec, act, trajectory, 0, 0), links, folder)
+samples, inference = Stream("samples", "samples", groups=(0, 1)), Stream("inference", "inference", groups=(0, 1))
+ends = (
+    ("samples", End(samples, (0, 1), peers=(Peer("learner", (0, 1)),))),
+    ("inference", End(inference, (0, 1), peers=(Peer("inference-0", (0, 1)),))),
+)
+job = Job("actor", "actor-0", 0, e, Schemas(spec, act, trajectory, 0, 0), ends, folder, folder + "/names")
 job = from_json(json.loads(json.dumps(to_json(job))))  # as it travels
-consumer, server = bind_samples(links.samples, trajectory), bind_inference(links.inference[0], act)
-job.announce("samples", consumer.address)
-job.announce("inference-0", server.address)
+consumer = bind_samples(f"shm:{{folder}}/samples", trajectory)
+server = bind_inference(f"shm:{{folder}}/inference", act)
+job.announce("samples.learner", consumer.address)
+job.announce("inference.inference-0", server.address)
 
 def serve():
     while True:

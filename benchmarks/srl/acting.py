@@ -24,9 +24,8 @@ from jsrl.launch.processes import Process, start
 from jsrl.launch.run import own_memory_folder
 from jsrl.reference import spawn_environment, to_json
 from jsrl.services.control import ControlServer, Crash, Stage
-from jsrl.transport.params import bind_params
-from jsrl.transport.samples import bind_samples
 from jsrl.types import make_version
+from jsrl.workers.ends import bind_publisher, bind_reader
 
 READY_S = 180.0
 WARM_S = 0.3
@@ -69,13 +68,10 @@ class ActingSystem:
         import jax
 
         jax.config.update("jax_platforms", "cpu")  # accelerators are the workers'
-        e, learner = self.plan.experiment, self.plan.jobs[0]
+        e, learner = self.plan.experiment, self.plan.job("learner")
         self._control = ControlServer(f"ipc://{self._memory}/control")
-        blocks = e.ring * e.actor.blocks_per_group
-        self._consumer = bind_samples(learner.links.samples, learner.schemas.trajectory, blocks_per_producer=blocks)
-        learner.announce("samples", self._consumer.address)
-        self._publisher = bind_params(learner.links.params)
-        learner.announce("params", self._publisher.address)
+        self._consumer = bind_reader(learner, "samples", learner.schemas.trajectory)
+        self._publisher = bind_publisher(learner, "params")
         state = jax.jit(build_agent(e.agent, learner.schemas.env).init)(jax.random.key(0))
         params = jax.tree.leaves(jax.device_get(state.params))
         self._publisher.publish(0, make_version(0, 0), params)

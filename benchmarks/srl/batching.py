@@ -28,12 +28,13 @@ def client(name: str, jobs: list[str]) -> None:
     """Be a client of several servers: for each line `SERVER SECONDS` of standard input ask, then print what was seen."""
     from jsrl.reference import from_json
     from jsrl.transport.inference import connect_inference
+    from jsrl.workers.ends import names_of_peers
 
     ends = []
     for path in jobs:
         job = from_json(json.loads(Path(path).read_text()))
         rows = job.experiment.group_size
-        address = job.find_address("inference-0")
+        address = job.find(names_of_peers(job.end("inference"))[0]).address
         ends.append(connect_inference(address, job.schemas.act, ProducerId(name, 0), {0: rows}, timeout_s=60.0))
         observation = map_tree(lambda leaf, n=rows: leaf.batched(n).zeros(), job.schemas.act.observation)
         request = Request(observation, np.zeros(rows, bool))

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from jsrl.errors import WorkerDied
@@ -23,12 +23,10 @@ from jsrl.reference import spawn_environment
 from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
 from jsrl.transport.hops import close_hops
 from jsrl.transport.segment import make_folder
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import Kind
 
 POLL_S = 0.05
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
-# Whoever feeds others leaves first, so that nobody waits for the dead.
-STOP_ORDER = ("actor", "inference", "replay", "learner", "parameter-server", "evaluator", "recorder")
 
 
 class Controller:
@@ -80,7 +78,7 @@ class Controller:
     def _work(self) -> None:
         self._host = self._start_host()
         for job in self._plan.jobs:
-            self._start(job, host=self._host if job.kind == "actor" else None)
+            self._start(job, host=self._host if job.name in self._plan.forked else None)
         try:
             while self._session.reason is None:
                 self._watch()
@@ -112,10 +110,10 @@ class Controller:
 
     def _start_host(self) -> ActorHost | None:
         """Start a process that forks the actors, where the plan wants one."""
-        if not self._plan.hosts_actors:
+        first = next((job for job in self._plan.jobs if job.name in self._plan.forked), None)
+        if first is None:
             return None
-        actor = next(job for job in self._plan.jobs if job.kind == "actor")
-        variables = process_environment(actor, self._gpus)
+        variables = process_environment(first, self._gpus)
         return ActorHost(self._control.address, self._folder, self._spawn, variables)
 
     def _start(self, job: Any, restarts: int = 0, host: ActorHost | None = None) -> None:
@@ -192,12 +190,11 @@ class Controller:
         reason = f"{crash.error}: {crash.text}" if crash else what
         noticed = f"{process.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
         told = self._watchdog.write(process.name, noticed, seen)
-        kind = find_kind(process.job.kind)
+        kind = self._kind(process)
         may_live = running and kind.may_restart(process.job, process.exit_status, crash.error if crash else None)
         if may_live and self._replace(process, f"{reason.splitlines()[0]} ({told})"):
             return
-        if process.job.kind == "actor" and crash is None:
-            what += f" (environment {process.job.experiment.env.id!r})"
+        what += kind.death_hint(process.job) if crash is None else ""
         notice, spent = death_notice(process, what, crash), self._supervision.used_up(process.job)
         notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
         if not kind.loss_ends_run:
@@ -242,108 +239,117 @@ class Controller:
                     raise WorkerDied(f"{restart.job.name} could not be started again: {error}") from error
 
     def _rescue(self) -> None:
-        """Let a learner that still works write its snapshot, so that the run can be continued from here."""
-        learner = self._processes.get("learner")
-        if learner is None or not learner.ready or learner.replaced or learner.exit_status is not None:
-            return
-        self._tell("learner", "stop")
+        """Let learners that still work write their snapshots, so that the run can be continued from here."""
+        saving = [
+            process
+            for process in self._processes.values()
+            if self._kind(process).must_finish and process.hears and process.exit_status is None
+        ]
+        for process in saving:
+            self._tell(process.name, "stop")
         until = time.monotonic() + RESCUE_S
-        while time.monotonic() < until and learner.exit_status is None:
+        while time.monotonic() < until and any(process.exit_status is None for process in saving):
             self._listen(0.02)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _end_in_order(self) -> None:
-        """Stop actors, inference servers and learner; let the evaluator play the final episodes; stop the rest."""
-        hurried = self._session.reason == "interrupted"
-        if hurried:
-            self._drop_unready(*STOP_ORDER)
-        final = self._wants_final_evaluation()
-        film = self._wants_final_video()
-        if film:
-            self._tell("recorder", "final")
-        limits = self._deadlines
-        for kind in STOP_ORDER:
-            if kind == "evaluator" and final:
-                self._await_final_evaluation()
-            if kind == "learner" and final:
-                self._begin_final_evaluation()
-            if kind == "learner" and film:  # whose params nobody can take any more afterwards
-                self._await_recorder(lambda recorder: recorder.ready, "filming is about to begin")
-            if kind == "recorder" and film:
-                self._await_recorder(lambda _: self._session.filmed, "final video")
-                if not (self._session.filmed or self._interrupted or self._processes["recorder"].replaced):
-                    waited = f"within {limits.snapshot_s:g} s (deadlines.snapshot_s)"
-                    self._session.display.message(f"recorder: the last video was not finished {waited}", "warning")
-            self._stop(
-                kind, limits.snapshot_s if find_kind(kind).saves else limits.leave_s / 10 if hurried else limits.leave_s
-            )
+        """Stop the workers along the flow of the data; those with a last task begin it before the params' source stops."""
+        if self._session.reason == "interrupted":
+            self._drop_unready(self._processes.keys())
+        finals = self._wanted_finals()
+        begun = False
+        for level in self._plan.graph.stop_order:
+            names = {worker.name for worker in level}
+            if not begun and any(port.publishes for name in names for port in self._plan.kinds[name].ports):
+                begun = True
+                for name, facts in finals.items():
+                    self._begin_final(name, facts)
+            for name in finals.keys() & names:
+                self._await_final(name)
+            self._stop(names)
 
-    def _drop_unready(self, *kinds: str) -> None:
-        """End workers of these kinds that have nothing to save yet, and listen only once they have compiled or connected."""
+    def _drop_unready(self, names: Collection[str]) -> None:
+        """End those of these workers that have nothing to save yet, and listen only once they have compiled or connected."""
         for process in self._processes.values():
-            if process.job.kind in kinds and not (process.ready or process.left or process.replaced):
+            if process.name in names and not (process.ready or process.left or process.replaced):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.kill()
                 process.left = process.dropped = True
                 self._session.display.message(f"{process.name} was ended in its start ({process.stage}): the run ends")
 
-    def _wants_final_evaluation(self) -> bool:
-        wanted = self._session.reason != "interrupted" and self._plan.experiment.evaluator.final_episodes > 0
-        return wanted and "evaluator" in self._processes
+    def _wanted_finals(self) -> dict[str, dict[str, Any]]:
+        """Return worker -> what its command `final` is told, for those that have a last task."""
+        reason, e = self._session.reason or "", self._plan.experiment
+        if reason == "interrupted":
+            return {}
+        told = {process.name: self._kind(process).final(e, reason) for process in self._processes.values()}
+        return {name: facts for name, facts in told.items() if facts is not None and name not in self._session.finals}
+
+    def _kind(self, process: Process) -> Kind:
+        return self._plan.kinds[process.name]
 
     def _tell(self, worker: str, command: str, **facts: Any) -> None:
         self._control.tell(worker, self._processes[worker].job.incarnation, command, **facts)
 
-    def _stop(self, kind: str, limit_s: float) -> None:
-        self._drop_unready(kind)
-        leaving = [p for p in self._processes.values() if p.job.kind == kind and not (p.replaced or p.dropped)]
+    def _stop(self, names: set[str]) -> None:
+        """Stop some workers, all at once; those that save something may take as long as a snapshot."""
+        self._drop_unready(names)
+        found = [process for name, process in self._processes.items() if name in names]
+        leaving = [process for process in found if not (process.replaced or process.dropped)]
         for process in leaving:
             self._tell(process.name, "stop")
-        until = time.monotonic() + limit_s
-        while time.monotonic() < until and any(p.exit_status is None for p in leaving):
-            self._listen(0.02)
+        begun_s = time.monotonic()
+        for process in leaving:
+            limit_s = self._leave_s(process)
+            while time.monotonic() < begun_s + limit_s and process.exit_status is None:
+                self._listen(0.02)
         for process in leaving:
             self._listen(0.1) if not process.left else None
             if not process.left:
-                late = process.exit_status is None
-                what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {process.exit_text()}"
-                if find_kind(kind).must_finish and not self._interrupted:
-                    self._died(process, what)  # without its last snapshot the run is not what was asked
-                if late and not self._interrupted:
-                    what += f" ({self._watchdog.write(process.name, what, self._watchdog.look(process))})"
-                crash = self._crashes.get(process.name)
-                what = f"{crash.error}: {crash.text}" if crash else what
-                self._session.display.message(f"{process.name} while stopping: {what}", "warning")
+                self._left_late(process, self._leave_s(process))
 
-    def _begin_final_evaluation(self) -> None:
-        """Tell the evaluator to play the final episodes, as soon as it hears: it may just be on its way back."""
-        while not ((evaluator := self._processes["evaluator"]).hears or self._interrupted):
+    def _leave_s(self, process: Process) -> float:
+        limits = self._deadlines
+        if self._kind(process).saves:
+            return limits.snapshot_s
+        return limits.leave_s / 10 if self._session.reason == "interrupted" else limits.leave_s
+
+    def _left_late(self, process: Process, limit_s: float) -> None:
+        """Tell of a worker that did not leave in order; the run fails where it cannot do without that."""
+        late = process.exit_status is None
+        what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {process.exit_text()}"
+        if self._kind(process).must_finish and not self._interrupted:
+            self._died(process, what)  # without its last snapshot the run is not what was asked
+        if late and not self._interrupted:
+            what += f" ({self._watchdog.write(process.name, what, self._watchdog.look(process))})"
+        crash = self._crashes.get(process.name)
+        what = f"{crash.error}: {crash.text}" if crash else what
+        self._session.display.message(f"{process.name} while stopping: {what}", "warning")
+
+    def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
+        """Tell a worker to begin its last task, as soon as it hears: it may just be on its way back."""
+        self._session.stage(name, "last task is about to begin")
+        self._wait_with(name, lambda process: process.hears)
+        if self._processes[name].hears:
+            self._tell(name, "final", **facts)
+
+    def _await_final(self, name: str) -> None:
+        self._session.stage(name, "last task")
+        self._wait_with(name, lambda _: name in self._session.finals)
+        process = self._processes[name]
+        if not (name in self._session.finals or self._interrupted or process.replaced):
+            waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s)"
+            self._session.display.message(f"{name}: its last task was not finished {waited}", "warning")
+
+    def _wait_with(self, name: str, reached: Callable[[Process], bool]) -> None:
+        """Wait until a worker has reached something, and replace it if it dies meanwhile."""
+        limited = self._plan.kinds[name].final_is_limited
+        until = time.monotonic() + self._deadlines.snapshot_s if limited else float("inf")
+        while not (reached(self._processes[name]) or self._interrupted or time.monotonic() > until):
+            if name in self._session.finals:
+                return
             self._listen(POLL_S)
             self._start_due()
-            self._check(evaluator)
-            self._session.tick()
-        self._tell("evaluator", "final", which="best" if self._session.reason == "stop_at_return" else "latest")
-
-    def _await_final_evaluation(self) -> None:
-        self._session.stage("evaluator", "final evaluation")
-        evaluator = self._processes["evaluator"]
-        while not self._session.final and not self._interrupted:
-            self._listen(POLL_S)
-            self._check(evaluator)
-            self._session.tick()
-
-    def _wants_final_video(self) -> bool:
-        recorder = self._processes.get("recorder")
-        wanted = self._session.reason != "interrupted" and self._plan.experiment.recorder.final
-        return wanted and recorder is not None and not recorder.replaced
-
-    def _await_recorder(self, reached: Callable[[Process], bool], stage: str) -> None:
-        """Wait until the recorder has reached something, no longer than a snapshot may take."""
-        recorder, until = self._processes["recorder"], time.monotonic() + self._deadlines.snapshot_s
-        while not (reached(recorder) or self._interrupted or recorder.replaced or time.monotonic() > until):
-            self._listen(POLL_S)
-            self._check(recorder)
-            if recorder.ready:
-                self._session.stage("recorder", stage)
+            self._check(self._processes[name])
             self._session.tick()

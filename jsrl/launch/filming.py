@@ -15,8 +15,3 @@ def check_filming(experiment: Experiment) -> None:
     """
     require_video()
     check_rendered(experiment.filmed_env)
-
-
-def players(experiment: Experiment) -> list[str]:
-    """Return who plays params beside the actors."""
-    return ["evaluator"] * experiment.evaluator.enabled + ["recorder"] * experiment.recorder.enabled

@@ -8,45 +8,91 @@ from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.launch.replay_plan import replay_links
+from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.transport.address import check_ipc_path
+from jsrl.transport.hops import SAMPLES
 from jsrl.transport.keys import CLIENT_FILE, check_encryption, make_keys
-from jsrl.workers.jobs import Links
+from jsrl.transport.stream import End, Peer, Stream, name_at
 
 KEYS = "keys"  # in the run folder
 _MAX_PORT = 65535
 
 
-def make_links(experiment: Experiment, folder: str, memory_folder: Path) -> Links:
-    """Return where the streams of an experiment are bound.
-
-    Args:
-      experiment: what to run. folder: the run's, where its keys lie. memory_folder: for shared memory and sockets.
+def bind_addresses(graph: Graph, experiment: Experiment, memory_folder: Path) -> dict[tuple[str, str], str]:
+    """Return (stream, worker) -> the address that the worker binds the stream at, for every end that others connect to.
 
     Raises:
-      ConfigError: streams are to be encrypted, and cannot be; there are not enough ports; or a socket's path is too long.
+      ConfigError: there are not enough ports, or a socket's path is too long.
     """
-    names = str(memory_folder / "names")
-    served = experiment.placement in ("served", "apart")
-    served = served and experiment.recording is None  # nobody acts, but the evaluator, who does it alone
-    servers = range(experiment.num_inference_servers if served else 0)
-    addresses = zmq_addresses(experiment, memory_folder)
-    if experiment.placement == "serial":
-        unique = memory_folder.name
-        replays = replay_links(experiment, memory_folder, addresses)
-        return Links(names, f"local:{unique}-samples", f"local:{unique}-params", None, (), replays)
-    params = f"shm:{memory_folder}/params"
-    if experiment.road == "zeromq":
-        samples, relay = addresses("samples"), addresses("params-relay")
-        inference = tuple(addresses(f"inference-{i}") for i in servers)
-        replays = replay_links(experiment, memory_folder, addresses)
-        if not experiment.encrypted:
-            return Links(names, samples, params, relay, inference, replays)
-        check_encryption()
-        return Links(names, samples, params, relay, inference, replays, f"{folder}/{KEYS}")
-    inference = tuple(f"shm:{memory_folder}/inference-{i}" for i in servers)
-    replays = replay_links(experiment, memory_folder, addresses)
-    return Links(names, f"shm:{memory_folder}/samples", params, None, inference, replays)
+    over_zmq, found = zmq_addresses(experiment, memory_folder), {}
+    for stream in graph.streams:
+        for worker, port, _ in graph.ends(stream.name):
+            if port.binds:
+                name = name_at(stream.name, worker.name)
+                if not experiment.where.has_processes:
+                    address = f"local:{memory_folder.name}-{name}"
+                elif experiment.road == "zeromq" and not _stays(graph, stream):
+                    address = over_zmq(name)
+                else:
+                    address = f"shm:{memory_folder}/{name}"
+                found[stream.name, worker.name] = address
+    return found
+
+
+def _stays(graph: Graph, stream: Stream) -> bool:
+    """Return whether a stream never leaves the host: the params that only relays read."""
+    sinks = graph.sinks(stream.name)
+    return stream.sort == "params" and bool(sinks) and all(graph.kind(worker.name).relays for worker, _ in sinks)
+
+
+def ends_of(graph: Graph, worker: WorkerNode, addresses: dict[tuple[str, str], str]) -> tuple[tuple[str, End], ...]:
+    """Return the ends of a worker's streams: where it binds them, or whom it connects to."""
+    found = []
+    for link in worker.links:
+        stream, port = graph.stream(link.stream), graph.kind(worker.name).port(link.port)
+        mine = graph.groups(link)
+        others = graph.sinks(stream.name) if port.does in ("writes", "asks") else graph.sources(stream.name)
+        peers = [
+            Peer(other.name, _common(mine, graph.groups(theirs)), hop_of(graph, stream, other))
+            for other, theirs in others
+        ]
+        if stream.sort == "inference" and port.does == "asks":
+            peers = _own_first(peers)
+        elif stream.sort == "samples":
+            peers = [peer for peer in peers if peer.groups]
+        address = addresses.get((stream.name, worker.name), "")
+        found.append((link.port, End(stream, mine, address, tuple(peers), hop_of(graph, stream, worker))))
+    return tuple(found)
+
+
+def hop_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
+    """Return under which name the trajectories that a worker reads are counted: the first learner's is SAMPLES."""
+    if stream.sort != "samples" or stream.feedback:
+        return ""
+    first = next((worker.name for worker in graph.workers if graph.kind(worker.name).must_finish), "")
+    return SAMPLES if reader.name == first else name_at(stream.name, reader.name)
+
+
+def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(group for group in theirs if group in mine)
+
+
+def _own_first(servers: list[Peer]) -> list[Peer]:
+    """Return the servers, a client's own first (the one that answers its groups), then those after it, in turn."""
+    own = next((i for i, server in enumerate(servers) if server.groups), 0)
+    return servers[own:] + servers[:own]
+
+
+def keys_folder(experiment: Experiment, folder: str) -> str | None:
+    """Return the folder of the keys of a run whose streams go over TCP; None: they do not.
+
+    Raises:
+      ConfigError: they cannot be encrypted here.
+    """
+    if not experiment.encrypted:
+        return None
+    check_encryption()
+    return f"{folder}/{KEYS}"
 
 
 def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str], str]:

@@ -65,6 +65,8 @@ class RunOptions:
     """Continue RUN from its latest snapshot; limits and placement may change, network and spaces may not."""
     init_from: str | None = None
     """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0)."""
+    graph: str | None = None
+    """Change the dataflow: MODULE:FUNCTION that is given the experiment's graph and returns the one to run."""
     display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
     """What is shown; auto: live on a terminal, else plain lines."""
     plan: bool = False

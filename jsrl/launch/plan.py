@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,18 @@ from jsrl.building import agent_faults, agent_name, build_agent, check_split, re
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
+from jsrl.graph.check import check
+from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.graph.placements import check_groups
 from jsrl.launch.compilation import cache_variables
-from jsrl.launch.filming import check_filming, players
+from jsrl.launch.filming import check_filming
+from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.interrupts import deadline
-from jsrl.launch.links import make_links
+from jsrl.launch.links import bind_addresses, ends_of, keys_folder
 from jsrl.launch.recording_plan import recording_lines
-from jsrl.launch.replay_plan import replay_lines, replay_memory_mb, replay_stream_bytes, rows_go_to
+from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_memory_mb, replay_stream_bytes
 from jsrl.transport.base import InferenceSpec
+from jsrl.transport.stream import Stream
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.jobs import Job, Origin, Schemas
 from jsrl.workers.kinds import Kind, find_kind
@@ -122,29 +128,39 @@ def _check_action(expected: ArraySpec, num_agents: int | None, given: ArraySpec)
 
 @dataclass(frozen=True)
 class Plan:
-    """Which workers exist, joined by which streams. `memory_folder`: where shared memory of this run lies."""
+    """What is about to run: the experiment, its graph, and a job for each worker.
+
+    Attributes:
+      memory_folder: of its shared memory. keys: folder of its keys, where its streams go over TCP.
+    """
 
     experiment: Experiment
+    graph: Graph
     schemas: Schemas
     jobs: tuple[Job, ...]
     memory_folder: Path
+    keys: str | None = None
+
+    def job(self, name: str) -> Job:
+        """Return the job of a worker."""
+        return next(job for job in self.jobs if job.name == name)
 
     @property
     def kinds(self) -> dict[str, Kind]:
         """Return the kind of each worker."""
-        return {job.name: find_kind(job.kind) for job in self.jobs}
+        return self.graph.kinds
 
     @property
-    def hosts_actors(self) -> bool:
-        """Return whether one process forks the actors: where they are many and load no jax."""
-        actors = [job for job in self.jobs if job.kind == "actor" and job.experiment.agent is None]
-        return len(actors) >= HOST_ACTORS
+    def forked(self) -> frozenset[str]:
+        """Return the workers that one process forks: actors, where they are many and load no jax."""
+        forks = [job.name for job in self.jobs if find_kind(job.kind).forks and not find_kind(job.kind).loads_jax(job)]
+        return frozenset(forks if len(forks) >= HOST_ACTORS else ())
 
     @property
     def shared_memory_bytes(self) -> int:
         """Return the bytes that this run takes of the shared-memory file system."""
         e = self.experiment
-        if e.placement == "serial" or e.road != "shared-memory" or e.recording is not None:
+        if not e.where.has_processes or e.road != "shared-memory" or e.recording is not None:
             return 3 * self.schemas.params_bytes
         rows = self.experiment.num_envs * sum(leaf.size_bytes for leaf in leaves(self.schemas.act))
         return (
@@ -156,40 +172,59 @@ class Plan:
 
     @property
     def stream_bytes(self) -> int:
-        """Return the bytes of all blocks of the sample stream."""
+        """Return the bytes of all blocks of the streams of trajectories."""
         block = sum(leaf.size_bytes for leaf in leaves(self.schemas.trajectory))
-        return block * self.experiment.groups * self.experiment.actor.blocks_per_group
+        streams = [stream for stream in self.graph.streams if stream.schema == "trajectory"]
+        readers = {s.name: len(self.graph.sinks(s.name)) if s.routing == "broadcast" else 1 for s in streams}
+        return block * sum(len(s.groups) * s.blocks * readers[s.name] for s in streams if s.sort == "samples")
 
 
-def make_plan(experiment: Experiment, folder: str, memory_folder: Path, origin: Origin | None = None) -> Plan:
+def make_plan(
+    experiment: Experiment,
+    folder: str,
+    memory_folder: Path,
+    origin: Origin | None = None,
+    graph: Edit | None = None,
+) -> Plan:
     """Return the jobs of an experiment.
 
     Args:
       experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets. origin: where to begin.
+      graph: see jsrl.launch.graph_file.resolve.
+
+    Raises:
+      ConfigError: something cannot work; says what.
     """
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
-    schemas = make_schemas(experiment)
-    links = make_links(experiment, folder, memory_folder)
-    served = experiment.placement in ("served", "apart")
-    without_agent = dataclasses.replace(experiment, agent=None)
-
-    def job(kind: str, name: str, index: int = 0) -> Job:
-        own = without_agent if kind == "replay" or (kind == "actor" and served) else experiment
-        poll_s = 0.0 if experiment.placement == "serial" else 0.1
-        return Job(kind, name, index, own, schemas, links, folder, origin or Origin(), poll_s=poll_s)
-
-    jobs = [job("learner", "learner")]
-    if links.params_relay is not None:
-        jobs.append(job("parameter-server", "parameter-server"))
-    jobs += [job("inference", f"inference-{i}", i) for i in range(len(links.inference))]
-    jobs += [job("replay", f"replay-{i}", i) for i in range(len(links.replays))]
-    jobs += [job("actor", f"actor-{i}", i) for i in range(experiment.actors if experiment.recording is None else 0)]
-    if experiment.evaluator.enabled:
-        jobs.append(job("evaluator", "evaluator"))
+    graph = resolve(experiment, graph)
+    check(graph)
+    check_groups(graph, experiment)
     if experiment.recorder.enabled:
         check_filming(experiment)
-        jobs.append(job("recorder", "recorder"))
-    return Plan(experiment, schemas, tuple(jobs), memory_folder)
+    schemas = make_schemas(experiment)
+    addresses, keys = bind_addresses(graph, experiment, memory_folder), keys_folder(experiment, folder)
+    without_agent = dataclasses.replace(experiment, agent=None)
+    jobs, counts = [], Counter[str]()
+    for worker in graph.workers:
+        job = Job(
+            kind=worker.kind,
+            name=worker.name,
+            index=counts[worker.kind],
+            experiment=experiment if find_kind(worker.kind).loads_jax(worker) else without_agent,
+            schemas=schemas,
+            ends=ends_of(graph, worker, addresses),
+            folder=folder,
+            registry=str(memory_folder / "names"),
+            keys=keys,
+            settings=worker.settings,
+            origin=origin or Origin(),
+            workers=len(graph.workers),
+            in_process=not experiment.where.has_processes,
+            restart=worker.restart,
+        )
+        counts[worker.kind] += 1
+        jobs.append(job)
+    return Plan(experiment, graph, schemas, tuple(jobs), memory_folder, keys)
 
 
 # -- the environment of a process: devices and threads, in one place, before anything is imported ---------------------
@@ -213,10 +248,10 @@ def inference_gpus(e: Experiment, gpus: list[str]) -> list[str]:
       ConfigError: one is asked for that is not there.
     """
     device = e.inference.device
-    if e.placement not in ("served", "apart") or device == "cpu":
+    if not e.where.has_servers or device == "cpu":
         return []
     if device == "auto":
-        return gpus[:1] if e.placement == "served" else gpus[1:][-1:]
+        return gpus[1:][-1:] if e.where.servers_alone else gpus[:1]
     index = int(device.removeprefix("gpu:"))
     if index >= len(gpus):
         raise ConfigError(
@@ -233,19 +268,20 @@ def process_environment(job: Job, gpus: list[str]) -> dict[str, str]:
       ConfigError: an accelerator is asked for that is not there.
     """
     e = job.experiment
-    threads = {"learner": e.learner.threads, "inference": e.inference.threads}.get(job.kind, 1)
+    kind = find_kind(job.kind)
+    threads = kind.threads(e)
     variables = cache_variables()
     if threads is not None:
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     serving = inference_gpus(e, gpus)
-    learning = [gpu for gpu in gpus if gpu not in serving] if e.placement == "apart" and len(gpus) > 1 else gpus
-    own = {"learner": learning, "inference": serving}.get(job.kind, [])
+    learning = [gpu for gpu in gpus if gpu not in serving] if e.where.servers_alone and len(gpus) > 1 else gpus
+    own = {"learns": learning, "serves": serving}.get(kind.device, [])
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        return variables | cpu_flags(threads, e.learner_devices if job.kind == "learner" else None)
+        return variables | cpu_flags(threads, e.learner_devices if kind.device == "learns" else None)
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     servers_share = (0.9 - e.learner.memory_share) / e.num_inference_servers
-    if job.kind == "inference":
+    if kind.device == "serves":
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(servers_share, 0.05):.2f}"
     elif set(learning) & set(serving):
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share:.2f}"
@@ -285,13 +321,13 @@ def describe(plan: Plan, gpus: list[str]) -> str:
         jobs = [job for job in plan.jobs if job.kind == kind]
         memory = len(jobs) * _memory_mb(plan, jobs[0])
         total += memory
-        count = "0 (serial)" if e.placement == "serial" else str(len(jobs))
+        count = str(len(jobs)) if e.where.has_processes else "0 (serial)"
         lines.append(f"  {kind:<18}{count:>9}  {_device(jobs[0], gpus):<24}{memory:>20}")
-        if kind == "actor" and plan.hosts_actors:
+        if plan.forked and jobs[0].name in plan.forked:
             total += ACTOR_MB
             lines.append(f"  {'actor-host':<18}{1:>9}  {_device(jobs[0], gpus):<24}{ACTOR_MB:>20}")
     lines += [
-        f"  {'in all':<18}{len(plan.jobs) + plan.hosts_actors if e.placement != 'serial' else 1:>9}  {'':<24}{total:>20}",
+        f"  {'in all':<18}{len(plan.jobs) + bool(plan.forked) if e.where.has_processes else 1:>9}  {'':<24}{total:>20}",
         "",
     ]
     lines += ["  streams", *(f"    {line}" for line in _streams(plan))]
@@ -303,13 +339,13 @@ def describe(plan: Plan, gpus: list[str]) -> str:
 
 def _road(e: Experiment) -> str:
     road = f"zeromq ({'tcp, encrypted' if e.encrypted else 'ipc'})" if e.road == "zeromq" else e.road
-    return "in-process" if e.placement == "serial" else road
+    return road if e.where.has_processes else "in-process"
 
 
 def _memory_mb(plan: Plan, job: Job) -> int:
     blocks = plan.stream_bytes // 2**20 if _road(plan.experiment).startswith("zeromq") else 0  # each end has its own
-    if job.kind == "actor" and plan.experiment.placement in ("served", "apart"):
-        return (HOSTED_ACTOR_MB if plan.hosts_actors else ACTOR_MB) + blocks // plan.experiment.actors
+    if job.kind == "actor" and job.has("inference"):
+        return (HOSTED_ACTOR_MB if plan.forked else ACTOR_MB) + blocks // plan.experiment.actors
     staging = (
         STAGING_BUFFERS * plan.stream_bytes // plan.experiment.actor.blocks_per_group if job.kind == "learner" else 0
     )
@@ -322,7 +358,7 @@ def _memory_mb(plan: Plan, job: Job) -> int:
 
 
 def _device(job: Job, gpus: list[str]) -> str:
-    if job.experiment.placement == "serial":
+    if job.in_process:
         return "this process"
     variables = process_environment(job, gpus)
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
@@ -334,24 +370,37 @@ def _device(job: Job, gpus: list[str]) -> str:
 
 def _streams(plan: Plan) -> list[str]:
     e = plan.experiment
-    block = sum(leaf.size_bytes for leaf in leaves(plan.schemas.trajectory))
-    row = sum(leaf.size_bytes for leaf in leaves(plan.schemas.act.observation))
-    road = _road(e)
-    if e.recording is not None:
-        return [*recording_lines(e, plan.schemas), f"learner -> {', '.join(players(e))}   params     latest wins"]
-    streams = [
-        f"actor -> {rows_go_to(e):<10} samples    {road}: blocks of {block / 2**10:.0f} KiB, "
-        f"{e.actor.blocks_per_group} per group, {e.groups} groups"
-    ]
-    streams += replay_lines(plan.experiment, schemas=plan.schemas, road=road)
-    streams += recording_lines(e, plan.schemas)
+    lines = [_stream(plan, stream) for stream in plan.graph.streams]
+    lines += replay_lines(e, plan.schemas)
+    lines += recording_lines(e, plan.schemas)
     if e.learner.split != "none":
-        streams.append(
-            f"policy <-> critics    params     two devices of the learner, at most {e.split_lead} call(s) apart"
+        lines.append(
+            f"policy <-> critics: params between two devices of the learner, at most {e.split_lead} call(s) apart"
         )
-    if e.placement in ("served", "apart"):
-        streams.append(f"actor <-> inference  inference  {road}: {row} B per observation, groups of {e.group_size}")
-    reader = "inference" if e.placement in ("served", "apart") else "actor"
-    relay = "learner -> parameter-server -> " if plan.jobs[0].links.params_relay else "learner -> "
-    streams.append(f"{relay}{', '.join([reader, *players(e)])}   params     latest wins")
-    return streams
+    return lines
+
+
+def _stream(plan: Plan, stream: Stream) -> str:
+    """Return a stream as a line: who is joined, what it carries, over which road."""
+    graph, schemas, e = plan.graph, plan.schemas, plan.experiment
+    left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
+    arrow, road = ("<->" if stream.sort == "inference" else "->"), _road(e)
+    if stream.sort == "inference":
+        row = sum(leaf.size_bytes for leaf in leaves(schemas.act.observation))
+        what = f"{road}: {row} B per observation, groups of {e.group_size}"
+    elif stream.sort == "params":
+        what = "latest wins"
+    elif stream.schema == "trajectory":
+        block = sum(leaf.size_bytes for leaf in leaves(schemas.trajectory))
+        several = ", every reader gets all" if stream.routing == "broadcast" else ""
+        what = f"{road}: blocks of {block / 2**10:.0f} KiB, {stream.blocks} per group, {len(stream.groups)} groups{several}"
+    elif stream.schema == "batches":
+        what = f"{road}: batches of about {batch_bytes(e, schemas) / 2**10:,.0f} KiB"
+    else:
+        what = road
+    return f"{left} {arrow} {right}".ljust(22) + f" {stream.name:<10} {what}"
+
+
+def _families(ends: list[tuple[WorkerNode, Link]]) -> str:
+    """Return the workers at one side of a stream, those of a family as one word."""
+    return ", ".join(dict.fromkeys(worker.family for worker, _ in ends)) or "nobody"

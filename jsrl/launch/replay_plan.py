@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from jsrl.experiment import Experiment
 from jsrl.types import leaves, map_trajectory
-from jsrl.workers.jobs import ReplayLink, Schemas
-
-
-def replay_links(e: Experiment, memory_folder: Path, address: Callable[[str], str]) -> tuple[ReplayLink, ...]:
-    """Return where each replay worker binds its streams; none where there are no such workers.
-
-    `address` gives a stream on the ZeroMQ road, by its name, the address that it is bound to.
-    """
-    if e.replay is None or not e.has_replay_workers:
-        return ()
-    numbers = range(e.replay.num_replays)
-    if e.placement == "serial":
-        base = f"local:{memory_folder.name}"
-        return tuple(ReplayLink(f"{base}-rows-{i}", f"{base}-priorities-{i}") for i in numbers)
-    if e.road == "zeromq":
-        return tuple(ReplayLink(address(f"rows-{i}"), address(f"priorities-{i}")) for i in numbers)
-    base = f"shm:{memory_folder}"
-    return tuple(ReplayLink(f"{base}/rows-{i}", f"{base}/priorities-{i}") for i in numbers)
-
-
-def rows_go_to(e: Experiment) -> str:
-    """Return which worker the actors send their rows to."""
-    return "replay" if e.has_replay_workers else "learner"
+from jsrl.workers.jobs import Schemas
 
 
 def row_bytes(e: Experiment, schemas: Schemas) -> float:
@@ -65,8 +40,8 @@ def replay_stream_bytes(e: Experiment, schemas: Schemas) -> int:
     return batch_bytes(e, schemas) * (2 * e.updates_per_call + e.replay.threads) * e.replay.num_replays
 
 
-def replay_lines(e: Experiment, *, schemas: Schemas, road: str) -> list[str]:
-    """Return what the plan says of replay, besides the actors' stream."""
+def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
+    """Return what the plan says of replay, besides its streams."""
     r = e.replay
     if r is None:
         return []
@@ -83,8 +58,4 @@ def replay_lines(e: Experiment, *, schemas: Schemas, road: str) -> list[str]:
         f"batches of {r.batch_size} windows of {r.window} row(s), {e.updates_per_call} update(s) per call; {ratio}, "
         f"from {r.min_size:,} env steps on"
     )
-    if not e.has_replay_workers:
-        return [kept]
-    size = batch_bytes(e, schemas)
-    back = ["learner -> replay    priorities " + road] if r.prioritised else []
-    return [f"replay -> learner    windows    {road}: batches of about {size / 2**10:,.0f} KiB", *back, kept]
+    return [kept]

@@ -10,13 +10,14 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
+from jsrl.launch.graph_file import Edit, kept_graph, write_graph
 from jsrl.launch.interrupts import remembered
 from jsrl.launch.links import begin_encryption
 from jsrl.launch.plan import Plan, make_plan
@@ -46,6 +47,7 @@ def run(
     overwrite: bool = False,
     resume: str | None = None,
     init_from: str | None = None,
+    graph: Edit | None = None,
     display: str = "auto",
     sinks: tuple[Any, ...] = (),
     **changes: Any,
@@ -56,7 +58,10 @@ def run(
       experiment: what to run; fields may be changed by name: `run(experiment, placement="serial")`.
       runs_dir: folder of all runs. name: of this one (default: the time and the seed). overwrite: a run of that name.
       resume: a run to continue from its latest snapshot (limits and placement may differ, network and spaces not).
-      init_from: RUN@TAG whose params to begin with. display: auto, live, plain, quiet or log-only.
+      init_from: RUN@TAG whose params to begin with.
+      graph: another dataflow than the experiment's own: a function that is given its graph and returns the changed one, such
+        a function's `module:name`, or a Graph. A resume goes on with the graph that the run was started with.
+      display: auto, live, plain, quiet or log-only.
       sinks: further places for metrics (see jsrl.services.metric_sinks.Sink).
 
     Raises:
@@ -64,40 +69,65 @@ def run(
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
       WorkerDied: a worker failed; says which and why.
     """
-    experiment = dataclasses.replace(experiment, **changes)
+    experiment, resumed = dataclasses.replace(experiment, **changes), resume is not None
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
     with remembered(), claimed(folder), own_memory_folder(folder.path) as memory_folder:
-        origin, told = next_origin(folder) if resume is not None else (Origin(), [])
+        origin, told = next_origin(folder) if resumed else (Origin(), [])
         if init_from is not None:
             origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
-        experiment, changed = stored_experiment(experiment, folder, resumed=resume is not None)
+        experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
         for line in (*told, *changed):
             screen.message(line)
         try:
-            if resume is not None:
+            if resumed:
                 origin, line = continue_exactly(experiment, folder, origin)
                 if line:
                     screen.message(line)
-            plan = make_plan(experiment, str(folder.path), memory_folder, origin)
-            check_shared_memory(plan)
-            check_recording(plan.experiment, plan.schemas)
-            begin_record(plan.experiment, plan.schemas, source=folder.name)
-            begin_encryption(plan.experiment, plan.jobs[0].links.keys, tell=screen.message)
+            plan = ready_plan(experiment, folder, memory_folder, origin, graph, resumed=resumed, tell=screen.message)
         except BaseException:
             screen.close()
             raise
         sources = (str(folder.path / "source"),)
         session = Session(plan.experiment, folder, screen, sinks, kinds=plan.kinds, start_updates=origin.updates)
         try:
-            serial = plan.experiment.placement == "serial"
-            result = (SerialRun(plan, session) if serial else Controller(plan, session, sources)).run()
+            processes = plan.experiment.where.has_processes
+            result = (Controller(plan, session, sources) if processes else SerialRun(plan, session)).run()
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
+
+
+def ready_plan(
+    experiment: Experiment,
+    folder: RunFolder,
+    memory_folder: Path,
+    origin: Origin,
+    graph: Edit | None,
+    *,
+    resumed: bool,
+    tell: Callable[[str], None],
+) -> Plan:
+    """Return the plan of a run whose folder, graph.json, recording and keys are ready, after checking what it needs.
+
+    Raises:
+      ConfigError: something cannot work; says what would.
+    """
+    if resumed and graph is None:
+        graph, line = kept_graph(folder)
+        if line:
+            tell(line)
+    plan = make_plan(experiment, str(folder.path), memory_folder, origin, graph)
+    for line in write_graph(folder, plan.experiment, plan.graph, resumed=resumed):
+        tell(line)
+    check_shared_memory(plan)
+    check_recording(plan.experiment, plan.schemas)
+    begin_record(plan.experiment, plan.schemas, source=folder.name)
+    begin_encryption(plan.experiment, plan.keys, tell=tell)
+    return plan
 
 
 def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: bool) -> tuple[Experiment, list[str]]:
@@ -180,7 +210,7 @@ def check_shared_memory(plan: Plan) -> None:
     Raises:
       ConfigError: with the bytes needed, the bytes free, and the road that needs none.
     """
-    if plan.experiment.placement == "serial":
+    if not plan.experiment.where.has_processes:
         return
     free = shutil.disk_usage(plan.memory_folder.parent).free
     needed = plan.shared_memory_bytes

@@ -15,12 +15,7 @@ from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.watchdog import Watchdog
 from jsrl.services.control import Crash, Event, Report
-from jsrl.workers.actor.worker import Actor
-from jsrl.workers.evaluator.worker import Evaluator
 from jsrl.workers.kinds import build_worker
-from jsrl.workers.learner.worker import Learner
-from jsrl.workers.recorder.worker import VideoRecorder
-from jsrl.workers.replay.worker import ReplayWorker
 
 
 class SerialReporter:
@@ -94,112 +89,107 @@ class SerialRun:
         self._reports.append(watchdog.write("request", "SIGUSR1 asked for it", ""))
 
     def _set_up(self) -> None:
+        kinds = self._plan.kinds
         for job in self._plan.jobs:
             self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session))
-        self._learner: Learner = self._workers["learner"]
-        self._actors: list[Actor] = [w for w in self._workers.values() if isinstance(w, Actor)]
-        self._replays: list[ReplayWorker] = [w for w in self._workers.values() if isinstance(w, ReplayWorker)]
-        self._evaluator: Evaluator | None = self._workers.get("evaluator")
-        self._video_recorder: VideoRecorder | None = self._workers.get("recorder")
-        for worker in self._workers.values():
-            if worker is not self._video_recorder:
-                worker.setup()
-                self._session.stage(worker.name, "ready")
-        self._film(self._set_up_recorder)
+        flow = [worker.name for worker in self._plan.graph.flow]
+        self._each_turn = [name for name in flow if not kinds[name].when_due]
+        self._when_due = [name for name in flow if kinds[name].when_due]
+        self._learners = [name for name in flow if kinds[name].must_finish]
+        for name in list(self._workers):
+            self._guarded(name, self._set_up_one)
         for worker in self._workers.values():
             worker.recorder.begin()  # the others' setups are no part of any worker's time
 
+    def _set_up_one(self, worker: Any) -> None:
+        worker.setup()
+        self._session.stage(worker.name, "ready")
+
+    def _guarded(self, name: str, call: Callable[[Any], Any]) -> None:
+        """Have a worker do something; the run goes on without one that it can do without."""
+        worker, kind = self._workers.get(name), self._plan.kinds[name]
+        if worker is None:
+            return
+        if kind.loss_ends_run:
+            call(worker)
+            return
+        try:
+            call(worker)
+        except Exception as error:  # whatever goes wrong there, the training is worth more
+            del self._workers[name]
+            crash = Crash(name, 0, type(error).__name__, str(error), "")
+            self._session.lose(name, loss_notice(name, f"{name}: {traceback.format_exc().rstrip()}", crash))
+            try:
+                worker.close()
+            except Exception as second:
+                self._session.display.message(f"while closing {name}: {second!r}")
+
     def _loop(self) -> None:
-        session, learner = self._session, self._learner
+        session = self._session
         while session.reason is None:
             while self._reports:
                 session.display.message(self._reports.pop())
-            for actor in self._actors:
-                actor.step()
-            for replay in self._replays:
-                replay.step()
-            if learner.step():
-                self._report()
-                self._evaluate()
-                self._film(self._film_what_is_due)
+            for name in self._each_turn:
+                progress = self._workers[name].step()
+                if progress and name in self._learners:
+                    self._report()
+                    for due in self._when_due:
+                        self._guarded(due, self._do_what_is_due)
             session.tick()
 
     def _report(self, *, last: bool = False) -> None:
-        self._session.facts({"updates": self._learner.updates, "env_steps": self._learner.env_steps})
+        for name in self._learners:
+            learner = self._workers[name]
+            self._session.facts({"updates": learner.updates, "env_steps": learner.env_steps})
         if last or self._session.line_due:
             for worker in self._workers.values():
                 metrics, facts = worker.report()
                 self._session.report(Report(worker.name, 0, metrics, facts))
 
-    def _evaluate(self) -> None:
-        """Play a due evaluation to its end, so that scores depend on updates alone and not on the clock."""
-        while self._evaluator is not None and self._session.reason != "interrupted" and self._evaluator.due:
-            self._evaluator.step()
+    def _do_what_is_due(self, worker: Any) -> None:
+        """Do it to its end, so that scores depend on updates alone and not on the clock."""
+        while self._session.reason != "interrupted" and worker.due:
+            worker.step()
             self._session.tick()
-
-    def _film(self, step: Callable[[VideoRecorder], Any]) -> None:
-        """Have the recorder do something; when it fails, the run goes on without it."""
-        recorder = self._video_recorder
-        if recorder is None:
-            return
-        try:
-            step(recorder)
-        except Exception as error:  # whatever a renderer does, the training is worth more than its videos
-            self._video_recorder = None
-            del self._workers["recorder"]
-            crash = Crash("recorder", 0, type(error).__name__, str(error), "")
-            self._session.lose(
-                "recorder", loss_notice("recorder", f"recorder: {traceback.format_exc().rstrip()}", crash)
-            )
-            try:
-                recorder.close()
-            except Exception as second:
-                self._session.display.message(f"while closing the recorder: {second!r}")
-
-    def _set_up_recorder(self, recorder: VideoRecorder) -> None:
-        recorder.setup()
-        self._session.stage("recorder", "ready")
-
-    def _film_what_is_due(self, recorder: VideoRecorder) -> None:
-        """Film to the end what is due, after the evaluation: one process cannot do both at once."""
-        while self._session.reason != "interrupted" and recorder.due:
-            recorder.step()
-            self._session.tick()
-
-    def _film_finally(self, recorder: VideoRecorder) -> None:
-        recorder.begin_final()
-        while not self._session.filmed and not self._interrupted:
-            recorder.step()
 
     def _close(self) -> None:
         session = self._session
         session.finished_s = session.finished_s or session.now()
         self._report(last=True)
-        finally_scored = session.reason != "interrupted" and session.experiment.evaluator.final_episodes > 0
-        if self._evaluator is not None and finally_scored:
-            self._evaluator.begin_final("best" if session.reason == "stop_at_return" else "latest")
-        for name, worker in self._workers.items():
-            if name not in ("evaluator", "recorder"):
+        finals = self._begin_finals()
+        for name, worker in list(self._workers.items()):
+            if name not in self._when_due:
                 session.facts(worker.close())
-        if self._evaluator is not None:
-            while finally_scored and not session.final and not self._interrupted and self._evaluator.due:
-                self._evaluator.step()
-            self._evaluator.close()
-        if session.reason != "interrupted" and session.experiment.recorder.final:
-            self._film(self._film_finally)
-        self._film(VideoRecorder.close)
+        for name in self._when_due:
+            if name in finals:
+                self._guarded(name, self._finish)
+            self._guarded(name, lambda worker: worker.close())
         session.close()
 
     def _drop_pending(self) -> None:
         """Close the streams where they are read, so that what waits in them is counted."""
         for worker in self._workers.values():
-            if isinstance(worker, Learner | ReplayWorker):
+            if hasattr(worker, "drop_pending"):
                 worker.drop_pending()
+
+    def _begin_finals(self) -> set[str]:
+        """Tell workers with a last task to begin it; return who they are."""
+        begun, reason = set(), self._session.reason or ""
+        for name, worker in self._workers.items():
+            facts = self._plan.kinds[name].final(self._session.experiment, reason)
+            if facts is not None and reason != "interrupted":
+                worker.begin_final(**facts)
+                begun.add(name)
+        return begun
+
+    def _finish(self, worker: Any) -> None:
+        while worker.name not in self._session.finals and not self._interrupted and worker.due:
+            worker.step()
 
     def _abandon(self) -> None:
         """Close environments, files and displays after an error, without letting a second error hide the first."""
         for worker in self._workers.values():
-            if isinstance(worker, Actor):
+            if not self._plan.kinds[worker.name].when_due and worker.name not in self._learners:
                 try:
                     worker.close()
                 except Exception as error:

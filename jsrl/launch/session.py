@@ -34,7 +34,8 @@ class Session:
     """One run as the launching process sees it.
 
     Attributes:
-      env_steps, updates: trained so far. reason: why it shall end (None: it shall not). evaluation: the last score,
+      env_steps, updates: trained so far. finals: workers whose last task is done.
+      reason: why it shall end (None: it shall not). evaluation: the last score,
       or the one that reached `stop_at_return`.
     """
 
@@ -66,7 +67,7 @@ class Session:
         self._progress = [(self.updates, self.env_steps)]
         self._stages: dict[str, str] = {}
         self.final: dict[str, float] = {}
-        self.filmed = False
+        self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
         self._begin_s = self.now()
@@ -111,6 +112,8 @@ class Session:
     def event(self, message: Event) -> None:
         """Take an event: scores, the end of the updates, warnings."""
         facts = message.facts
+        if message.name.endswith(" finally"):
+            self.finals.add(message.worker)
         if message.name == "evaluated":
             self._evaluated(facts)
         elif message.name == "evaluated finally":
@@ -120,8 +123,6 @@ class Session:
         elif message.name == "filmed":
             env_steps = self._env_steps_before(facts["updates"], facts["env_steps"])
             self.hub.write(facts["metrics"], env_steps, facts["updates"])
-        elif message.name == "filmed finally":
-            self.filmed = True
         elif message.name == "finished":
             self.facts(facts)
             self.end("total_env_steps")
@@ -160,6 +161,7 @@ class Session:
     def lose(self, worker: str, notice: str) -> None:
         """Go on without a worker: say why, and count it."""
         kind = self._kinds[worker]
+        self.finals.add(worker)
         self._stages.pop(worker, None)
         self.hub.receive(worker, kind.prefix, {f"{kind.prefix}/lost": 1.0})
         self.display.message(f"{notice}\n(the run goes on without the {kind.title} {worker})", "warning")

@@ -61,7 +61,7 @@ class Supervision:
         """Return the budget of a worker."""
         if job.name not in self._budgets:
             s = self._experiment.supervision
-            limit = restarts(self._experiment, find_kind(job.kind))
+            limit = restarts(self._experiment, find_kind(job.kind)) if job.restart is None else job.restart
             self._budgets[job.name] = Budget(limit, s.window_s, s.backoff_s, s.max_backoff_s, self._clock)
         return self._budgets[job.name]
 

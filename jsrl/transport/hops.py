@@ -1,8 +1,8 @@
 """The hops of a run: where their pages lie, and their ledgers, reconciled.
 
 A hop is one sample stream: `samples` goes to the learner, from the actors or from the replay workers (in batches);
-`rows-0` goes from actors to the first replay worker. The learner's own counts lie in the run folder; everything else in
-`hops/NAME` of it: a page for each connection, and a replay worker's counts.
+`samples.replay-0` goes from actors to the first replay worker. The learner's own counts lie in the run folder; everything
+else in `hops/NAME` of it: a page for each connection, and a replay worker's counts.
 """
 
 from __future__ import annotations

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.services.metrics import Recorder
 from jsrl.services.names import FileNames, Registration
-from jsrl.services.phases import REST
+from jsrl.services.phases import REST, TURN
 from jsrl.services.tracing import Tracer
 from jsrl.transport.base import InferenceSpec, ProducerId
-from jsrl.transport.guests import Guests
+from jsrl.transport.stream import End
 from jsrl.types import EnvSpec, Trajectory
 from jsrl.workers.kinds import find_kind
 
@@ -37,30 +39,6 @@ class Schemas:
 
 
 @dataclass(frozen=True)
-class ReplayLink:
-    """Where a replay worker binds its streams: rows from actors, priorities from the learner."""
-
-    rows: str
-    priorities: str
-
-
-@dataclass(frozen=True)
-class Links:
-    """Where streams are bound, and the folder of the names under which their ends find each other.
-
-    `keys` is the folder of the keys that encrypt what goes over ZeroMQ; None: it is not encrypted.
-    """
-
-    names: str
-    samples: str
-    params: str
-    params_relay: str | None
-    inference: tuple[str, ...]
-    replays: tuple[ReplayLink, ...] = ()
-    keys: str | None = None
-
-
-@dataclass(frozen=True)
 class Origin:
     """Where this life of the run begins.
 
@@ -83,9 +61,12 @@ class Job:
     """One worker of one run.
 
     Attributes:
-      kind: actor, inference, learner, replay, evaluator, recorder, parameter-server. index: among its kind.
-      incarnation: which life.
+      kind: as in the graph. index: among the workers of its kind. ends: (port, its end of the stream) pairs.
       experiment: the whole; without its agent for workers that must not load jax. folder: the run's.
+      registry: folder of the names under which workers find each other. keys: folder of the keys that encrypt what goes
+        over ZeroMQ, None: it is not encrypted. settings: of a user's kind.
+      incarnation: which life. workers: how many the run has. in_process: all of them live in the launching process.
+      restart: how often it may be replaced; None: as the experiment says.
     """
 
     kind: str
@@ -93,11 +74,36 @@ class Job:
     index: int
     experiment: Experiment
     schemas: Schemas
-    links: Links
+    ends: tuple[tuple[str, End], ...]
     folder: str
+    registry: str
+    keys: str | None = None
+    settings: Any = None
     origin: Origin = field(default_factory=Origin)
     incarnation: int = 0
-    poll_s: float = 0.1
+    workers: int = 1
+    in_process: bool = False
+    restart: int | None = None
+
+    def end(self, port: str) -> End:
+        """Return this worker's end of the stream at a port.
+
+        Raises:
+          ConfigError: the port is joined to nothing.
+        """
+        for name, end in self.ends:
+            if name == port:
+                return end
+        raise ConfigError(f"{self.name}.{port} is joined to no stream.")
+
+    def has(self, port: str) -> bool:
+        """Return whether a port is joined to a stream."""
+        return any(name == port for name, _ in self.ends)
+
+    @property
+    def poll_s(self) -> float:
+        """Return how long one step may wait for what others send."""
+        return 0.0 if self.in_process else 0.1
 
     @property
     def producer(self) -> ProducerId:
@@ -117,7 +123,7 @@ class Job:
     @property
     def names(self) -> FileNames:
         """Return the registry of this run's addresses."""
-        return FileNames(self.links.names)
+        return FileNames(self.registry)
 
     def announce(self, name: str, address: str) -> None:
         """Register where a stream of this worker is bound."""
@@ -126,26 +132,6 @@ class Job:
     def find(self, name: str) -> Registration:
         """Return who has bound a stream, and where, waiting for it."""
         return self.names.lookup(name, CONNECT_TIMEOUT_S)
-
-    def find_address(self, name: str) -> str:
-        """Return where a stream is bound, waiting for whoever binds it."""
-        return self.find(name).address
-
-    @property
-    def actors(self) -> Guests:
-        """Return who may send rows or ask for actions: this run's actors."""
-        e = self.experiment
-        return Guests(frozenset(f"actor-{i}" for i in range(e.actors)), num_groups=e.groups, rows=e.group_size)
-
-    @property
-    def replays(self) -> Guests:
-        """Return who may send batches of windows: this run's replay workers."""
-        return Guests(frozenset(f"replay-{i}" for i in range(len(self.links.replays))), num_groups=1)
-
-    @property
-    def params_name(self) -> str:
-        """Return under which name this worker finds params: the learner's own road, or the relay between hosts."""
-        return "params" if self.links.params_relay is None else "params-relay"
 
 
 def kind_of(worker: str) -> str:
@@ -157,8 +143,6 @@ def kind_of(worker: str) -> str:
 def make_recorder(job: Job) -> Recorder:
     """Return what a worker counts with; it keeps spans as well where the experiment asks for a trace."""
     e = job.experiment
-    workers = e.actors + len(job.links.inference) + len(job.links.replays) + 4
-    spans = max(MIN_SPANS, e.trace_spans // (workers + 1))
+    spans = max(MIN_SPANS, e.trace_spans // (job.workers + 1))
     tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
-    rest = "wait_turn" if e.placement == "serial" else REST
-    return Recorder(find_kind(job.kind).prefix, rest=rest, tracer=tracer)
+    return Recorder(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)

@@ -17,6 +17,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.services.metric_names import Catalogue, Metric, worker_metrics
 from jsrl.services.phases import REST_ACTIVITY, TURN, Activity
+from jsrl.transport.stream import Sort
 
 if TYPE_CHECKING:
     from jsrl.workers.jobs import Job
@@ -38,15 +39,43 @@ class Headline(NamedTuple):
     others: tuple[str, ...] = ()
 
 
+class Port(NamedTuple):
+    """Where a stream joins a worker.
+
+    Attributes:
+      name: of the port. sort: of the streams it takes. does: what the worker does there.
+      optional: it may be joined to nothing. schemas: of samples, what it takes; none: any.
+    """
+
+    name: str
+    sort: Sort
+    does: Literal["reads", "writes", "asks", "answers"]
+    optional: bool = False
+    schemas: tuple[str, ...] = ()
+
+    @property
+    def binds(self) -> bool:
+        """Return whether this end is the one that others connect to."""
+        return (self.sort, self.does) in (("samples", "reads"), ("inference", "answers"), ("params", "writes"))
+
+    @property
+    def publishes(self) -> bool:
+        """Return whether params come from here."""
+        return self.sort == "params" and self.does == "writes"
+
+
 class Kind(NamedTuple):
     """One kind of worker.
 
     Attributes:
       name: as in `actor-3`; lower-case letters, digits and dashes. plural: several of them, for people.
       build: "module:function" of (job, reporter), which returns the worker; imported in the worker's own process.
+      ports: where streams join it.
       activities: what its threads may be doing, beside `wait_turn` and `other`.
       metrics: what it reports beside the shares of its activities; names without the kind.
-      loads_jax: whether a job's process loads jax.
+      loads_jax: whether the process of a worker (of a graph, or its job) loads jax.
+      device: whether it learns or serves on an accelerator, where there is one. threads: CPU threads of its products,
+        from the experiment; None: as many as there are cores.
       state: `snapshot`: a replaced worker begins at the run's last committed snapshot, like a resumed one.
       saves: its orderly end may take as long as writing a snapshot. must_finish: the run fails where it does not succeed.
       least_restarts: how many restarts an experiment's other options promise it.
@@ -55,15 +84,24 @@ class Kind(NamedTuple):
       forks: one process may fork several of them, where they load no jax.
       declares: what its streams and state may take in bytes beyond what it has once it is ready, from (job), where others
         connect to it; None: nobody does.
+      final: from (experiment, why the run ends): what its command `final` is told, None: it has no last task. It says that it
+        is done with an event whose name ends with `finally`. final_is_limited: within `deadlines.snapshot_s`.
+      when_due: in serial mode it works after updates, until it is no longer `due`.
+      death_hint: what else is worth saying of a death without an error.
       headline: its row of the live display. is_hit: chaos hits it unless told otherwise.
+      relays: it lives on the host of what it reads, for workers on other hosts.
+      check: refuses a worker of a graph whose ports or settings cannot work.
     """
 
     name: str
     plural: str
     build: str
+    ports: tuple[Port, ...] = ()
     activities: tuple[Activity, ...] = ()
     metrics: tuple[Metric, ...] = ()
-    loads_jax: Callable[[Job], bool] = lambda job: True
+    loads_jax: Callable[[Any], bool] = lambda worker: True
+    device: Literal["cpu", "learns", "serves"] = "cpu"
+    threads: Callable[[Experiment], int | None] = lambda experiment: 1
     state: Literal["none", "snapshot"] = "none"
     saves: bool = False
     must_finish: bool = False
@@ -72,8 +110,26 @@ class Kind(NamedTuple):
     loss_ends_run: bool = True
     forks: bool = False
     declares: Callable[[Job], int | None] = lambda job: None
+    final: Callable[[Experiment, str], dict[str, Any] | None] = lambda experiment, reason: None
+    final_is_limited: bool = False
+    when_due: bool = False
+    death_hint: Callable[[Job], str] = lambda job: ""
     headline: Headline = Headline()
     is_hit: bool = True
+    relays: bool = False
+    check: Callable[[Any], None] | None = None
+
+    def port(self, name: str) -> Port:
+        """Return a port by its name.
+
+        Raises:
+          ConfigError: there is none; says which there are.
+        """
+        for port in self.ports:
+            if port.name == name:
+                return port
+        names = ", ".join(port.name for port in self.ports) or "none"
+        raise ConfigError(f"a worker of kind {self.name} has no port {name!r}; it has: {names}.")
 
     @property
     def prefix(self) -> str:

@@ -17,7 +17,7 @@ _BATCHES = 5  # of trajectories: staging buffers, on the device, lent
 def make_watch(job: Job, declared_bytes: int | None) -> MemoryWatch | None:
     """Return the watch of a worker that binds streams over ZeroMQ, given what it declares; else None."""
     e = job.experiment
-    if declared_bytes is None or e.road != "zeromq" or e.placement == "serial":
+    if declared_bytes is None or e.road != "zeromq" or job.in_process:
         return None
     return MemoryWatch(declared_bytes, e.supervision.memory_margin_mb * MIB)
 
@@ -42,7 +42,8 @@ def learner_bytes(job: Job) -> int:
 def stream_bytes(job: Job) -> int:
     """Return what all blocks of trajectories that may be on their way take."""
     block = sum(leaf.size_bytes for leaf in leaves(job.schemas.trajectory))
-    return block * job.experiment.groups * job.experiment.actor.blocks_per_group
+    streams = [end.stream for _, end in job.ends if end.stream.sort == "samples" and end.stream.schema == "trajectory"]
+    return block * sum(len(stream.groups) * stream.blocks for stream in streams)
 
 
 def replay_bytes(job: Job) -> int:

@@ -18,7 +18,6 @@ from jsrl.transport.base import ParamsSubscriber
 LOOK_S = 0.5  # between looks at a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello
 REFUSED_S = 5.0  # after which a living peer that does not take this worker back has a reason
-EPOCH = "learner-epoch"  # the name under which a learner says which epoch it publishes in
 
 
 class Peer:

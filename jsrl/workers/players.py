@@ -9,11 +9,9 @@ from jsrl.agents.base import Agent
 from jsrl.building import build_agent
 from jsrl.services.phases import Phases
 from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.base import ParamsSubscriber
-from jsrl.transport.params import connect_params
 from jsrl.workers.acting import Engine, InlineInference
+from jsrl.workers.ends import subscribe
 from jsrl.workers.jobs import Job
-from jsrl.workers.peers import FollowingParams, Peer
 
 PARAMS_STORE = "params"
 
@@ -21,12 +19,6 @@ PARAMS_STORE = "params"
 def make_agent(job: Job) -> Agent:
     """Return the job's agent."""
     return build_agent(job.experiment.agent, job.schemas.env)
-
-
-def subscribe(job: Job) -> ParamsSubscriber:
-    """Return the subscriber to the run's params, whichever life of their publisher is the present one."""
-    connect = functools.partial(connect_params, keys=job.links.keys)
-    return FollowingParams(Peer(job.names, job.params_name, job.find(job.params_name)), connect)
 
 
 def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:

@@ -91,7 +91,11 @@ def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> N
     card = Storm(storm_command(DRIVE, options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
     assert card.flood is not None and card.flood.passed, card.text()
     assert card.balanced and card.left == [] and not card.ended, card.text()
-    expected = {"control", "samples.samples.hello" if road == "shared-memory" else "samples", "inference-0"}
+    expected = {
+        "control",
+        "samples.samples.learner.hello" if road == "shared-memory" else "samples.learner",
+        "inference.inference-0",
+    }
     assert expected <= {name for name, number in card.flood.sent.items() if number > 20}, card.text()
     assert card.flood.per_s > 0.2 * card.calm_per_s, card.text()
 

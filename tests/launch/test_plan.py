@@ -14,12 +14,13 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
-from jsrl.launch.links import begin_encryption, make_links
-from jsrl.launch.plan import accelerators, describe, make_plan, make_schemas, process_environment
+from jsrl.graph.placements import make_graph
+from jsrl.launch.links import begin_encryption, bind_addresses
+from jsrl.launch.plan import Plan, accelerators, describe, make_plan, make_schemas, process_environment
 from jsrl.networks.model import NetworkConfig
 from jsrl.reference import from_json, to_json
 from jsrl.transport import keys
-from jsrl.workers.jobs import Links
+from jsrl.transport.stream import name_at
 
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
@@ -65,8 +66,7 @@ def test_who_exists(values, workers):
     kinds = [job.kind for job in plan.jobs]
     assert {kind: kinds.count(kind) for kind in kinds} == workers
     assert len({job.name for job in plan.jobs}) == len(plan.jobs)
-    hosted = [job.index * plan.experiment.ring + i for job in plan.jobs if job.kind == "actor"
-              for i in range(plan.experiment.ring)]  # fmt: skip
+    hosted = [group for job in plan.jobs if job.kind == "actor" for group in job.end("samples").groups]
     assert hosted == list(range(plan.experiment.groups))
 
 
@@ -248,29 +248,32 @@ def test_accelerators_are_those_that_the_caller_may_use(monkeypatch, variables, 
 REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
 
 
-def addresses_of(links: Links) -> list[str]:
-    """Every address that a run's streams over ZeroMQ are bound to."""
-    replays = [address for link in links.replays for address in (link.rows, link.priorities)]
-    return [links.samples, str(links.params_relay), *links.inference, *replays]
+def addresses_of(plan: Plan) -> dict[str, str]:
+    """Every stream over ZeroMQ that a plan binds, by the name that it is registered under."""
+    ends = [(job, end) for job in plan.jobs for _, end in job.ends]
+    return {name_at(e.stream.name, job.name): e.address for job, e in ends if e.address and e.address[:4] != "shm:"}
+
+
+NAMES = ("samples.learner", "inference.inference-0", "inference.inference-1", "relayed.parameter-server")
 
 
 def test_streams_within_a_host_are_unix_sockets_in_the_runs_own_folder() -> None:
     plan = plan_of(road="zeromq", num_inference_servers=2, num_actors=2)
-    links = plan.jobs[0].links
-    names = ("samples", "params-relay", "inference-0", "inference-1")
-    assert addresses_of(links) == [f"ipc://{plan.memory_folder}/{name}" for name in names]
-    assert links.keys is None
+    assert addresses_of(plan) == {name: f"ipc://{plan.memory_folder}/{name}" for name in NAMES}
+    assert plan.keys is None
+    assert plan.job("learner").end("params").address == f"shm:{plan.memory_folder}/params.learner"
     assert "road zeromq (ipc)" in describe(plan, [])
 
 
 def test_a_folder_too_deep_for_sockets_is_told_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"has 15\d bytes, at most 107 .* export TMPDIR=/tmp"):
-        make_links(experiment(road="zeromq"), "runs/x", Path("/" + "d" * 150))
+    e = experiment(road="zeromq")
+    with pytest.raises(ConfigError, match=r"has 1[56]\d bytes, at most 107 .* export TMPDIR=/tmp"):
+        bind_addresses(make_graph(e), e, Path("/" + "d" * 150))
 
 
 def test_encrypt_means_tcp_with_keys() -> None:
-    links = plan_of(road="zeromq", encrypt=True).jobs[0].links
-    assert set(addresses_of(links)) == {"tcp://127.0.0.1:0"} and links.keys == "runs/x/keys"
+    plan = plan_of(road="zeromq", encrypt=True)
+    assert set(addresses_of(plan).values()) == {"tcp://127.0.0.1:0"} and plan.keys == "runs/x/keys"
 
 
 @pytest.mark.parametrize(
@@ -283,9 +286,8 @@ def test_encrypt_means_tcp_with_keys() -> None:
 )
 def test_what_others_can_reach_gets_the_runs_keys(bind: str, expected: list[str]) -> None:
     plan = plan_of(road="zeromq", bind=bind, num_inference_servers=2, num_actors=2)
-    links = plan.jobs[0].links
-    assert addresses_of(links) == expected
-    assert links.keys == "runs/x/keys" and {job.links for job in plan.jobs} == {links}
+    assert [addresses_of(plan)[name] for name in NAMES] == expected
+    assert plan.keys == "runs/x/keys" and {job.keys for job in plan.jobs} == {plan.keys}
     assert not Path("runs/x/keys").exists()  # only a start makes them
     text = describe(plan, [])
     assert "road zeromq (tcp, encrypted)" in text and "samples    zeromq (tcp, encrypted)" in text
@@ -295,12 +297,12 @@ def test_each_stream_of_replay_workers_has_a_port_of_its_own() -> None:
     plan = plan_of(
         road="zeromq", bind="127.0.0.1:7000", replay=REPLAY, placement="inline", num_actors=2, max_policy_lag=None
     )
-    assert addresses_of(plan.jobs[0].links) == [f"tcp://127.0.0.1:{port}" for port in range(7000, 7006)]
+    assert sorted(addresses_of(plan).values()) == [f"tcp://127.0.0.1:{port}" for port in range(7000, 7006)]
 
 
 def test_ports_that_run_out() -> None:
     with pytest.raises(
-        ConfigError, match=r"--bind 127\.0\.0\.1:65534 leaves 2 ports for its streams, too few for inference-0"
+        ConfigError, match=r"--bind 127\.0\.0\.1:65534 leaves 2 ports for its streams, too few for relayed"
     ):
         plan_of(road="zeromq", bind="127.0.0.1:65534")
 

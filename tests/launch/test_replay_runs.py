@@ -55,7 +55,7 @@ def test_the_plan_puts_replay_workers_between_actors_and_learner(tmp_path):
     assert [job.name for job in plan.jobs] == ["learner", "replay-0", "replay-1", "actor-0", "actor-1"]
     assert all(job.experiment.agent is None for job in plan.jobs if job.kind == "replay")
     text = describe(plan, [])
-    for words in ("actor -> replay", "replay -> learner", "learner -> replay    priorities", "replay (host)"):
+    for words in ("actor -> replay", "replay -> learner", "learner -> replay      priorities", "replay (host)"):
         assert words in text
 
 

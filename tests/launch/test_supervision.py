@@ -12,7 +12,7 @@ from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
 from jsrl.launch.supervision import Budget, Supervision, last_committed, next_life
 from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.ledger_page import LEDGER, begin_life
-from jsrl.workers.jobs import Job, Links, Origin
+from jsrl.workers.jobs import Job, Origin
 
 
 class Clock:
@@ -40,7 +40,7 @@ def test_each_worker_has_its_kind_s_budget_and_restarts_are_counted_by_kind() ->
     supervision = Supervision(e, Clock())
 
     def take(kind: str, name: str) -> bool:
-        job = Job(kind, name, 0, e, None, Links("", "", "", None, ()), "")  # type: ignore[arg-type]
+        job = Job(kind, name, 0, e, None, (), "", "")  # type: ignore[arg-type]
         return supervision.take(job) is not None
 
     assert [take("actor", "actor-0") for _ in range(3)] == [True, True, False]

@@ -21,7 +21,7 @@ from jsrl.launch.supervision import Supervision
 from jsrl.launch.watchdog import KEPT, Watchdog, catches
 from jsrl.services.control import Crash, Report, Stacks
 from jsrl.services.stacks import all_stacks
-from jsrl.workers.jobs import Job, Links
+from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
 
 SLEEPER = """
@@ -49,7 +49,7 @@ def session_in(folder: Path) -> SimpleNamespace:
 
 def job(name: str, kind: str = "actor", **env) -> Job:
     experiment = Experiment(AgentReference("m:f"), EnvConfig(**env), restart=2)
-    return Job(kind, name, 0, experiment, None, Links("", "", "", None, ()), "")  # type: ignore[arg-type]
+    return Job(kind, name, 0, experiment, None, (), "", "")  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_restart_actor_gives_actors_restarts_of_their_own() -> None:
             restart=restart,
             supervision=SupervisionConfig(actor=own),
         )
-        worker = Job(kind, kind, 0, e, None, Links("", "", "", None, ()), "")  # type: ignore[arg-type]
+        worker = Job(kind, kind, 0, e, None, (), "", "")  # type: ignore[arg-type]
         return Supervision(e).budget(worker).limit
 
     assert (limit(), limit("learner"), limit(own=1), limit(restart=6)) == (4, 0, 1, 6)

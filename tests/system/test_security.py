@@ -149,10 +149,10 @@ def knock(addresses: dict[str, str], keys: Path | None) -> None:
     """Try every stream of a run, as an actor, an inference client and a reader of params would."""
     who, spec = ProducerId("actor-0", 999), {"x": ArraySpec((2, 2), "float32")}
     with pytest.raises(AccessDenied):
-        connect_samples(addresses["samples"], spec, who, 1, 20.0, keys=keys)
+        connect_samples(addresses["samples.learner"], spec, who, 1, 20.0, keys=keys)
     with pytest.raises(AccessDenied):
-        connect_inference(addresses["inference-0"], SPEC, who, {0: 2}, 20.0, keys=keys)
-    subscriber = connect_params(addresses["params-relay"], keys=keys)
+        connect_inference(addresses["inference.inference-0"], SPEC, who, {0: 2}, 20.0, keys=keys)
+    subscriber = connect_params(addresses["relayed.parameter-server"], keys=keys)
     with pytest.raises(AccessDenied):
         subscriber.wait(0, 0, 20.0)
     subscriber.close()
@@ -172,13 +172,13 @@ def test_a_run_that_others_can_reach_takes_only_who_has_its_keys(launch, tmp_pat
     }
     (memory,) = run.memory_folders()
     found = {name: entry.address for name, entry in FileNames(memory / "names").names().items()}
-    addresses = {name: found[name] for name in ("samples", "inference-0", "params-relay")}
+    addresses = {name: found[name] for name in ("samples.learner", "inference.inference-0", "relayed.parameter-server")}
     assert all(address.startswith(f"tcp://{bind}:") for address in addresses.values())
 
     lives = {name: process.pid for name, process in run.workers().items()}
     for stranger in (None, make_keys(tmp_path / "another-run")):
         knock(addresses, stranger)
-    invited = connect_params(addresses["params-relay"], keys=keys / "client.key")
+    invited = connect_params(addresses["relayed.parameter-server"], keys=keys / "client.key")
     invited.wait(0, 1, 20.0)
     assert invited.poll() is not None
     invited.close()

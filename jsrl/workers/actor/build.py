@@ -13,7 +13,7 @@ from jsrl.workers.jobs import Job, make_recorder
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:
-    """Return the actor of a job: it hosts groups index * ring to index * ring + ring - 1."""
+    """Return the actor of a job: it steps the groups that it writes samples of."""
     e = job.experiment
     settings = ActorSettings(
         num_rows=e.rollout_length,
@@ -26,10 +26,10 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         most_ahead=e.actor.blocks_per_group - 1 if e.order == "by_group" else None,
     )
     recorder = make_recorder(job)
-    groups = range(job.index * e.ring, (job.index + 1) * e.ring)
+    groups = job.end("samples").groups
 
     environments = {group: partial(make_group, job, group, reporter, recorder) for group in groups}
     streams = ActorStreams(job, recorder)
-    alone = e.placement == "serial"  # nobody is replaced there
-    again, writer = None if alone else streams, recording_writer(job, recorder, reporter)
+    again = None if job.in_process else streams  # nobody is replaced there
+    writer = recording_writer(job, recorder, reporter)
     return Actor(job.name, settings, environments, streams.open, reporter, recorder, again, writer)

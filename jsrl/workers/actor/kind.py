@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import CRASHES, Headline, Kind
+from jsrl.workers.kinds import CRASHES, Headline, Kind, Port
 
 
-def loads_jax(job: Job) -> bool:
+def loads_jax(worker: Any) -> bool:
     """Return whether an actor acts by itself."""
-    return job.experiment.agent is not None
+    return not worker.has("inference")
+
+
+def check_acting(worker: Any) -> None:
+    """Refuse an actor that has no actions, or two sources of them."""
+    if worker.has("inference") == worker.has("params"):
+        raise ConfigError(
+            f"{worker.name} must have either inference (a server acts for it) or params (it acts itself), not "
+            f"{'both' if worker.has('params') else 'neither'}."
+        )
 
 
 def least_restarts(experiment: Experiment) -> int:
@@ -78,11 +90,18 @@ KIND = Kind(
     name="actor",
     plural="actors",
     build="jsrl.workers.actor.build:build_actor",
+    ports=(
+        Port("samples", "samples", "writes", schemas=("trajectory",)),
+        Port("inference", "inference", "asks", optional=True),
+        Port("params", "params", "reads", optional=True),
+    ),
     activities=ACTIVITIES,
+    check=check_acting,
     metrics=METRICS,
     loads_jax=loads_jax,
     least_restarts=least_restarts,
     may_restart=may_restart,
     forks=True,
+    death_hint=lambda job: f" (environment {job.experiment.env.id!r})",
     headline=Headline("env_steps_per_s", "steps/s"),
 )

@@ -174,5 +174,5 @@ def recording_writer(job: Job, recorder: Recorder, reporter: Reporter) -> Record
         recorder=recorder,
         warn=partial(reporter.event, "warning"),
         limit_bytes=e.record_limit_mb * 2**20 // e.actors,
-        wait=e.placement == "serial",
+        wait=job.in_process,
     )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.services.metrics import Recorder
 from jsrl.services.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
-from jsrl.transport.hops import SAMPLES, hop_folder
 from jsrl.transport.inference import connect_inference
-from jsrl.transport.samples import connect_samples
 from jsrl.transport.samples_copying import CopyingProducer
+from jsrl.transport.stream import epoch_at
+from jsrl.workers.ends import connect_writer, find_reader, names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, EPOCH, REFUSED_S, Peer, PeerOfMany, first_present
+from jsrl.workers.peers import CONNECT_S, REFUSED_S, PeerOfMany, first_present
 
 
 class ActorStreams:
@@ -42,25 +41,21 @@ class ActorStreams:
     @property
     def with_whom(self) -> str:
         """Return words for which of several servers acts for this actor."""
-        return f" with {self._server.known.name}" if self._server is not None else ""
+        return f" with {self._server.known.name.partition('.')[2]}" if self._server is not None else ""
 
     def open(self, group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
         """Return both ends, waiting for their peers to come up; group -> its environments."""
-        job, links = self._job, self._job.links
+        job = self._job
         self._group_sizes = group_sizes
-        replay = job.index % len(links.replays) if links.replays else None
-        into = "samples" if replay is None else f"replay-{replay}"
-        self._hop = hop_folder(Path(job.folder), SAMPLES if replay is None else f"rows-{replay}")
-        self._samples = Peer(job.names, into, job.find(into))
+        self._samples = find_reader(job, "samples")
         self._peers = [self._samples]
         self._producer = self._connect_samples(self._samples.known.address, CONNECT_TIMEOUT_S)
-        if job.experiment.placement in ("serial", "inline"):
+        if not job.has("inference"):
             from jsrl.workers.players import inline_client
 
             self._client = inline_client(job, group_sizes, self._recorder.phases)
         else:
-            own = job.index % len(links.inference)
-            servers = [f"inference-{(own + i) % len(links.inference)}" for i in range(len(links.inference))]
+            servers = names_of_peers(job.end("inference"))
             # At the start of a run each actor waits for its own server, which is on its way.
             present = first_present(job.names, servers) if job.incarnation else None
             self._server = PeerOfMany(job.names, servers, present or job.find(servers[0]))
@@ -70,21 +65,21 @@ class ActorStreams:
         return self._client, self._producer
 
     def _connect_samples(self, address: str, timeout_s: float) -> SampleProducer:
-        job, e, spec = self._job, self._job.experiment, self._job.schemas.trajectory
-        producer = connect_samples(address, spec, job.producer, e.groups, timeout_s, keys=job.links.keys, hop=self._hop)
-        return producer if e.actor.rows_in_place else CopyingProducer(producer, spec)
+        spec = self._job.schemas.trajectory
+        producer = connect_writer(self._job, "samples", spec, address, timeout_s)
+        return producer if self._job.experiment.actor.rows_in_place else CopyingProducer(producer, spec)
 
     def _connect_inference(self, address: str, timeout_s: float) -> InferenceClient:
         job = self._job
-        sizes, keys = self._group_sizes, job.links.keys
+        sizes, keys = self._group_sizes, job.keys
         return connect_inference(address, job.schemas.act, job.producer, sizes, timeout_s=timeout_s, keys=keys)
 
     def _read_epoch(self) -> int:
-        """Return the epoch of the present learner; 0 where rows go to a replay worker, which takes those of any."""
-        if self._samples.name != "samples":
-            return 0
+        """Return the epoch of the present learner; 0 where rows go to another worker, which takes those of any."""
+        end = self._job.end("samples")
         try:
-            return int(self._job.names.lookup(EPOCH, 0.0).address)  # said before `samples` was
+            name = epoch_at(end.stream.name, end.peers[0].worker)
+            return int(self._job.names.lookup(name, 0.0).address)  # registered before the stream was
         except StreamTimeout:
             return 0
 

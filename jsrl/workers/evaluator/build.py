@@ -7,9 +7,10 @@ import functools
 from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make
 from jsrl.workers.base import Reporter
+from jsrl.workers.ends import subscribe
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.jobs import Job, make_recorder
-from jsrl.workers.players import make_agent, params_store, subscribe, what_players_share
+from jsrl.workers.players import make_agent, params_store, what_players_share
 
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jsrl.experiment import Experiment
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
-from jsrl.workers.kinds import Kind
+from jsrl.workers.kinds import Kind, Port
 
 ACTIVITIES = (
     Activity("env", "simulate", "share of time inside environments", "depends"),
@@ -42,10 +45,21 @@ METRICS = (
     ),
 )
 
+
+def final(experiment: Experiment, reason: str) -> dict[str, Any] | None:
+    """Return which params to score finally, where that is wanted."""
+    if experiment.evaluator.final_episodes < 1:
+        return None
+    return {"which": "best" if reason == "stop_at_return" else "latest"}
+
+
 KIND = Kind(
     name="evaluator",
     plural="evaluators",
     build="jsrl.workers.evaluator.build:build_evaluator",
+    ports=(Port("params", "params", "reads"),),
     activities=ACTIVITIES,
+    final=final,
+    when_due=True,
     metrics=METRICS,
 )

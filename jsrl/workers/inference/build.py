@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
-from jsrl.transport.inference import bind_inference
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import Reporter
+from jsrl.workers.ends import bind_server, subscribe
 from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
 from jsrl.workers.jobs import Job, make_recorder
-from jsrl.workers.players import make_agent, subscribe
+from jsrl.workers.players import make_agent
 
 
 def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     """Return the inference server of a job."""
     e = job.experiment
-    everybody = e.actors * e.ring * e.group_size  # it may have to stand in for all other servers
+    stream = job.end("inference").stream
+    groups = stream.groups if stream.failover else job.end("inference").groups
+    everybody = len(groups) * e.group_size  # it may have to stand in for all other servers
     merge = not e.is_deterministic and everybody > e.group_size
     most = min(everybody, max(e.inference.max_rows, e.group_size))
     sizes = batch_sizes(e.group_size, most) if merge else [e.group_size]
@@ -24,10 +26,7 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
 
     def connect() -> tuple[InferenceServer, ParamsSubscriber]:
-        address, keys = job.links.inference[job.index], job.links.keys
-        server = bind_inference(address, job.schemas.act, keys=keys, guests=job.actors)
-        job.announce(job.name, server.address)
-        return server, subscribe(job)
+        return bind_server(job, "inference"), subscribe(job)
 
     return InferenceWorker(job.name, engine, settings, connect, reporter, make_recorder(job))
 

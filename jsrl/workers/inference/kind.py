@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
-from jsrl.workers.kinds import Headline, Kind
+from jsrl.workers.kinds import Headline, Kind, Port
 from jsrl.workers.memory import clients_bytes, params_bytes
 
 ACTIVITIES = (
@@ -39,7 +39,13 @@ KIND = Kind(
     name="inference",
     plural="inference servers",
     build="jsrl.workers.inference.build:build_inference",
+    ports=(
+        Port("inference", "inference", "answers"),
+        Port("params", "params", "reads"),
+    ),
     activities=ACTIVITIES,
+    device="serves",
+    threads=lambda e: e.inference.threads,
     metrics=METRICS,
     declares=lambda job: params_bytes(job) + clients_bytes(job),
     headline=Headline("rows_per_s", "rows/s"),

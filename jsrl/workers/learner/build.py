@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -23,19 +22,18 @@ from jsrl.services.snapshots import SnapshotStore
 from jsrl.transport.base import Ledger, ParamsPublisher, SampleConsumer
 from jsrl.transport.hops import SAMPLES, hop_folder, ledger_path
 from jsrl.transport.ledger_page import begin_life, continued
-from jsrl.transport.params import bind_params
 from jsrl.transport.replay_batch import replay_batch_spec
-from jsrl.transport.samples import bind_samples
+from jsrl.transport.stream import epoch_at
 from jsrl.types import ArraySpec, leaves, map_trajectory, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
+from jsrl.workers.ends import bind_publisher, bind_reader
 from jsrl.workers.jobs import Job, Origin, make_recorder
 from jsrl.workers.learner.batching import BatchPlan
 from jsrl.workers.learner.recorded import recorded_batch, recorded_consumer
 from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
 from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.worker import FAILED_UPDATE, Learner, LearnerSettings
-from jsrl.workers.peers import EPOCH
 
 STATE_STORE = "state"
 
@@ -46,7 +44,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     agent = checked(build_agent(e.agent, job.schemas.env), e)
     split = e.learner.split != "none"
     devices = learner_devices(e.learner_devices, 2 if split else split_over_devices(e))
-    combined, through_host, alone = replay_on_device(agent, job), e.has_replay_workers, agent
+    combined, through_host, alone = replay_on_device(agent, job), job.has("priorities"), agent
     agent = combined.agent if combined is not None else several_updates(agent, e.updates_per_call)
     epoch, trained, ledger = begin_counting(job, reporter)
     plan = batch_plan(job, 1 if split else len(devices), epoch)
@@ -63,30 +61,21 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         windows_per_call=None if e.replay is None else e.replay.batch_size * e.updates_per_call,
         check_finite=e.learner.check_finite,
         snapshot_period_s=e.snapshots.period_s,
-        prefetch=e.learner.prefetch and e.placement != "serial",
+        prefetch=e.learner.prefetch and not job.in_process,
         poll_s=job.poll_s,
         failure_folder=f"{job.folder}/{FAILED_UPDATE}",
         start_trained=trained,
     )
 
-    counted: dict[str, Any] = {"ledger": ledger, "hop": hop_folder(Path(job.folder), SAMPLES)}
-
     def connect() -> tuple[SampleConsumer, ParamsPublisher]:
         if e.recording is not None:
-            return recorded_consumer(e.recording, spec, seed=e.seed, start=trained, **counted), publisher()
-        schema, blocks, keys = replay_batch_spec(spec) if through_host else spec, blocks_per_producer(e), job.links.keys
-        counted["guests"] = job.replays if through_host else job.actors
-        consumer = bind_samples(job.links.samples, schema, blocks_per_producer=blocks, keys=keys, **counted)
-        job.announce(EPOCH, str(epoch))
-        job.announce("samples", consumer.address)
-        if through_host:
-            consumer = replay_consumer(consumer, job)
-        return consumer, publisher()
-
-    def publisher() -> ParamsPublisher:
-        bound = bind_params(job.links.params, keys=job.links.keys)
-        job.announce("params", bound.address)
-        return bound
+            hop = hop_folder(Path(job.folder), SAMPLES)
+            recorded = recorded_consumer(e.recording, spec, seed=e.seed, start=trained, ledger=ledger, hop=hop)
+            return recorded, bind_publisher(job, "params")
+        samples = job.end("samples").stream
+        job.announce(epoch_at(samples.name, job.name), str(epoch))
+        consumer = bind_reader(job, "samples", replay_batch_spec(spec) if through_host else spec, ledger)
+        return replay_consumer(consumer, job) if through_host else consumer, bind_publisher(job, "params")
 
     donate = combined is not None or not e.learner.check_finite
     update = split_update(job, alone, devices, donate) if split else data_parallel(agent.update, devices, donate=donate)
@@ -143,13 +132,6 @@ def split_over_devices(e: Experiment) -> int:
     return e.replay.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.replay.batch_size)
 
 
-def blocks_per_producer(e: Experiment) -> int:
-    """Return how many trajectories of one actor, or batches of one replay worker, may be on their way."""
-    if e.replay is not None and e.has_replay_workers:
-        return 2 * e.updates_per_call + e.replay.threads
-    return e.ring * e.actor.blocks_per_group
-
-
 def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
     """Return how the learner's batches are made: of the actors' trajectories, or of the windows of one compiled call."""
     e = job.experiment
@@ -190,7 +172,8 @@ def begin_counting(job: Job, reporter: Reporter) -> tuple[int, int, Ledger]:
     trained = int(saved["trained"]) if saved else 0
     try:
         run = Path(job.folder)
-        epoch, ledger = begin_life(ledger_path(run, SAMPLES), job.origin.epoch, saved, hop=hop_folder(run, SAMPLES))
+        hop = job.end("samples").hop if job.has("samples") else SAMPLES
+        epoch, ledger = begin_life(ledger_path(run, hop), job.origin.epoch, saved, hop=hop_folder(run, hop))
     except OSError as error:
         text = f"the ledger cannot be kept in {job.folder} ({error}); this life counts in memory only"
         reporter.event("warning", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
-from jsrl.workers.kinds import Headline, Kind
+from jsrl.workers.kinds import Headline, Kind, Port
 from jsrl.workers.memory import learner_bytes
 
 ACTIVITIES = (
@@ -62,7 +62,14 @@ KIND = Kind(
     name="learner",
     plural="learners",
     build="jsrl.workers.learner.build:build_learner",
+    ports=(
+        Port("samples", "samples", "reads", optional=True, schemas=("trajectory", "batches")),
+        Port("priorities", "samples", "writes", optional=True, schemas=("priorities",)),
+        Port("params", "params", "writes"),
+    ),
     activities=ACTIVITIES,
+    device="learns",
+    threads=lambda e: e.learner.threads,
     metrics=METRICS,
     declares=learner_bytes,
     state="snapshot",

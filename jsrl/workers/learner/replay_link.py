@@ -11,8 +11,9 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.replay.host_rows import read_ids, windows_spec
 from jsrl.transport.base import Entry, Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.replay_batch import priorities_spec
-from jsrl.transport.samples import connect_samples
+from jsrl.transport.stream import name_at
 from jsrl.types import Array, Trajectory
+from jsrl.workers.ends import connect_writer
 from jsrl.workers.jobs import Job
 from jsrl.workers.peers import CONNECT_S
 
@@ -147,8 +148,11 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> Any:
     assert config is not None
     number = config.batch_size
 
-    def priorities(index: int) -> SampleProducer:
-        address = job.names.lookup(f"priorities-{index}", CONNECT_S).address  # bound before its first batch was drawn
-        return connect_samples(address, priorities_spec(number), job.producer, 1, CONNECT_S, keys=job.links.keys)
+    end = job.end("priorities")
 
-    return ReplayConsumer(batches, priorities, number, wait=job.experiment.placement != "serial")
+    def priorities(index: int) -> SampleProducer:
+        reader = next(peer.worker for peer in end.peers if index in peer.groups)
+        found = job.names.lookup(name_at(end.stream.name, reader), CONNECT_S)  # bound before its first batch was drawn
+        return connect_writer(job, "priorities", priorities_spec(number), found.address, CONNECT_S)
+
+    return ReplayConsumer(batches, priorities, number, wait=not job.in_process)

@@ -8,8 +8,9 @@ from pathlib import Path
 from jsrl.envs.rendering import RenderedEnv, make_rendered
 from jsrl.services.video_shelf import FOLDER, VideoShelf
 from jsrl.workers.base import Reporter
+from jsrl.workers.ends import subscribe
 from jsrl.workers.jobs import Job, make_recorder
-from jsrl.workers.players import make_agent, subscribe, what_players_share
+from jsrl.workers.players import make_agent, what_players_share
 from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 
 FILMED = 1  # beside the seed of what is filmed: other episodes than those that are scored
@@ -22,7 +23,7 @@ def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
         episodes=e.recorder.episodes,
         fps=e.recorder.fps,
         max_seconds=e.recorder.max_seconds,
-        niceness=None if e.placement == "serial" else e.recorder.niceness,
+        niceness=None if job.in_process else e.recorder.niceness,
         period_updates=e.filming_period,
         **what_players_share(job),
     )

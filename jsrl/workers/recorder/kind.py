@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
-from jsrl.workers.kinds import Kind
+from jsrl.workers.kinds import Kind, Port
 
 ACTIVITIES = (
     Activity("env", "simulate", "share of time inside environments", "small"),
@@ -35,7 +35,11 @@ KIND = Kind(
     name="recorder",
     plural="recorders",
     build="jsrl.workers.recorder.build:build_recorder",
+    ports=(Port("params", "params", "reads"),),
     activities=ACTIVITIES,
+    final=lambda experiment, reason: {} if experiment.recorder.final else None,
+    final_is_limited=True,
+    when_due=True,
     metrics=METRICS,
     loss_ends_run=False,
     is_hit=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
-from jsrl.workers.kinds import Kind
+from jsrl.workers.kinds import Kind, Port
 from jsrl.workers.memory import params_bytes
 
 ACTIVITIES = (
@@ -25,8 +25,13 @@ KIND = Kind(
     name="parameter-server",
     plural="parameter servers",
     build="jsrl.workers.relay.worker:build_parameter_server",
+    ports=(
+        Port("params", "params", "reads"),
+        Port("relayed", "params", "writes"),
+    ),
     activities=ACTIVITIES,
     metrics=METRICS,
     declares=params_bytes,
     saves=True,
+    relays=True,
 )

@@ -11,11 +11,10 @@ import jax
 from jsrl.building import build_agent
 from jsrl.services.control import Command
 from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.params import bind_params, connect_params
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
+from jsrl.workers.ends import bind_publisher, subscribe
 from jsrl.workers.jobs import Job, make_recorder
-from jsrl.workers.peers import FollowingParams, Peer
 
 
 class ParameterServer:
@@ -36,12 +35,8 @@ class ParameterServer:
         self._reporter.stage("connecting to the learner's params")
         agent = build_agent(self._job.experiment.agent, self._job.schemas.env)
         self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
-        peer = Peer(self._job.names, "params", self._job.find("params"))
-        links = self._job.links
-        self._subscriber = FollowingParams(peer, functools.partial(connect_params, keys=links.keys))
-        assert links.params_relay is not None
-        self._relay = bind_params(links.params_relay, keys=links.keys)
-        self._job.announce("params-relay", self._relay.address)
+        self._subscriber = subscribe(self._job, "params")
+        self._relay = bind_publisher(self._job, "relayed")
         self.recorder.begin()
 
     def step(self) -> int:

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from jsrl.replay.host import HostReplay
 from jsrl.replay.host_files import load_replay
 from jsrl.replay.host_rows import rows_shape, windows_spec
 from jsrl.replay.limiter import make_limiter
 from jsrl.transport.base import Ledger, SampleProducer
-from jsrl.transport.guests import Guests
-from jsrl.transport.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.hops import ledger_path
 from jsrl.transport.ledger_page import begin_life
 from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
-from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.workers.base import Reporter
+from jsrl.workers.ends import bind_reader, connect_writer, find_reader
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
-from jsrl.workers.peers import Peer
 from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayWorker, Roads
 
 
 def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
-    """Return the replay worker of a job: it serves the actors index, index + R, ... of R replay workers."""
+    """Return the replay worker of a job: it keeps the rows of the groups that it reads."""
     e, config, spec = job.experiment, job.experiment.replay, job.schemas.trajectory
     assert config is not None
-    mine = range(job.index, e.actors, config.num_replays)
+    samples = job.end("samples")
+    mine, every = len(samples.groups), len(samples.stream.groups)
+    (number,) = job.end("batches").groups
     shape = rows_shape(
         spec,
-        lanes=len(mine) * e.ring,
-        capacity=max(1, config.capacity * len(mine) // e.actors),
+        lanes=mine,
+        capacity=max(1, config.capacity * mine // every),
         window=config.window,
         frames=job.schemas.env.frames,
     )
@@ -41,9 +40,9 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         alpha=config.alpha,
         epsilon=config.epsilon,
         seed=job.life_seed,
-        replay=job.index,
+        replay=number,
     )
-    share = len(mine) / e.actors
+    share = mine / every
     limiter = make_limiter(
         max(1, round(config.min_size * share)),
         config.samples_per_insert,
@@ -52,14 +51,14 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         draw_size=2 * config.batch_size * e.updates_per_call,
     )
     settings = ReplaySettings(
-        index=job.index,
-        groups=tuple(actor * e.ring + group for actor in mine for group in range(e.ring)),
+        index=number,
+        groups=samples.groups,
         batch_size=config.batch_size,
-        threads=0 if e.placement == "serial" else config.threads,
+        threads=0 if job.in_process else config.threads,
         beta=config.beta,
         beta_end=config.beta_end,
         total_env_steps=max(1, round(e.total_env_steps * share)),
-        folder=f"{job.folder}/{FOLDER}/{job.index}",
+        folder=f"{job.folder}/{FOLDER}/{number}",
         save_rows=config.save,
         period_s=e.snapshots.period_s,
         poll_s=job.poll_s,
@@ -71,7 +70,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
 
 def begin_counting(job: Job, reporter: Reporter) -> Ledger:
     """Return the ledger of the rows that actors send, over all lives of this replay worker: what it inserted stands."""
-    path = ledger_path(Path(job.folder), f"rows-{job.index}")
+    path = ledger_path(Path(job.folder), job.end("samples").hop)
     try:
         return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
     except OSError as error:
@@ -81,29 +80,21 @@ def begin_counting(job: Job, reporter: Reporter) -> Ledger:
 
 
 def _connect(job: Job, reporter: Reporter) -> Callable[[], Roads]:
-    e, config = job.experiment, job.experiment.replay
+    config = job.experiment.replay
     assert config is not None
 
     def connect() -> Roads:
-        links, number, keys = job.links.replays[job.index], config.batch_size, job.links.keys
-        blocks = e.ring * e.actor.blocks_per_group
-        run, hop = Path(job.folder), hop_folder(Path(job.folder), f"rows-{job.index}")
-        counted: dict[str, Any] = {"ledger": begin_counting(job, reporter), "hop": hop, "guests": job.actors}
-        rows = bind_samples(links.rows, job.schemas.trajectory, blocks_per_producer=blocks, keys=keys, **counted)
-        job.announce(f"replay-{job.index}", rows.address)
-        learners = Guests(frozenset({"learner"}), num_groups=1)
-        spec = priorities_spec(number)
-        priorities = bind_samples(links.priorities, spec, blocks_per_producer=16, keys=keys, guests=learners)
-        job.announce(f"priorities-{job.index}", priorities.address)
-        windows = windows_spec(job.schemas.trajectory, window=config.window, number=number, weighted=config.prioritised)
-        spec = replay_batch_spec(windows)
+        size = config.batch_size
+        rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, reporter))
+        priorities = bind_reader(job, "priorities", priorities_spec(size))
+        windows = windows_spec(job.schemas.trajectory, window=config.window, number=size, weighted=config.prioritised)
 
         def connect_batches(address: str, timeout_s: float) -> SampleProducer:
-            hop = hop_folder(run, SAMPLES)
-            return connect_samples(address, spec, job.producer, 1, timeout_s, keys=keys, hop=hop)
+            return connect_writer(job, "batches", replay_batch_spec(windows), address, timeout_s)
 
-        learner = Peer(job.names, "samples", job.find("samples"))
-        batches = connect_batches(learner.known.address, CONNECT_TIMEOUT_S)
-        return Roads(rows, batches, priorities, learner, connect_batches)
+        learner = find_reader(job, "batches")
+        return Roads(
+            rows, connect_batches(learner.known.address, CONNECT_TIMEOUT_S), priorities, learner, connect_batches
+        )
 
     return connect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.services.metric_names import Metric
 from jsrl.services.phases import Activity
-from jsrl.workers.kinds import Kind
+from jsrl.workers.kinds import Kind, Port
 from jsrl.workers.memory import replay_bytes, stream_bytes, windows_bytes
 
 ACTIVITIES = (
@@ -52,9 +52,14 @@ KIND = Kind(
     name="replay",
     plural="replay workers",
     build="jsrl.workers.replay.build:build_replay",
+    ports=(
+        Port("samples", "samples", "reads", schemas=("trajectory",)),
+        Port("batches", "samples", "writes", schemas=("batches",)),
+        Port("priorities", "samples", "reads", schemas=("priorities",)),
+    ),
     activities=ACTIVITIES,
     metrics=METRICS,
     declares=lambda job: stream_bytes(job) + replay_bytes(job) + windows_bytes(job),
-    loads_jax=lambda job: False,
+    loads_jax=lambda worker: False,
     state="snapshot",
 )

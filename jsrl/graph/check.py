@@ -1,0 +1,104 @@
+"""What a graph refuses, one sentence each, before anything starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from jsrl.errors import ConfigError
+from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.transport.address import check_name
+from jsrl.transport.stream import Stream
+
+
+def check(graph: Graph) -> None:
+    """Refuse a dataflow that cannot work.
+
+    Raises:
+      ConfigError: says which worker or stream, what is wrong, and what to do.
+    """
+    for what, names in (("worker", [w.name for w in graph.workers]), ("stream", [s.name for s in graph.streams])):
+        for name, count in Counter(names).items():
+            check_name(name, what)
+            if count > 1:
+                raise ConfigError(f"{count} {what}s are called {name!r}; give each a name of its own.")
+    for worker in graph.workers:
+        _check_ports(graph, worker)
+    for stream in graph.streams:
+        _check_ends(graph, stream)
+    _ = graph.stop_order
+
+
+def _check_ports(graph: Graph, worker: WorkerNode) -> None:
+    kind = graph.kind(worker.name)
+    ports = {port.name: port for port in kind.ports}
+    for port_name, count in Counter(link.port for link in worker.links).items():
+        if port_name not in ports:
+            raise ConfigError(
+                f"{worker.name} has no port {port_name!r}; a worker of kind {kind.name} has: {', '.join(ports) or 'none'}."
+            )
+        if count > 1:
+            raise ConfigError(
+                f"the port {port_name!r} of {worker.name} is joined to {count} streams; a port takes one."
+            )
+    for link in worker.links:
+        stream, port = graph.stream(link.stream), ports[link.port]
+        if stream.sort != port.sort:
+            raise ConfigError(f"{worker.name}.{port.name} is for {port.sort}, but {stream.name} carries {stream.sort}.")
+        if port.schemas and stream.schema not in port.schemas:
+            raise ConfigError(
+                f"{worker.name}.{port.name} takes {' or '.join(port.schemas)}, but {stream.name} carries {stream.schema}."
+            )
+        if outside := sorted(set(link.groups) - set(stream.groups)):
+            raise ConfigError(f"{worker.name}.{port.name} names groups {outside}, which {stream.name} does not carry.")
+    for port in ports.values():
+        if not port.optional and not worker.has(port.name):
+            raise ConfigError(f"{worker.name}.{port.name} {port.does} {port.sort}, but is joined to no stream.")
+    if kind.check is not None:
+        kind.check(worker)
+
+
+def _check_ends(graph: Graph, stream: Stream) -> None:
+    sources, sinks = graph.sources(stream.name), graph.sinks(stream.name)
+    if stream.sort == "params":
+        if len(sources) != 1:
+            raise ConfigError(f"the params {stream.name} are published by {_names(sources)}; exactly one worker must.")
+    elif not sources:
+        raise ConfigError(f"nobody writes to the stream {stream.name}, which {_names(sinks)} would wait for.")
+    if not sinks and stream.sort != "params":
+        does = "answers" if stream.sort == "inference" else "reads"
+        raise ConfigError(f"nobody {does} the stream {stream.name}, which {_names(sources)} would wait for.")
+    if stream.sort == "samples" and not stream.feedback:
+        _check_groups(graph, stream, sources, "written", "written by one worker")
+        if stream.routing == "by-group":
+            hint = "read by one worker (or let the stream have routing='broadcast')"
+            _check_groups(graph, stream, sinks, "read", hint)
+            _check_whole_writers(graph, stream, sources, sinks)
+        for worker, link in sinks if stream.routing == "broadcast" else ():
+            if set(graph.groups(link)) != set(stream.groups):
+                raise ConfigError(f"{stream.name} is broadcast, so {worker.name} must read all of its groups.")
+
+
+def _check_groups(graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Link]], done: str, expected: str) -> None:
+    counts = Counter(group for _, link in ends for group in graph.groups(link))
+    for group in stream.groups:
+        if counts[group] != 1:
+            by = [worker.name for worker, link in ends if group in graph.groups(link)]
+            who = f"by {' and '.join(by)}" if by else "by nobody"
+            raise ConfigError(f"group {group} of the stream {stream.name} is {done} {who}; each must be {expected}.")
+
+
+def _check_whole_writers(
+    graph: Graph, stream: Stream, sources: list[tuple[WorkerNode, Link]], sinks: list[tuple[WorkerNode, Link]]
+) -> None:
+    """Refuse writers whose groups are read by several workers: each writer has one connection."""
+    for worker, link in sources:
+        readers = [sink.name for sink, own in sinks if set(graph.groups(own)) & set(graph.groups(link))]
+        if len(readers) > 1:
+            raise ConfigError(
+                f"{' and '.join(readers)} read groups of {stream.name} that {worker.name} writes; all groups of a writer must "
+                "have the same reader."
+            )
+
+
+def _names(ends: list[tuple[WorkerNode, Link]]) -> str:
+    return " and ".join(worker.name for worker, _ in ends) or "nobody"

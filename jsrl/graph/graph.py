@@ -1,0 +1,358 @@
+"""A dataflow as a frozen value: workers joined by streams. It has no addresses, no processes, and starts nothing.
+
+A user changes a graph with `add`, `without`, `replace`, `scale` and `insert`; each returns a new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jsrl.errors import ConfigError
+from jsrl.reference import from_json, to_json
+from jsrl.transport.stream import Stream
+from jsrl.workers.kinds import Kind, Port, find_kind
+
+
+@dataclass(frozen=True)
+class Link:
+    """One end of a stream at a worker. groups: of environments that this worker writes, reads, asks for, or answers first."""
+
+    port: str
+    stream: str
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerNode:
+    """One worker.
+
+    Attributes:
+      name: such as `actor-3`. kind: `actor`, or a user's `module:NAME`. links: its ends of streams.
+      settings: what a user's kind is told; a value that can travel as JSON.
+      restart: how often it is replaced when it dies; None: as the experiment says.
+    """
+
+    name: str
+    kind: str
+    links: tuple[Link, ...] = ()
+    settings: Any = None
+    restart: int | None = None
+
+    def link(self, port: str) -> Link | None:
+        """Return what a port is joined to; None: nothing."""
+        return next((link for link in self.links if link.port == port), None)
+
+    def has(self, port: str) -> bool:
+        """Return whether a port is joined to a stream."""
+        return self.link(port) is not None
+
+    @property
+    def family(self) -> str:
+        """Return the name without its number: `actor` of `actor-3`."""
+        return re.sub(r"-\d+$", "", self.name)
+
+
+def node(name: str, kind: str, /, settings: Any = None, restart: int | None = None, **ports: Any) -> WorkerNode:
+    """Return a worker whose ports are given by name: a stream's name, or (name, groups).
+
+    A port without groups carries all of its stream's: `node("watcher", "my_workers:WATCHER", params="params")`.
+    """
+    links = [
+        Link(port, stream) if isinstance(stream, str) else Link(port, stream[0], tuple(stream[1]))
+        for port, stream in ports.items()
+    ]
+    return WorkerNode(name, kind, tuple(links), settings, restart)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The dataflow of a run."""
+
+    streams: tuple[Stream, ...] = ()
+    workers: tuple[WorkerNode, ...] = ()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def stream(self, name: str) -> Stream:
+        """Return a stream by its name.
+
+        Raises:
+          ConfigError: there is none; says which there are.
+        """
+        return _named(self.streams, name, "stream")
+
+    def worker(self, name: str) -> WorkerNode:
+        """Return a worker by its name.
+
+        Raises:
+          ConfigError: there is none; says which there are.
+        """
+        return _named(self.workers, name, "worker")
+
+    def kind(self, worker: str) -> Kind:
+        """Return the kind of a worker."""
+        return find_kind(self.worker(worker).kind)
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Return the kind of each worker."""
+        return {worker.name: find_kind(worker.kind) for worker in self.workers}
+
+    def ends(self, stream: str) -> Iterator[tuple[WorkerNode, Port, Link]]:
+        """Yield every end of a stream."""
+        for worker in self.workers:
+            for link in worker.links:
+                if link.stream == stream:
+                    yield worker, find_kind(worker.kind).port(link.port), link
+
+    def sources(self, stream: str) -> list[tuple[WorkerNode, Link]]:
+        """Return the workers that write to a stream, or ask through it."""
+        return [(worker, link) for worker, port, link in self.ends(stream) if port.does in ("writes", "asks")]
+
+    def sinks(self, stream: str) -> list[tuple[WorkerNode, Link]]:
+        """Return the workers that read a stream, or answer through it."""
+        return [(worker, link) for worker, port, link in self.ends(stream) if port.does in ("reads", "answers")]
+
+    def groups(self, link: Link) -> tuple[int, ...]:
+        """Return the groups of a link: its own, or all of its stream's."""
+        return link.groups or self.stream(link.stream).groups
+
+    def family(self, name: str) -> list[WorkerNode]:
+        """Return the workers of a family: `actor` means actor-0, actor-1, ..."""
+        return [worker for worker in self.workers if name in (worker.family, worker.name)]
+
+    @property
+    def stop_order(self) -> list[list[WorkerNode]]:
+        """Return the workers in the order in which they stop: those of one list at once, readers after their writers.
+
+        Raises:
+          ConfigError: the streams lead in a circle.
+        """
+        before = {worker.name: set[str]() for worker in self.workers}
+        for first, then in self._stops_before():
+            before[then].add(first)
+        levels, left = [], dict(before)
+        while left:
+            free = [name for name, others in left.items() if not others & left.keys()]
+            if not free:
+                raise ConfigError(
+                    f"the streams between {', '.join(sorted(left))} lead in a circle, so that none of them could stop first; "
+                    "mark the stream that leads back with feedback=True."
+                )
+            levels.append([worker for worker in self.workers if worker.name in free])
+            for name in free:
+                del left[name]
+        return levels
+
+    def _stops_before(self) -> list[tuple[str, str]]:
+        """Return (worker that stops first, worker that stops later) pairs.
+
+        Samples: writers before readers. Inference: clients before servers. Params: the publisher before its subscribers,
+        but for those whose actions lead to its own updates.
+        """
+        pairs, leads_to = [], {worker.name: set[str]() for worker in self.workers}
+        for stream in self.streams:
+            sources, sinks = self.sources(stream.name), self.sinks(stream.name)
+            for (source, _), (sink, _) in ((a, b) for a in sources for b in sinks):
+                if stream.sort == "samples" and not stream.feedback:
+                    pairs.append((source.name, sink.name))
+                    leads_to[source.name].add(sink.name)
+                elif stream.sort == "inference":
+                    pairs.append((source.name, sink.name))
+                    leads_to[sink.name].add(source.name)
+        learned_from = {worker.name: _reachable(worker.name, leads_to) for worker in self.workers}
+        for stream in self.streams:
+            for (source, _), (sink, _) in (
+                (a, b) for a in self.sources(stream.name) for b in self.sinks(stream.name) if stream.sort == "params"
+            ):
+                if not learned_from[sink.name] & {source.name, *self._publishers_before(source)}:
+                    pairs.append((source.name, sink.name))
+        return pairs
+
+    def _publishers_before(self, worker: WorkerNode) -> set[str]:
+        """Return the workers from which a worker's params come."""
+        found: set[str] = set()
+        names = [worker.name]
+        while names:
+            for link in self.worker(names.pop()).links:
+                if self.stream(link.stream).sort == "params":
+                    new = {source.name for source, _ in self.sources(link.stream)} - found - {worker.name}
+                    found |= new
+                    names += new
+        return found
+
+    @property
+    def flow(self) -> list[WorkerNode]:
+        """Return the workers along the flow of the data, as they stop."""
+        return [worker for level in self.stop_order for worker in level]
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def add(self, worker: WorkerNode, *streams: Stream) -> Graph:
+        """Return a graph with one more worker, and the streams that only it needs."""
+        return Graph((*self.streams, *streams), (*self.workers, worker))
+
+    def without(self, name: str) -> Graph:
+        """Return a graph without a worker or a family of workers, and without the streams that nobody uses any more."""
+        gone = self.family(name)
+        if not gone:
+            self.worker(name)  # which refuses
+        workers = tuple(worker for worker in self.workers if worker not in gone)
+        used = {link.stream for worker in workers for link in worker.links}
+        return Graph(tuple(stream for stream in self.streams if stream.name in used), workers)
+
+    def replace(self, name: str, worker: WorkerNode | None = None, **changes: Any) -> Graph:
+        """Return a graph in which a worker is another one, or has other fields: `replace("actor-0", restart=3)`."""
+        new = dataclasses.replace(worker or self.worker(name), **changes)
+        self.worker(name)
+        return Graph(self.streams, tuple(new if w.name == name else w for w in self.workers))
+
+    def with_stream(self, name: str, **changes: Any) -> Graph:
+        """Return a graph in which a stream has other fields: `with_stream("samples", blocks=4)`."""
+        new = dataclasses.replace(self.stream(name), **changes)
+        return Graph(tuple(new if stream.name == name else stream for stream in self.streams), self.workers)
+
+    def scale(self, family: str, count: int) -> Graph:
+        """Return a graph with so many workers of a family, which share its groups evenly.
+
+        Raises:
+          ConfigError: there is no such family, or its groups cannot be shared out evenly.
+        """
+        old = self.family(family)
+        if not old:
+            self.worker(family)
+        if count < 1:
+            raise ConfigError(f"{family} cannot be scaled to {count} workers; use without({family!r}) to have none.")
+        shares = [_shares(self, old, number, count) for number in range(count)]
+        new = [dataclasses.replace(old[0], name=f"{family}-{i}", links=links) for i, links in enumerate(shares)]
+        first = self.workers.index(old[0])
+        others = [worker for worker in self.workers if worker not in old]
+        place = sum(worker not in old for worker in self.workers[:first])
+        return Graph(self.streams, (*others[:place], *new, *others[place:]))
+
+    def insert(
+        self, kind: str, *, stream: str = "samples", name: str | None = None, settings: Any = None, count: int = 1
+    ) -> Graph:
+        """Return a graph in which workers of a kind stand between the writers and the readers of a stream.
+
+        The stream ends at the new workers; `STREAM-NAME` leads on from them. Several share the groups evenly.
+
+        Args:
+          kind: with one port that reads samples and one that writes them. stream: that is split.
+          name: of the new worker (default: its kind's). settings: what it is told. count: how many.
+
+        Raises:
+          ConfigError: the kind has no such ports, or there is no such stream.
+        """
+        found = find_kind(kind)
+        name = name or found.name
+        reads = [port.name for port in found.ports if port.sort == "samples" and port.does == "reads"]
+        writes = [port.name for port in found.ports if port.sort == "samples" and port.does == "writes"]
+        if len(reads) != 1 or len(writes) != 1:
+            raise ConfigError(
+                f"{kind} has {len(reads)} port(s) that read samples and {len(writes)} that write them; to stand between a "
+                "stream's writers and readers it needs one of each. Use add() and replace() for other dataflows."
+            )
+        upstream = self.stream(stream)
+        onwards = dataclasses.replace(upstream, name=f"{stream}-{name}")
+        readers = {worker.name for worker, _ in self.sinks(stream)}
+        workers = tuple(
+            dataclasses.replace(
+                worker, links=tuple(_moved(worker, link, stream, onwards.name) for link in worker.links)
+            )
+            if worker.name in readers
+            else worker
+            for worker in self.workers
+        )
+        groups = upstream.groups
+        new = WorkerNode(name, kind, (Link(reads[0], stream, groups), Link(writes[0], onwards.name, groups)), settings)
+        streams = tuple(dataclasses.replace(s, routing="by-group") if s.name == stream else s for s in self.streams)
+        graph = Graph((*streams, onwards), (*workers, new))
+        return graph if count == 1 else graph.scale(name, count)
+
+    # -- travelling ---------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the graph as JSON values."""
+        return {
+            "streams": [dataclasses.asdict(stream) for stream in self.streams],
+            "workers": [
+                {
+                    "name": worker.name,
+                    "kind": worker.kind,
+                    "restart": worker.restart,
+                    "settings": to_json(worker.settings),
+                    "links": [dataclasses.asdict(link) for link in worker.links],
+                }
+                for worker in self.workers
+            ],
+        }
+
+    @staticmethod
+    def from_json(tree: dict[str, Any]) -> Graph:
+        """Return the graph that `to_json` was made of (also where lists stand for tuples).
+
+        Raises:
+          ConfigError: it is none.
+        """
+        try:
+            streams = [Stream(**{**s, "groups": tuple(s["groups"])}) for s in tree["streams"]]
+            workers = [
+                WorkerNode(
+                    w["name"],
+                    w["kind"],
+                    tuple(Link(link["port"], link["stream"], tuple(link["groups"])) for link in w["links"]),
+                    from_json(w["settings"]),
+                    w["restart"],
+                )
+                for w in tree["workers"]
+            ]
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"this is not a graph of workers and streams: {error!r}.") from error
+        return Graph(tuple(streams), tuple(workers))
+
+
+def _named(entries: Sequence[Any], name: str, what: str) -> Any:
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    raise ConfigError(
+        f"there is no {what} {name!r}; there are: {', '.join(entry.name for entry in entries) or 'none'}."
+    )
+
+
+def _moved(worker: WorkerNode, link: Link, old: str, new: str) -> Link:
+    reads = find_kind(worker.kind).port(link.port).does == "reads"
+    return dataclasses.replace(link, stream=new) if link.stream == old and reads else link
+
+
+def _reachable(start: str, leads_to: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    names = [start]
+    while names:
+        new = leads_to[names.pop()] - found
+        found |= new
+        names += new
+    return found
+
+
+def _shares(graph: Graph, old: Iterable[WorkerNode], number: int, count: int) -> tuple[Link, ...]:
+    """Return the links of one of `count` workers that share what `old` had."""
+    links = []
+    for link in next(iter(old)).links:
+        given = [other.link(link.port) for other in old]
+        groups = sorted({group for other in given if other is not None for group in other.groups})
+        answers = graph.kind(next(iter(old)).name).port(link.port).does == "answers"  # any server answers any group
+        if len(groups) % count and not answers:
+            raise ConfigError(
+                f"{len(groups)} groups of {link.stream} cannot be shared out evenly over {count} workers; use a number that "
+                "divides them, or another number of groups (num_groups)."
+            )
+        size = len(groups) // count
+        own = groups[number::count] if answers else groups[number * size : (number + 1) * size]
+        links.append(dataclasses.replace(link, groups=tuple(own)))
+    return tuple(links)

@@ -1,0 +1,86 @@
+"""A worker's ends of its streams, made from its job: bound and registered, or connected to whoever has bound them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from jsrl.transport.base import (
+    InferenceServer,
+    Ledger,
+    ParamsPublisher,
+    ParamsSubscriber,
+    SampleConsumer,
+    SampleProducer,
+)
+from jsrl.transport.guests import Guests
+from jsrl.transport.hops import hop_folder
+from jsrl.transport.inference import bind_inference
+from jsrl.transport.params import bind_params, connect_params
+from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.stream import End, name_at
+from jsrl.types import Tree
+from jsrl.workers.jobs import Job
+from jsrl.workers.peers import FollowingParams, Peer
+
+
+def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None) -> SampleConsumer:
+    """Return the reading end of the samples at a port, registered; `schema` is of what it carries."""
+    end = job.end(port)
+    guests, blocks = guests_of(job, end), end.blocks_per_producer
+    hop = hop_folder(Path(job.folder), end.hop) if end.hop else None
+    consumer = bind_samples(
+        end.address, schema, blocks_per_producer=blocks, ledger=ledger, keys=job.keys, guests=guests, hop=hop
+    )
+    job.announce(name_at(end.stream.name, job.name), consumer.address)
+    return consumer
+
+
+def guests_of(job: Job, end: End) -> Guests:
+    """Return who may join a stream that this worker binds: the workers at its other end, with groups of the stream."""
+    groups = max(end.stream.groups, default=0) + 1
+    return Guests(frozenset(peer.worker for peer in end.peers), num_groups=groups, rows=job.experiment.group_size)
+
+
+def bind_server(job: Job, port: str) -> InferenceServer:
+    """Return the answering end of the inference stream at a port, registered."""
+    end = job.end(port)
+    server = bind_inference(end.address, job.schemas.act, keys=job.keys, guests=guests_of(job, end))
+    job.announce(name_at(end.stream.name, job.name), server.address)
+    return server
+
+
+def bind_publisher(job: Job, port: str) -> ParamsPublisher:
+    """Return the publishing end of the params at a port, registered."""
+    end = job.end(port)
+    publisher = bind_params(end.address, keys=job.keys)
+    job.announce(name_at(end.stream.name, job.name), publisher.address)
+    return publisher
+
+
+def subscribe(job: Job, port: str = "params") -> ParamsSubscriber:
+    """Return the subscriber to the params at a port, whichever life of their publisher is the present one."""
+    name = names_of_peers(job.end(port))[0]
+    return FollowingParams(Peer(job.names, name, job.find(name)), functools.partial(connect_params, keys=job.keys))
+
+
+def names_of_peers(end: End) -> list[str]:
+    """Return the names under which the other ends of a stream are registered, in order of preference."""
+    return [name_at(end.stream.name, peer.worker) for peer in end.peers]
+
+
+def find_reader(job: Job, port: str) -> Peer:
+    """Return the worker that reads what this one writes at a port, waiting for it."""
+    name = names_of_peers(job.end(port))[0]
+    return Peer(job.names, name, job.find(name))
+
+
+def connect_writer(
+    job: Job, port: str, schema: Tree, address: str, timeout_s: float, reader: str = ""
+) -> SampleProducer:
+    """Return the writing end of the samples at a port, connected to where its reader (default: the first) has bound it."""
+    end = job.end(port)
+    groups = max(end.stream.groups, default=0) + 1
+    name = next((peer.hop for peer in end.peers if peer.worker == (reader or peer.worker)), "")
+    hop = hop_folder(Path(job.folder), name) if name else None
+    return connect_samples(address, schema, job.producer, groups, timeout_s, keys=job.keys, hop=hop)

@@ -1,0 +1,197 @@
+"""The dataflow as a value: what experiments become, how users change it, what is refused, and who stops when."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment, RecorderConfig, ReplayConfig
+from jsrl.graph.check import check
+from jsrl.graph.graph import Graph, Link, WorkerNode, node
+from jsrl.graph.placements import check_groups, make_graph
+from jsrl.transport.stream import Stream
+from jsrl.workers.kinds import Kind, Port
+
+REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
+PASS = Kind(
+    "pass",
+    "passers",
+    "nowhere:build",
+    ports=(Port("rows", "samples", "reads"), Port("onwards", "samples", "writes")),
+)
+WATCH = Kind("watch", "watchers", "nowhere:build", ports=(Port("params", "params", "reads"),))
+SPEAK = Kind("speak", "speakers", "nowhere:build", ports=(Port("params", "params", "writes"),))
+HERE = __name__
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, HERE, sys.modules.get(HERE) or _this_module())
+
+
+def _this_module():
+    import types
+
+    module = types.ModuleType(HERE)
+    module.__dict__.update(PASS=PASS, WATCH=WATCH, SPEAK=SPEAK)
+    return module
+
+
+def graph_of(**values) -> Graph:
+    return make_graph(Experiment(PPOConfig(), **({"num_envs": 16, "num_actors": 4, "num_groups": 8} | values)))
+
+
+ALL = [
+    {"placement": placement, "road": road} | more
+    for placement in ("serial", "inline", "served", "apart")
+    for road in ("shared-memory", "zeromq")
+    for more in (
+        {},
+        {"num_inference_servers": 2},
+        {"replay": REPLAY if placement != "serial" else ReplayConfig(kind="host"), "max_policy_lag": None},
+        {"recorder": RecorderConfig(enabled=True)},
+        {"recording": "somewhere"},
+    )
+]
+
+
+@pytest.mark.parametrize("values", ALL, ids=str)
+def test_the_graph_of_every_placement_is_one_that_works_and_travels(values) -> None:
+    graph = graph_of(**values)
+    check(graph)
+    assert Graph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
+
+
+@pytest.mark.parametrize("values", ALL, ids=str)
+def test_readers_stop_after_their_writers(values) -> None:
+    graph = graph_of(**values)
+    place = {worker.name: number for number, level in enumerate(graph.stop_order) for worker in level}
+    assert place.keys() == {worker.name for worker in graph.workers}
+    for stream in graph.streams:
+        for source, _ in graph.sources(stream.name):
+            for sink, _ in graph.sinks(stream.name):
+                if stream.sort != "params" and not stream.feedback:
+                    assert place[source.name] < place[sink.name], (stream.name, source.name, sink.name)
+    for player in {"evaluator", "recorder"} & place.keys():
+        assert place[player] > place["learner"]
+    if "parameter-server" in place:
+        assert place["learner"] < place["parameter-server"] < place.get("evaluator", 99)
+
+
+def test_actors_share_servers_and_replays() -> None:
+    graph = graph_of(num_inference_servers=2, replay=REPLAY, max_policy_lag=None)
+    answered = [graph.worker(f"inference-{i}").link("inference") for i in range(2)]
+    assert [link.groups for link in answered if link] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    kept = [graph.worker(f"replay-{i}").link("samples") for i in range(2)]
+    assert [link.groups for link in kept if link] == [(0, 1, 4, 5), (2, 3, 6, 7)]
+
+
+def test_scale_shares_the_groups_out_anew() -> None:
+    graph = graph_of().scale("actor", 2)
+    links = [worker.link("samples") for worker in graph.family("actor")]
+    assert [link.groups for link in links if link] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    check(graph)
+    assert graph_of().scale("actor", 4) == graph_of()
+    with pytest.raises(ConfigError, match="8 groups of samples cannot be shared out evenly over 3 workers"):
+        graph_of().scale("actor", 3)
+
+
+def test_insert_puts_workers_between_writers_and_readers() -> None:
+    graph = graph_of().insert(f"{HERE}:PASS", count=2)
+    check(graph)
+    assert [worker.name for worker in graph.family("pass")] == ["pass-0", "pass-1"]
+    first, learner = graph.worker("pass-0"), graph.worker("learner")
+    assert first.link("rows") == Link("rows", "samples", (0, 1, 2, 3))
+    assert learner.link("samples") == Link("samples", "samples-pass")
+    order = [[worker.name for worker in level] for level in graph.stop_order]
+    assert order[0] == ["actor-0", "actor-1", "actor-2", "actor-3"] and {"pass-0", "pass-1"} <= set(order[1])
+    assert Graph.from_json(graph.to_json()) == graph
+    with pytest.raises(ConfigError, match="needs one of each"):
+        graph_of().insert(f"{HERE}:WATCH")
+
+
+def test_a_watcher_stops_after_what_it_watches_and_goes_without_a_trace() -> None:
+    graph = graph_of()
+    watched = graph.add(node("watcher", f"{HERE}:WATCH", params="params"))
+    check(watched)
+    last = [worker.name for worker in watched.stop_order[-1]]
+    assert "watcher" in last
+    assert watched.without("watcher") == graph
+    assert {stream.name for stream in graph.without("inference").without("actor").streams} == {"samples", "params"}
+
+
+def test_inline_and_served_actors_in_one_graph() -> None:
+    graph = graph_of(num_inference_servers=1)
+    groups = graph.worker("actor-0").link("samples")
+    assert groups is not None
+    mixed = graph.replace("actor-0", links=(groups, Link("params", "params")))
+    check(mixed)
+    assert mixed.kind("actor-0").loads_jax(mixed.worker("actor-0"))
+    assert not mixed.kind("actor-1").loads_jax(mixed.worker("actor-1"))
+
+
+def broken(change: str) -> Graph:
+    graph = graph_of()
+    actor = graph.worker("actor-0")
+    samples, inference = actor.link("samples"), actor.link("inference")
+    assert samples is not None and inference is not None
+    second = WorkerNode("actor-9", "actor", (Link("samples", "samples", (0,)), Link("inference", "inference", (0,))))
+    return {
+        "nobody reads": lambda: graph.without("learner").add(node("s", f"{HERE}:SPEAK", params="params")),
+        "nobody answers": lambda: graph.without("inference"),
+        "nobody steps": lambda: graph.without("actor-0"),
+        "twice": lambda: graph.add(second),
+        "same name": lambda: graph.add(actor),
+        "no port": lambda: graph.replace("actor-0", links=(samples, Link("nose", "params"))),
+        "no stream": lambda: graph.replace("actor-0", links=(Link("samples", "elsewhere"), inference)),
+        "sort": lambda: graph.replace("actor-0", links=(Link("samples", "params"), inference)),
+        "schema": lambda: graph.with_stream("samples", schema="batches"),
+        "required": lambda: graph.replace("actor-0", links=(inference,)),
+        "neither": lambda: graph.replace("actor-0", links=(samples,)),
+        "groups": lambda: graph.replace("actor-0", links=(Link("samples", "samples", (0, 99)), inference)),
+        "two publishers": lambda: graph.add(node("s", f"{HERE}:SPEAK", params="params")),
+        "kind": lambda: graph.add(WorkerNode("x", "nonsense")),
+        "circle": lambda: graph.add(
+            node("a", f"{HERE}:PASS", rows="one", onwards="two"), Stream("one", "samples", groups=(0,))
+        ).add(node("b", f"{HERE}:PASS", rows="two", onwards="one"), Stream("two", "samples", groups=(0,))),
+    }[change]()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("nobody reads", "nobody reads the stream samples, which actor-0 .* would wait for"),
+        ("nobody answers", "no stream 'inference'|nobody answers the stream inference"),
+        ("nobody steps", "group 0 of the stream samples is written by nobody"),
+        ("twice", "group 0 of the stream samples is written by actor-0 and actor-9"),
+        ("same name", "2 workers are called 'actor-0'"),
+        ("no port", "actor-0 has no port 'nose'; a worker of kind actor has: samples, inference, params"),
+        ("no stream", "there is no stream 'elsewhere'; there are: samples"),
+        ("sort", "actor-0.samples is for samples, but params carries params"),
+        ("schema", "takes trajectory, but samples carries batches"),
+        ("required", "actor-0.samples writes samples, but is joined to no stream"),
+        ("neither", "actor-0 must have either inference .* not neither"),
+        ("groups", r"names groups \[99\], which samples does not carry"),
+        (
+            "two publishers",
+            "params are published by learner and s; exactly one worker must|params params are published",
+        ),
+        ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
+        ("circle", "between a, b lead in a circle"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_sentence(change: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(broken(change))
+
+
+def test_a_graph_of_other_groups_than_the_experiments_is_refused() -> None:
+    e = Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=8)
+    check_groups(make_graph(e), e)
+    with pytest.raises(ConfigError, match=r"nobody steps the groups \[4, 5, 6, 7\]"):
+        check_groups(make_graph(Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=4)), e)
