@@ -154,12 +154,6 @@ def delayed_reward() -> Probe:
     return Probe(spec, lambda c, t: vector(t), lambda a, c, t: 1.0 * (t == 1), length=2)
 
 
-def chosen_reward(kind: str = "discrete") -> Probe:
-    """Reward for the action 1 whatever is seen."""
-    spec, judge = EnvSpec(LINE, ACTIONS[kind], "chosen reward"), matches(ACTIONS[kind])
-    return Probe(spec, lambda c, t: vector(0 * c), lambda a, c, t: judge(a, 1 + 0 * c), length=1)
-
-
 def matching_reward(kind: str = "discrete") -> Probe:
     """Reward for the action that is seen."""
     spec, judge = EnvSpec(LINE, ACTIONS[kind], "matching reward"), matches(ACTIONS[kind])
@@ -222,7 +216,6 @@ PROBES = {
         constant_reward,
         seen_reward,
         delayed_reward,
-        chosen_reward,
         matching_reward,
         remembered_reward,
         masked_reward,

@@ -43,15 +43,18 @@ def values(state, network, spec, observation):
     return norm.denormalize_value(state.extra, value) if state.extra != () else value
 
 
-@pytest.mark.parametrize("scaled", [False, True])
+SEEN = ("seen_reward", [[-1.0], [1.0]], [-1.0, 1.0])
+DELAYED = ("delayed_reward", [[0.0], [1.0]], [GAMMA, 1.0])
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("case", "scaled"),
     [
-        ("constant_reward", [[0.0]], [1.0]),
-        ("seen_reward", [[-1.0], [1.0]], [-1.0, 1.0]),
-        ("delayed_reward", [[0.0], [1.0]], [GAMMA, 1.0]),
+        pytest.param(SEEN, True, id="seen-scaled"),
+        pytest.param(DELAYED, False, id="delayed"),
+        pytest.param(SEEN, False, id="seen", marks=pytest.mark.nightly),
+        pytest.param(DELAYED, True, id="delayed-scaled", marks=pytest.mark.nightly),
     ],
-    ids=lambda case: case[0],
 )
 def test_values_are_what_the_probe_says(algorithm, probe, play, case, scaled):
     (make, effort), (name, observation, expected) = algorithm, case
@@ -74,7 +77,6 @@ def test_a_truncation_bootstraps_where_a_termination_does_not(algorithm, probe, 
 @pytest.mark.parametrize(
     "case",
     [
-        ("chosen_reward", "discrete", 0.9),
         ("matching_reward", "discrete", 0.9),
         ("matching_reward", "multi_discrete", 0.85),
         ("matching_reward", "continuous", 0.6),
@@ -105,8 +107,7 @@ def test_agents_that_share_a_policy_and_act_in_turns(algorithm, probe, play):
     assert played.trajectory.log_prob.shape == (17, 32, 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("core", ["gru", "lstm"])
+@pytest.mark.parametrize("core", ["gru", pytest.param("lstm", marks=pytest.mark.nightly)])
 def test_recurrent_remembers(algorithm, probe, play, core):
     make, effort = algorithm
     env = probe("remembered_reward")

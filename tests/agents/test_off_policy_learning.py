@@ -83,7 +83,7 @@ def test_temperature_falls_above_the_target_entropy_and_rises_below(target, fall
     assert (played.metrics["temperature"] < 0.05) if falls else (played.metrics["temperature"] > 0.2), played.metrics
 
 
-@pytest.mark.parametrize("probe", ["action_matters", "action_by_observation", "masked"])
+@pytest.mark.parametrize("probe", ["action_by_observation", "masked"])
 def test_discrete_sac_finds_the_action_that_pays(probe):
     env = make_env(probe)
     options = {"learn_temperature": True, "temperature": 0.1, "target_entropy": 0.05, "policy_delay": 2}

@@ -53,8 +53,20 @@ def test_values_are_what_the_probe_says(case):
     assert (played.priorities >= 0).all()
 
 
-@pytest.mark.parametrize("probe", ["action_by_observation", "masked"])
-@pytest.mark.parametrize("options", [{}, C51, {"exploration": "ladder", "epsilon": 0.4}], ids=["one", "c51", "ladder"])
+LADDER = {"exploration": "ladder", "epsilon": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("probe", "options"),
+    [
+        pytest.param("masked", {}, id="one-masked"),
+        pytest.param("action_by_observation", C51, id="c51"),
+        pytest.param("action_by_observation", LADDER, id="ladder"),
+        pytest.param("action_by_observation", {}, id="one", marks=pytest.mark.nightly),
+        pytest.param("masked", C51, id="c51-masked", marks=pytest.mark.nightly),
+        pytest.param("masked", LADDER, id="ladder-masked", marks=pytest.mark.nightly),
+    ],
+)
 def test_dqn_finds_the_action_that_pays(probe, options):
     env = make_env(probe, num_envs=16)
     agent = dqn(DQNConfig(**{**FAST, "epsilon": 0.01, **options}, exploration_updates=100), env.spec)

@@ -233,12 +233,13 @@ def test_every_slot_of_every_group_has_a_seed_of_its_own():
     assert len(set(seeds)) == len(seeds)
 
 
-def test_probes_continue_from_a_saved_state():
+@pytest.mark.parametrize("steps", range(4))  # within an episode, and where one ends
+def test_probes_continue_from_a_saved_state(steps):
     config = EnvConfig("probe:memory", kwargs={"delay": 2})
     one, two = make(config, 3, 7), make(config, 3, 99)
     two.seeds[:] = one.seeds
     one.reset(), two.reset()
-    for _ in range(5):
+    for _ in range(steps):
         one.step(np.ones(3, np.int32))
     two.load(one.save())
     for _ in range(10):

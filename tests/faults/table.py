@@ -174,7 +174,7 @@ FAULTS = (
         "a producer that waits for room is not woken",
         "        return bool(self._words[_WAITING])\n",
         "        return False\n",
-        (f"{SAMPLES}::test_room_made_while_a_producer_waits_wakes_it[shm]",),
+        (f"{SAMPLES}::test_a_producer_that_waits_for_room_hears_a_bell",),
     ),
     Fault(
         "closing counts one of many trajectories in flight",
@@ -195,7 +195,7 @@ FAULTS = (
         "new params ring nobody's bell",
         "            bell.ring()\n            if sweep",
         "            if sweep",
-        (f"{PARAMS}::test_wait_wakes_at_a_publish[shm]",),
+        (f"{PARAMS}::test_a_publish_rings_for_a_reader_that_waits",),
     ),
     Fault(
         "the kept ledger is one behind",

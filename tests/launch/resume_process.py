@@ -29,7 +29,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.services import snapshots
 from jsrl.workers.learner.worker import Learner
 
-UPDATES = 50
+UPDATES = 30
 SMALL = NetworkConfig(hidden=(16, 16))
 PPO = Experiment(
     name="exact",
@@ -80,7 +80,7 @@ def fill_disk_after(updates: int) -> None:
 
 
 class SlowCartPole(CartPoleEnv):
-    """Slow enough for a run of 50 updates to be stopped between two of them."""
+    """Slow enough for a run of 30 updates to be stopped between two of them."""
 
     def step(self, action):
         time.sleep(0.001)

@@ -156,6 +156,9 @@ def test_uniform_draws_are_even_over_lanes_of_different_length():
     assert np.abs(counts / expected - 1).max() < 5 / np.sqrt(expected)
 
 
+LATE = 0.25  # priority of a window that was overwritten; no weight may become so
+
+
 def test_priorities_return_to_their_windows_through_any_delay():
     """Batches are drawn ahead, rows go on being overwritten, priorities come back late: none lands on another window."""
     replay = Replay(26 * B * LANES, 1, prioritised=True).more(3)
@@ -166,7 +169,8 @@ def test_priorities_return_to_their_windows_through_any_delay():
         drawn.append(replay.draw(16)[1])
         if step >= 5:
             ids = drawn.pop(0)
-            priorities = np.array([1.0 + (int(i) % 97) for i in ids])
+            there = replay.possible()
+            priorities = np.array([1.0 + (int(i) % 97) if replay.where(i) in there else LATE for i in ids])
             replay.replay.feedback(ids, priorities)
             truth |= {int(i): p for i, p in zip(ids, priorities, strict=True)}
     tree = replay.replay._tree
@@ -176,6 +180,7 @@ def test_priorities_return_to_their_windows_through_any_delay():
     alive = {where: p for where, p in current.items() if where in possible}
     assert replay.replay.ignored > 20
     assert len(alive) > 3
+    assert LATE in truth.values() and not (tree.weights == LATE).any()
     shape = replay.replay.shape
     for lane, at, env in possible:
         weight = tree.weights[(lane * shape.capacity + at % shape.capacity) * B + env]

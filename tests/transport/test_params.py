@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.keys import make_keys
 from jsrl.transport.params import bind_params, connect_params
 from tests.contracts import params_contract
@@ -40,3 +40,16 @@ def test_unknown_scheme() -> None:
         bind_params("carrier:pigeon")
     with pytest.raises(ConfigError, match="carrier"):
         connect_params("carrier:pigeon")
+
+
+def test_a_publish_rings_for_a_reader_that_waits(tmp_path) -> None:
+    publisher = bind_params(f"shm:{tmp_path}/run/p")
+    publisher.publish(0, 1, params_contract.make_values(1))
+    subscriber = connect_params(publisher.address)
+    with pytest.raises(StreamTimeout):
+        subscriber.wait(0, 2, 0.0)  # this hangs up its bell
+    subscriber._bell.drain()
+    publisher.publish(0, 2, params_contract.make_values(2))
+    assert subscriber._bell.wait(0.0)
+    subscriber.close()
+    publisher.close()

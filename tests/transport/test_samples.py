@@ -183,6 +183,20 @@ def test_a_commit_that_cannot_be_is_refused(tmp_path: Path) -> None:
     consumer.close()
 
 
+def test_a_producer_that_waits_for_room_hears_a_bell(tmp_path: Path) -> None:
+    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
+    producer = connect(consumer)
+    for waiting in (True, False):
+        producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+        lease = consumer.get(TIMEOUT_S)
+        producer._pages.waiting(waiting)
+        producer._bell.drain()
+        consumer.release(lease)
+        assert producer._bell.wait(0.0) is waiting  # nobody is rung for who does not wait
+    producer.close()
+    consumer.close()
+
+
 def test_files_of_a_dead_consumer_are_swept(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     stale = tmp_path / "run" / "s.samples.actor-0.0.pages"
