@@ -71,10 +71,10 @@ def plant(fault: Fault, folder: Path, given: argparse.Namespace) -> bool:
 def main() -> int:
     """Plant what the command line asks for."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    line.add_argument("--only", metavar="WORD", help="faults whose name holds this")
+    line.add_argument("--only", nargs="+", metavar="TEXT", help="faults whose name holds one of these")
     line.add_argument("--timeout-s", type=float, default=300.0, help="of each run (default: %(default)s)")
     given = line.parse_args()
-    chosen = [fault for fault in FAULTS if not given.only or given.only in fault.name]
+    chosen = [fault for fault in FAULTS if not given.only or any(text in fault.name for text in given.only)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_sources(folder)
