@@ -112,14 +112,17 @@ def reconcile(
     if abs(odd) > uncertain:
         faults.append(f"the consumer took in {received}, but accounts for {settled} and {in_queue} in its queue")
         odd = 0
-    lost = sum(one.lost for one in compared) + min(odd, 0)  # killed before it noted that its queue is shorter by one
+    twice = max(-odd, 0)  # an outcome was counted, and the queue was not yet noted to be shorter by one
+    still = max(0, in_queue - twice)
+    half = max(odd, 0)  # a connection counted it, and the consumer died before its queue had it
+    lost = sum(one.lost for one in compared) + half - twice + in_queue - still
     dropped |= {"lost": dropped.get("lost", 0) + lost} if lost else {}
     return HopLedger(
         produced=carried + absent + sum(one.produced for one in compared),
         consumed=ledger.consumed,
         dropped=dropped,
-        in_flight=in_queue + sum(one.in_ring for one in compared),
-        unknown=sum(one.unknown for one in compared) + max(odd, 0),
+        in_flight=still + sum(one.in_ring for one in compared),
+        unknown=sum(one.unknown for one in compared),
         uncounted=sum(one.uncounted for one in compared) + (max(1, absent) if missing else 0),
         faults=tuple(faults),
     )
