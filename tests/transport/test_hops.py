@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -64,6 +65,29 @@ for number in range(options["count"]):
 print("taken", flush=True)
 time.sleep(600)
 """
+
+_BUSY_PRODUCER = """
+import json, sys
+from pathlib import Path
+from jsrl.transport.base import ProducerId
+from jsrl.transport.samples import connect_samples
+from tests.contracts.sample_producer import make_schema
+options = json.loads(sys.argv[1])
+who = ProducerId("actor-0", options["incarnation"])
+producer = connect_samples(options["address"], make_schema(), who, 1, 20.0, hop=Path(options["hop"]))
+print("connected", flush=True)
+while True:
+    producer.reserve(600.0).commit(0)
+"""
+_BUSY_CONSUMER = _CONSUMER.replace(
+    'print("taken", flush=True)\ntime.sleep(600)',
+    """
+print("taken", flush=True)
+while True:
+    lease = consumer.get(600.0)
+    consumer.release(lease, "stale" if lease.entry.sequence % 7 == 0 else "consumed")
+""",
+)
 
 
 class Other:
@@ -246,6 +270,30 @@ def test_the_next_consumer_looks_into_rings_before_it_removes_them(tmp_path: Pat
     assert found.balanced and found.produced == 3
     again.close()
     assert ledger_of(run).produced == 3 and ledger_of(run).balanced
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("road", ACROSS)
+def test_kills_at_any_moment_mislead_nobody(road: str, tmp_path: Path, others: list[Other]) -> None:
+    run, rng = tmp_path / "run", random.Random(7)
+    produced = 0
+    for life in range(16):
+        consumer = Other(_BUSY_CONSUMER, run=str(run), address=address_of(road, run), count=0, released=0)
+        others.append(consumer)
+        address = consumer.line()
+        assert consumer.line() == "taken"
+        options = {"address": address, "hop": str(hop_folder(run, SAMPLES)), "incarnation": life}
+        producer = Other(_BUSY_PRODUCER, **options)
+        others.append(producer)
+        assert producer.line() == "connected"
+        time.sleep(rng.uniform(0.01, 0.05))
+        for victim in rng.sample([consumer, producer], 2):
+            victim.kill()
+        close_hops(run)
+        found = ledger_of(run)
+        assert found.holds and found.produced > produced, str(found)
+        assert found.balanced or road == "ipc", str(found)
+        produced = found.produced
 
 
 def test_a_producer_of_another_host_is_known_once_it_left_in_order(tmp_path: Path, others: list[Other]) -> None:
