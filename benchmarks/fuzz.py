@@ -3,7 +3,8 @@
 Run: python benchmarks/fuzz.py [--frames 1000000] [--seed 0] [--targets codec,samples,...] [--output FILE]
 
 Valid messages of each stream are mutated: bits flipped, truncated, extended, frames lost, doubled, swapped, oversized; headers
-of valid checksum with other numbers, other nesting, impossible counts and shapes. Each target has one process; beside its
+of valid checksum with other numbers, other nesting, impossible counts and shapes. Half of the connections say a valid hello
+first; some send a message without end. Each target has one process; beside its
 failures it reports the memory that it took: more than twice its limit of a message is a failure of the codec, more than
 LIVE_BYTES one of a socket.
 """
@@ -11,6 +12,7 @@ LIVE_BYTES one of a socket.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import resource
@@ -32,16 +34,22 @@ import msgspec
 import numpy as np
 import zmq
 
-from jsrl.errors import CodecError, JsrlError, StreamTimeout
-from jsrl.services.control import ControlServer
-from jsrl.transport.base import InferenceSpec, ProducerId, Reply
-from jsrl.transport.codec import Limits, decode, encode
-from jsrl.transport.handshake import hello_frames
-from jsrl.transport.inference import bind_inference, connect_inference
-from jsrl.transport.params import bind_params, connect_params
-from jsrl.transport.samples import bind_samples, connect_samples
-from jsrl.transport.schema import flatten_schema
-from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from benchmarks.endless import FRAME_BYTES, as_sent, shake_hands  # noqa: E402 (where it lies is said above)
+from jsrl.errors import CodecError, JsrlError, StreamTimeout  # noqa: E402
+from jsrl.services.control import ControlServer  # noqa: E402
+from jsrl.transport.base import InferenceSpec, ProducerId, Reply  # noqa: E402
+from jsrl.transport.codec import PROTOCOL_VERSION, Limits, decode, encode  # noqa: E402
+from jsrl.transport.guests import Guests  # noqa: E402
+from jsrl.transport.handshake import HELLO, hello_frames  # noqa: E402
+from jsrl.transport.inference import bind_inference, connect_inference  # noqa: E402
+from jsrl.transport.inference_area import AreaLayout  # noqa: E402
+from jsrl.transport.params import bind_params, connect_params  # noqa: E402
+from jsrl.transport.samples import bind_samples, connect_samples  # noqa: E402
+from jsrl.transport.schema import flatten_schema, make_layout, schema_to_fields  # noqa: E402
+from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec  # noqa: E402
 
 PREFIX = struct.Struct("<4sHHI")
 LIMITS = Limits(header_bytes=1 << 16, frames=8, message_bytes=1 << 20, depth=16)
@@ -57,6 +65,9 @@ MAX_CHANGED_BYTES = 20_000
 LIVE = ("samples", "inference", "params", "segment", "control")
 TARGETS = ("codec", *LIVE)
 LIVE_BYTES = 128 << 20  # what a live socket may take, with the thousands of messages that ZeroMQ queues before it
+STRANGERS = tuple(f"stranger-{i}" for i in range(32))
+GUESTS = Guests(frozenset({"good", *STRANGERS}), num_groups=4, rows=4)
+UNFINISHED, MOST_OPEN = 0.05, 8  # share of rounds with a message without end; how many such connections stay open
 SPEC = InferenceSpec(ArraySpec((4,), "float32"), ArraySpec((), "int32"), ArraySpec((), "float32"), (), ())
 SCHEMA = make_trajectory_spec(EnvSpec(ArraySpec((4,), "float32"), Discrete(2)), (), (), num_rows=3, num_envs=2)
 
@@ -66,7 +77,7 @@ SCHEMA = make_trajectory_spec(EnvSpec(ArraySpec((4,), "float32"), Discrete(2)), 
 
 def with_checksum(body: bytes, frames: int) -> bytes:
     """Return a header frame whose prefix and checksum are right, whatever its body."""
-    return PREFIX.pack(b"JSRL", 1, frames & 0xFFFF, zlib.crc32(body)) + body
+    return PREFIX.pack(b"JSRL", PROTOCOL_VERSION, frames & 0xFFFF, zlib.crc32(body)) + body
 
 
 def change_value(value: Any, chance: random.Random) -> Any:
@@ -181,15 +192,19 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def examples() -> list[list[bytes]]:
-    """Return valid messages of every kind."""
+def examples(incarnation: int = 0) -> list[list[bytes]]:
+    """Return valid messages of every kind; the requests are those of a client of this incarnation."""
     raw = np.arange(56, dtype=np.uint8)
-    asked = {"incarnation": 0, "group": 0, "min_updates": 0, "step": 0, "wants_core": True, "policy": 0}
+    block = np.zeros(make_layout(flatten_schema(SCHEMA)).size_bytes, np.uint8)
+    question = np.zeros(AreaLayout(SPEC, {0: 2}).question_bytes(0), np.uint8)
+    asked = {"incarnation": incarnation, "group": 0, "min_updates": 0, "step": 0, "wants_core": True, "policy": 0}
     hello = hello_frames(ProducerId("a", 0), flatten_schema(SCHEMA), 2)
     messages = [
         hello,
         encode("sample", {"index": 0, "group": 0, "sequence": 0}, raw),
+        encode("sample", {"index": 0, "group": 0, "sequence": 0}, block),
         encode("request", asked, (raw,)),
+        encode("request", asked, (question,)),
         encode("want", {"policy": 0, "have": -1}),
         encode("sync", {"sent": 1}),
         encode("bye", {"incarnation": 0}),
@@ -236,7 +251,6 @@ class Live:
     serve: Callable[[], None]
     works: Callable[[], None]
     close: Callable[[], None]
-    raw: bool = False
 
 
 def fuzz_live(target: str, number: int, seed: int, folder: Path) -> Outcome:
@@ -261,7 +275,7 @@ def fuzz_live(target: str, number: int, seed: int, folder: Path) -> Outcome:
     thread = threading.Thread(target=serve)
     thread.start()
     before, begin = peak_bytes(), time.perf_counter()
-    sent = own_process("--send", live.endpoint, "--frames", str(number), "--seed", str(seed), *(["--raw"] * live.raw))
+    sent = own_process("--send", live.endpoint, "--frames", str(number), "--seed", str(seed), "--hello", target)
     outcome.seconds, outcome.frames = time.perf_counter() - begin, sent.get("frames", 0)
     outcome.answers += Counter(sent.get("answers", {}))
     errors += sent["failures"]
@@ -278,33 +292,67 @@ def fuzz_live(target: str, number: int, seed: int, folder: Path) -> Outcome:
     return outcome
 
 
-def send(endpoint: str, number: int, seed: int, raw: bool) -> Outcome:
+def send(endpoint: str, number: int, seed: int, target: str) -> Outcome:
     """Send broken messages to an endpoint, over one new connection after another; count the answers."""
-    outcome, chance, known = Outcome(endpoint), random.Random(seed), examples()
+    outcome, chance = Outcome(endpoint), random.Random(seed)
     context = zmq.Context()
-    while outcome.frames < number:
-        outcome.frames += send_round(context, endpoint, raw, known, chance, outcome, min(500, number - outcome.frames))
+    unfinished: list[Any] = []
+    for life in range(1 << 30):
+        if outcome.frames >= number:
+            break
+        hello = hello_of(target, ProducerId(chance.choice(STRANGERS), life)) if chance.random() < 0.5 else []
+        if chance.random() < UNFINISHED or not life:
+            unfinished.append(begin_without_end(endpoint, life, hello, chance))
+            outcome.answers["a message without end"] += 1
+        while len(unfinished) > MOST_OPEN:
+            unfinished.pop(0).close()
+        outcome.frames += send_round(context, endpoint, hello, life, chance, outcome, min(250, number - outcome.frames))
+    for connection in unfinished:
+        connection.close()
     context.term()
     return outcome
+
+
+def hello_of(target: str, who: ProducerId) -> list[bytes]:
+    """Return the valid hello with which a stranger joins a target's stream; nothing where there are none."""
+    if target in ("samples", "segment"):
+        return [bytes(frame) for frame in hello_frames(who, flatten_schema(SCHEMA), 2)]
+    if target != "inference":
+        return []
+    schema = schema_to_fields(flatten_schema(SPEC))
+    fields = {"name": who.name, "incarnation": who.incarnation, "groups": [[0, 2]], "schema": schema}
+    return [bytes(frame) for frame in encode(HELLO, fields)]
+
+
+def begin_without_end(endpoint: str, life: int, hello: list[bytes], chance: random.Random) -> Any:
+    """Return an open connection that said hello, and then began a message of up to 1 MiB that never ends."""
+    connection = shake_hands(endpoint.removeprefix("ipc://"), f"endless-{life}".encode(), 20.0)
+    begun = mutate(chance.choice(examples(life)), chance, oversize_bytes=0)
+    more = [bytes(chance.randrange(FRAME_BYTES)) for _ in range(chance.choice((0, 1, 64)))]
+    with contextlib.suppress(OSError):  # it may be ended, as a frame was too large
+        connection.sendall((as_sent(hello, ended=True) if hello else b"") + as_sent([*begun, *more], ended=False))
+    return connection
 
 
 def send_round(
     context: zmq.Context,
     endpoint: str,
-    raw: bool,
-    known: list[list[bytes]],
+    hello: list[bytes],
+    life: int,
     chance: random.Random,
     outcome: Outcome,
     number: int,
 ) -> int:
-    """Send some messages over a new connection, the first of them now and then a valid hello; return how many."""
+    """Send a hello, if there is one, and some broken messages over a new connection; return how many."""
+    known = examples(life)
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 2000)
     socket.setsockopt(zmq.SNDTIMEO, 10_000)
     socket.connect(endpoint)
-    name = f"stranger-{chance.randrange(1 << 60)}"
-    if chance.random() < 0.5 and not raw:
-        socket.send_multipart(hello_frames(ProducerId(name, 0), flatten_schema(SCHEMA), 2))
+    if hello:
+        socket.send_multipart(hello)
+        if socket.poll(5000):
+            outcome.answers[answered(socket.recv_multipart())] += 1
     for _ in range(number):
         frames = mutate(chance.choice(known), chance)
         socket.send_multipart(frames or [b""])
@@ -339,7 +387,7 @@ def make_live(target: str, folder: Path) -> Live:
 
 def live_samples(address: str) -> Live:
     """Return a learner's end of a sample stream."""
-    consumer: Any = bind_samples(address, SCHEMA)
+    consumer: Any = bind_samples(address, SCHEMA, guests=GUESTS)
     endpoint = consumer.address
     if address.startswith("shm:"):
         endpoint = f"ipc://{address.removeprefix('shm:')}.samples.hello"
@@ -369,7 +417,7 @@ def live_samples(address: str) -> Live:
 
 def live_inference(folder: Path) -> Live:
     """Return an inference server."""
-    server = bind_inference(f"ipc://{folder}/inference", SPEC)
+    server = bind_inference(f"ipc://{folder}/inference", SPEC, guests=GUESTS)
     lives = iter(range(1 << 30))
 
     def serve() -> None:
@@ -423,7 +471,7 @@ def live_control(folder: Path) -> Live:
     def works() -> None:
         server.poll(0.0)
 
-    return Live(server.address, LIVE_BYTES, lambda: server.poll(0.05) and None, works, server.close, raw=True)
+    return Live(server.address, LIVE_BYTES, lambda: server.poll(0.05) and None, works, server.close)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -455,11 +503,11 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--only", choices=TARGETS, help=argparse.SUPPRESS)
     parser.add_argument("--send", help=argparse.SUPPRESS)
-    parser.add_argument("--raw", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--hello", choices=LIVE, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only or given.send:
         only = given.only and fuzz(given.only, given.frames, given.seed)
-        print(json.dumps(vars(only or send(given.send, given.frames, given.seed, given.raw))))
+        print(json.dumps(vars(only or send(given.send, given.frames, given.seed, given.hello))))
         return 0
     targets = given.targets.split(",")
     share = {t: 0.5 if t == "codec" and len(targets) > 1 else 0.5 / max(1, len(targets) - 1) for t in targets}

@@ -293,37 +293,38 @@ class ControlServer:
         finally:
             os.umask(old)
 
-    def relieve(self) -> None:
-        """Make the socket anew where this process has grown by the margin.
+    def _relieve(self) -> list[AnyMessage]:
+        """Make the socket anew where this process has grown by the margin; return the messages that had come whole.
 
         A connection that sends messages without end, which ZeroMQ keeps and does not show, is lost with what it sent. Workers
         connect again by themselves.
         """
         before = resident_bytes()
         if before <= self._baseline_bytes + self._margin_bytes:
-            return
+            return []
+        messages = self._take()
         shut(self._context, self._socket, self._gate, 0)
         self._open(self.address)
         give_freed_memory_back()
         now = resident_bytes()
         if before - now < self._margin_bytes // 2:  # the memory is somebody else's in this process
             self._baseline_bytes = now
-            return
-        _logger.warning(
-            "the control road held %d MiB of messages that never end; its connections were made anew. Look who else "
-            "connects to %s.",
-            (before - now) // MIB,
-            self.address,
-        )
+        else:
+            told = "%s held %d MiB of messages that never end; its connections were made anew: look who else connects"
+            _logger.warning(told, self.address, (before - now) // MIB)
+        return messages
 
     def poll(self, timeout_s: float) -> list[AnyMessage]:
         """Return what workers said, waiting up to `timeout_s` for the first message."""
         if self._socket.closed:
             raise StreamClosed("the control road is closed; nothing can be asked of workers any more.")
-        self.relieve()
-        messages: list[AnyMessage] = []
-        if not self._socket.poll(int(timeout_s * 1000)):
+        messages = self._relieve()
+        if not self._socket.poll(0 if messages else int(timeout_s * 1000)):
             return messages
+        return messages + self._take()
+
+    def _take(self) -> list[AnyMessage]:
+        messages: list[AnyMessage] = []
         for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from looking after its workers
             if not self._socket.poll(0):
                 break

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jsrl.errors import StreamError
+from jsrl.plain_files import read_plain
 from jsrl.transport.base import ProducerId
 
 LOCAL, SHARED, ZEROMQ = 0, 1, 2  # roads
@@ -187,7 +188,10 @@ def look_into_rings(folder: Path) -> None:
 
 
 def _read(path: Path) -> Connection:
-    page = path.read_bytes()
+    try:
+        page = read_plain(path)
+    except ValueError as error:
+        raise StreamError(f"{error}, so it is not a page of a connection.") from None
     name = path.name.removesuffix(_SUFFIX)
     words = memoryview(page.ljust(_PATH_AT, b"\0"))[:_PATH_AT].cast("q")
     if len(page) != _PAGE_BYTES or (words[0], words[1]) != (_MAGIC, _FORMAT):

@@ -8,8 +8,8 @@ import time
 import psutil
 import pytest
 
+from benchmarks.endless import Flood
 from jsrl.services.memory import MIB
-from tests.contracts.flood import Flood
 from tests.system.test_supervision import await_training, consumed, counting, end
 
 MARGIN_MB = 128
