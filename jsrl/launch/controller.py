@@ -21,6 +21,7 @@ from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
 from jsrl.reference import spawn_environment
 from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
+from jsrl.services.control_bodies import complaint
 from jsrl.transport.hops import close_hops
 from jsrl.transport.segment import make_folder
 from jsrl.workers.kinds import Kind
@@ -146,6 +147,11 @@ class Controller:
         process = self._processes.get(message.worker)
         if process is None or message.incarnation != process.job.incarnation:
             return  # the last words of a life that was replaced
+        if why := complaint(message) or self._session.implausible(message):
+            self._control.refuse(message, why)
+            process.beat_s = time.monotonic()  # it lives, whatever it says
+            process.left = process.left or isinstance(message, Bye)
+            return
         process.hear(message)
         if isinstance(message, Stage):
             self._session.stage(message.worker, message.stage)

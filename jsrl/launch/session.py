@@ -15,7 +15,7 @@ import psutil
 
 from jsrl.experiment import Experiment
 from jsrl.launch.result import Result, ledger_lines
-from jsrl.services.control import Event, Report
+from jsrl.services.control import AnyMessage, Event, Report
 from jsrl.services.display import Display
 from jsrl.services.display_state import DisplayState, WorkerRow
 from jsrl.services.files import write_atomic
@@ -76,6 +76,7 @@ class Session:
         self._line_s = time.monotonic() + LINE_S
         self._look_s = 0.0
         self._warned: set[str] = set()
+        self._most = most_counts(experiment, self.updates, self.env_steps)
         self.finished_s: float | None = None
         self._closed = False
 
@@ -97,6 +98,14 @@ class Session:
         """Take a worker's report."""
         self.hub.receive(message.worker, self._kinds[message.worker].prefix, message.metrics)
         self.facts(message.facts)
+
+    def implausible(self, message: AnyMessage) -> str:
+        """Return why a worker's counts cannot be those of this run; empty: they can."""
+        facts: dict[str, Any] = getattr(message, "facts", {})
+        for name, most in self._most.items():
+            if isinstance(facts.get(name), int) and facts[name] > most:
+                return f"{name} is {facts[name]}, more than this run can have ({most})"
+        return ""
 
     def facts(self, facts: dict[str, Any]) -> None:
         """Take counters from a report or a worker's last words."""
@@ -273,3 +282,14 @@ def row_of(kind: Kind) -> WorkerRow:
         queue=f"{prefix}/{headline.queue}" if headline.queue else "",
         waits=tuple((a.waits_for or a.name, f"{prefix}/{a.name}_share") for a in shown),
     )
+
+
+def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:
+    """Return what updates and env steps of a run stay below, whatever it began with; generous, as nobody stops to the step.
+
+    How many updates replay workers allow for an env step is not known where nothing limits that.
+    """
+    most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update)}
+    if not experiment.has_replay_workers:
+        most["updates"] = 2 * (updates + experiment.total_updates + experiment.updates_per_batch)
+    return most

@@ -202,7 +202,7 @@ class ControlClient:
                 if self._rung.fileno() in ready:
                     self._rung.recv(1 << 16)
                 if socket in ready:
-                    self._obey(msgspec.msgpack.decode(socket.recv(), type=Command))
+                    self._take(socket.recv())
         finally:
             self._bell.close()
             self._rung.close()
@@ -263,6 +263,15 @@ class ControlClient:
         socket.context.destroy(linger=300)  # returns once they are sent
         os._exit(status)
 
+    def _take(self, frame: bytes) -> None:
+        """Obey a command; what is none is dropped."""
+        try:
+            command = msgspec.msgpack.decode(frame, type=Command)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            _logger.warning("a command of the controller cannot be read (%s); it was dropped", error)
+            return
+        self._obey(command)
+
     def _obey(self, command: Command) -> None:
         if command.name == "stop":
             self.stop.set()
@@ -277,7 +286,8 @@ class ControlServer:
 
     def __init__(self, address: str, *, keys: KeyPath = None, margin_bytes: int = MARGIN_BYTES) -> None:
         self._keys = keys_to_bind(address, keys)
-        self.refused = 0  # messages that are not ours
+        self.refused = 0  # messages that are not ours, or cannot be right
+        self._complained: set[str] = set()
         self._margin_bytes, self._baseline_bytes = margin_bytes, resident_bytes()
         self._open(address)
 
@@ -337,6 +347,19 @@ class ControlServer:
                     _logger.warning("a message on the control road is not ours (%s); it was dropped", error)
                 self.refused += 1
         return messages
+
+    def refuse(self, message: Message, why: str) -> None:
+        """Count a message whose body cannot be right, and log the first of each worker."""
+        self.refused += 1
+        if message.worker not in self._complained:
+            self._complained.add(message.worker)
+            kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
+            _logger.warning(
+                "a control message of %s was dropped (%s: %s); the run goes on, and further ones are only counted",
+                message.worker,
+                kind,
+                why,
+            )
 
     def tell(self, worker: str, incarnation: int, name: str, **facts: Any) -> None:
         """Send a command; lost when the worker is gone."""
