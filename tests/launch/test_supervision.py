@@ -63,7 +63,7 @@ def test_budgets_that_cannot_be_are_refused(changes: dict, message: str) -> None
 
 
 def test_the_next_life_of_a_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
-    job = Job("actor", "actor-0", 0, None, None, None, "", incarnation=4)  # type: ignore[arg-type]
+    job = Job("actor", "actor-0", 0, None, None, None, "", registry=None, incarnation=4)  # type: ignore[arg-type]
     assert next_life(job, tmp_path) == dataclasses.replace(job, incarnation=5)
 
 
