@@ -132,8 +132,22 @@ class Graph:
         Raises:
           ConfigError: the streams lead in a circle.
         """
+        return self._levels(self._stops_before())
+
+    @property
+    def start_order(self) -> list[WorkerNode]:
+        """Return the workers in an order in which each finds what it connects to: readers, servers and publishers first."""
+        pairs = []
+        for stream in self.streams:
+            sources, sinks = self.sources(stream.name), self.sinks(stream.name)
+            for (source, _), (sink, _) in ((a, b) for a in sources for b in sinks if not stream.feedback):
+                pairs.append((source.name, sink.name) if stream.sort == "params" else (sink.name, source.name))
+        return [worker for level in self._levels(pairs) for worker in level]
+
+    def _levels(self, pairs: Iterable[tuple[str, str]]) -> list[list[WorkerNode]]:
+        """Return the workers sorted by (first, then) pairs; those of one list in any order."""
         before = {worker.name: set[str]() for worker in self.workers}
-        for first, then in self._stops_before():
+        for first, then in pairs:
             before[then].add(first)
         levels, left = [], dict(before)
         while left:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TypeAlias
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.graph.graph import Graph
+from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import make_graph
 from jsrl.services.files import write_atomic
 from jsrl.services.runs import RunFolder
+from jsrl.workers.kinds import Kind, find_kind, own_kinds
 
 FILE = "graph.json"  # of a run
 Edit: TypeAlias = Graph | Callable[[Graph], Graph] | str
@@ -87,3 +89,19 @@ def differences(old: Graph, new: Graph) -> list[str]:
         lines += [f"graph: the {what} {name} is new" for name in now if name not in was]
         lines += [f"graph: the {what} {name} has changed" for name in now if name in was and was[name] != now[name]]
     return lines
+
+
+def workers_of(folder: Path) -> list[WorkerNode]:
+    """Return the workers of a run along the flow of its data; none where it left no graph, or one that cannot be read."""
+    try:
+        return Graph.from_json(json.loads((folder / FILE).read_text())["graph"]).flow
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+        return []
+
+
+def kinds_of(folder: Path) -> tuple[Kind, ...]:
+    """Return the kinds of a run's workers along the flow of its data; jsrl's own where that is not known."""
+    found: dict[str, Kind] = {}
+    for worker in workers_of(folder):
+        found.setdefault(worker.kind, find_kind(worker.kind))
+    return tuple(found.values()) or own_kinds()

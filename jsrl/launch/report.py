@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch.bottleneck import Bottleneck, find_bottleneck
 from jsrl.launch.evidence import Facts
+from jsrl.launch.graph_file import kinds_of, workers_of
 from jsrl.launch.report_html import page
 from jsrl.launch.report_text import document, summary
 from jsrl.reference import from_json
@@ -30,7 +32,7 @@ from jsrl.services.runs import Run, RunFolder, held_by
 from jsrl.services.tracing import merge_traces
 from jsrl.services.video_shelf import captions
 from jsrl.transport.hops import SAMPLES, read_hops
-from jsrl.workers.kinds import Kind, own_kinds, phase_of
+from jsrl.workers.kinds import Kind, find_kind, phase_of
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
 
@@ -90,7 +92,7 @@ def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
     A run that has ended keeps its outcome whatever becomes of its report.
     """
     try:
-        merge_traces(folder.path, phase_of())
+        merge_traces(folder.path, phase_of(kinds_of(folder.path)))
     except OSError as error:
         warn(f"trace.json could not be written ({error}).")
     try:
@@ -134,7 +136,7 @@ def make_report(folder: RunFolder) -> RunReport:
         columns=columns,
         steady=means,
         rates=rates(columns, steady_lines, means),
-        workers=worker_times(means, experiment),
+        workers=worker_times(means, folder.path),
         bottleneck=find_bottleneck(means, facts_of(experiment, environment)),
         ledger=hops.pop(SAMPLES, {}),
         hops=hops,
@@ -201,19 +203,17 @@ def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, fl
     return {name: value for name, value in found.items() if value >= 0}
 
 
-def worker_times(means: dict[str, float], experiment: Experiment | None) -> list[WorkerTime]:
-    """Return where the time of each kind of worker went."""
-    counts: dict[str, int] = {}
-    if experiment is not None:
-        counts = {"actor": experiment.actors, "inference": experiment.num_inference_servers}
+def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
+    """Return where the time of each kind of worker of a run went."""
+    counts = Counter(find_kind(worker.kind).name for worker in workers_of(folder))
     times = []
-    for kind in own_kinds():
+    for kind in kinds_of(folder):
         names = {a.name: f"{kind.prefix}/{a.name}_share" for a in kind.all_activities}
         shares = {activity: means[name] for activity, name in names.items() if name in means}
         if shares:
             cpu, rss_mb = means.get(f"system/{kind.prefix}_cpu_share"), means.get(f"system/{kind.prefix}_rss_mb")
             phases = by_phase(kind.all_activities, shares)
-            times.append(WorkerTime(kind, counts.get(kind.name, 1), shares, phases, cpu, rss_mb))
+            times.append(WorkerTime(kind, max(1, counts[kind.name]), shares, phases, cpu, rss_mb))
     return times
 
 

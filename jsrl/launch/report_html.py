@@ -9,12 +9,12 @@ from urllib.parse import quote
 import numpy as np
 
 from jsrl.launch.charts import Series, chart
+from jsrl.launch.graph_file import kinds_of
 from jsrl.launch.report_style import STYLE
 from jsrl.launch.report_text import lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.launch.result import INTENDED
 from jsrl.services.phases import PHASES, of_main_thread
 from jsrl.transport.reconcile import HopLedger, hop_ledger
-from jsrl.workers.kinds import own_kinds
 
 if TYPE_CHECKING:
     from jsrl.launch.report import RunReport
@@ -109,10 +109,10 @@ def curves(report: RunReport) -> list[str]:
     )
     cores = over(
         wall_s,
-        *((kind.plural, f"system/{kind.prefix}_cpu_share") for kind in own_kinds()),
+        *((kind.plural, f"system/{kind.prefix}_cpu_share") for kind in kinds_of(report.folder)),
         ("others", "system/others_cpu_share"),
     )
-    memory = over(wall_s, *((kind.plural, f"system/{kind.prefix}_rss_mb") for kind in own_kinds()))
+    memory = over(wall_s, *((kind.plural, f"system/{kind.prefix}_rss_mb") for kind in kinds_of(report.folder)))
     drawn = [
         chart("Return of an episode", "env steps", returns),
         chart("Env steps per second", "seconds", rates, from_zero=True),

@@ -96,8 +96,8 @@ class SerialRun:
         self._each_turn = [name for name in flow if not kinds[name].when_due]
         self._when_due = [name for name in flow if kinds[name].when_due]
         self._learners = [name for name in flow if kinds[name].must_finish]
-        for name in list(self._workers):
-            self._guarded(name, self._set_up_one)
+        for node in self._plan.graph.start_order:
+            self._guarded(node.name, self._set_up_one)
         for worker in self._workers.values():
             worker.recorder.begin()  # the others' setups are no part of any worker's time
 

@@ -83,6 +83,18 @@ def test_readers_stop_after_their_writers(values) -> None:
         assert place["learner"] < place["parameter-server"] < place.get("evaluator", 99)
 
 
+@pytest.mark.parametrize("values", ALL, ids=str)
+def test_whoever_connects_starts_after_what_it_connects_to(values) -> None:
+    graph = graph_of(**values)
+    names = [worker.name for worker in graph.start_order]
+    assert sorted(names) == sorted(worker.name for worker in graph.workers)
+    for stream in graph.streams:
+        binding = [worker.name for worker, port, _ in graph.ends(stream.name) if port.binds]
+        others = [worker.name for worker, port, _ in graph.ends(stream.name) if not port.binds]
+        for bound, other in ((a, b) for a in binding for b in others if not stream.feedback):
+            assert names.index(bound) < names.index(other), (stream.name, bound, other)
+
+
 def test_actors_share_servers_and_replays() -> None:
     graph = graph_of(num_inference_servers=2, replay=REPLAY, max_policy_lag=None)
     answered = [graph.worker(f"inference-{i}").link("inference") for i in range(2)]

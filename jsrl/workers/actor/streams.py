@@ -14,7 +14,7 @@ from jsrl.transport.samples_copying import CopyingProducer
 from jsrl.transport.stream import epoch_at
 from jsrl.workers.ends import connect_writer, find_reader, names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, REFUSED_S, PeerOfMany, first_present
+from jsrl.workers.peers import CONNECT_S, LOOK_S, REFUSED_S, PeerOfMany, first_present
 
 
 class ActorStreams:
@@ -37,6 +37,7 @@ class ActorStreams:
         self._server: PeerOfMany | None = None  # None: the actor acts itself
         self._renewed = False  # the producer was taken up again, the client not yet
         self._refused_since_s: float | None = None
+        self._look_at_s = 0.0
 
     @property
     def with_whom(self) -> str:
@@ -87,6 +88,12 @@ class ActorStreams:
         """Look whether the other ends live, when nothing has come for a while. Raises StreamClosed."""
         for peer in self._peers:
             peer.check()
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            if self._read_epoch() > self.epoch:  # told by the workers between this actor and the learner
+                self._renewed = self.new_consumer = True
+                raise StreamClosed("another life of the learner trains what this actor sends.")
 
     def check_home(self) -> None:
         """Look whether the own server is back while another stands in for it. Raises StreamClosed where it is."""

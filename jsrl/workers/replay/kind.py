@@ -62,4 +62,5 @@ KIND = Kind(
     declares=lambda job: stream_bytes(job) + replay_bytes(job) + windows_bytes(job),
     loads_jax=lambda worker: False,
     state="snapshot",
+    joins=True,
 )

@@ -1,0 +1,155 @@
+"""A worker between the writers and the readers of a sample stream: takes each trajectory, changes it, passes it on.
+
+Subclass `Between` and write `change`. Everything else is here: credits, ledgers of both hops, and neighbours that die and
+come back. Its two ports are called `rows` (reads) and `onwards` (writes). It imports no jax.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import StreamTimeout
+from jsrl.services.control import Command
+from jsrl.services.phases import Activity
+from jsrl.transport.base import Block, Entry, Lease, Ledger, SampleConsumer
+from jsrl.transport.hops import ledger_path
+from jsrl.transport.ledger_page import begin_life
+from jsrl.transport.stream import epoch_at
+from jsrl.types import Trajectory, leaves
+from jsrl.workers.base import Reporter
+from jsrl.workers.ends import bind_reader
+from jsrl.workers.following import FollowingProducer
+from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.kinds import Port
+
+PORTS = (Port("rows", "samples", "reads", schemas=("trajectory",)), Port("onwards", "samples", "writes"))
+ACTIVITIES = (
+    Activity("change", "transport", "share of time changing trajectories", "below 0.7 (else: scale it)"),
+    Activity("wait_rows", "wait", "share of time waiting for trajectories", "depends", "rows"),
+    Activity("wait_block", "wait", "share of time waiting for room in the next stream", "near 0", "room"),
+)
+
+
+class Between:
+    """A worker that passes trajectories on, changed by `change`.
+
+    Args:
+      job: of this worker; `job.settings` is what the graph told it. reporter: takes its events.
+
+    Attributes:
+      passed: trajectories passed on so far, in this life.
+    """
+
+    def __init__(self, job: Job, reporter: Reporter) -> None:
+        self.job, self.name, self.reporter = job, job.name, reporter
+        self.recorder = make_recorder(job)
+        self._phases = self.recorder.phases
+        self._consumer: SampleConsumer | None = None
+        self._producer: FollowingProducer | None = None
+        self._lease: Lease | None = None
+        self._epoch = 0
+        self.passed = 0
+
+    def change(self, trajectory: Trajectory, entry: Entry) -> None:
+        """Change a trajectory [T+1, B, ...] in place; `entry` says which one of which group it is."""
+
+    def rng(self, entry: Entry, row: int = 0) -> np.random.Generator:
+        """Return random numbers of one row of a trajectory.
+
+        They depend on (seed, life of its actor, group, env step) alone, so that the last row of a trajectory is changed like
+        the first row of the next one, which shows the same step.
+        """
+        step = entry.sequence * self.job.experiment.rollout_length + row
+        return np.random.default_rng((self.job.experiment.seed, entry.producer.incarnation, entry.group, step))
+
+    # -- a worker's life ----------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Bind the stream that is read, and connect to the reader of the one that is written."""
+        self.reporter.stage("connecting to its reader")
+        schema = self.job.schemas.trajectory
+        self._producer = FollowingProducer(self.job, "onwards", schema)
+        self._producer.open()
+        self._announce_epoch()
+        self._consumer = bind_reader(self.job, "rows", schema, self._begin_counting())
+
+    def step(self) -> int:
+        """Take a trajectory and pass it on; return 1 where that was possible, 0 otherwise."""
+        assert self._consumer is not None and self._producer is not None
+        if self._lease is None:
+            self._lease = self._take(self._consumer)
+        if self._lease is None:
+            self._producer.look()
+            self._announce_epoch()
+            return 0
+        self._phases.enter("wait_block")
+        block = self._producer.reserve(self.job.poll_s)
+        if block is None:
+            self._announce_epoch()
+            return 0
+        self._phases.enter("change")
+        self._pass_on(self._lease, block)
+        self._phases.rest()
+        return 1
+
+    def _take(self, consumer: SampleConsumer) -> Lease | None:
+        self._phases.enter("wait_rows")
+        if self.job.in_process and not consumer.pending():
+            return None
+        try:
+            return consumer.get(self.job.poll_s)
+        except StreamTimeout:
+            return None
+
+    def _pass_on(self, lease: Lease, block: Block) -> None:
+        assert self._consumer is not None and self._producer is not None
+        for written, read in zip(leaves(block.trajectory), leaves(lease.trajectory), strict=True):
+            written[...] = read
+        self.change(block.trajectory, lease.entry)
+        if self._producer.commit(block, lease.entry.group):
+            self._consumer.release(lease)
+            self._lease = None
+            self.passed += 1
+            self.recorder.rate("trajectories")
+
+    def _begin_counting(self) -> Ledger:
+        path = ledger_path(Path(self.job.folder), self.job.end("rows").hop)
+        try:
+            return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
+        except OSError as error:
+            text = f"the ledger cannot be kept in {path.parent} ({error}); this life counts in memory only"
+            self.reporter.event("warning", text)
+            return Ledger(dropped={})
+
+    def _announce_epoch(self) -> None:
+        """Tell those who write to this worker in which epoch its reader trains; they look when nothing moves."""
+        assert self._producer is not None
+        epoch = self._producer.read_epoch()
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.job.announce(epoch_at(self.job.end("rows").stream.name, self.name), str(epoch))
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return rates and shares, and how many trajectories were passed on."""
+        return self.recorder.flush(), {"trajectories": self.passed}
+
+    def command(self, command: Command) -> None:
+        """Obey nothing."""
+
+    def drop_pending(self) -> None:
+        """Close the stream that is read: what waits in it is counted as dropped."""
+        if self._consumer is not None:
+            if self._lease is not None:
+                self._consumer.release(self._lease, "closed")
+                self._lease = None
+            self._consumer.close()
+
+    def close(self) -> dict[str, Any]:
+        """Leave both streams."""
+        self.drop_pending()
+        if self._producer is not None:
+            self._producer.close()
+        return {"trajectories": self.passed}

@@ -1,0 +1,119 @@
+"""Workers of a user's own, from a file outside jsrl: in one process, shown, resumed, and refused where they cannot work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.graph.graph import Graph, node
+from jsrl.launch.graph_file import FILE
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.services.runs import read_metrics
+from jsrl.services.snapshots import SnapshotStore
+from jsrl.types import leaves
+
+WORLD = Path(__file__).parents[1] / "system" / "world"
+SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(WORLD))
+    monkeypatch.delitem(sys.modules, "my_workers", raising=False)
+
+
+def small(**values) -> Experiment:
+    return Experiment(
+        **(
+            {
+                "agent": SMALL,
+                "env": EnvConfig("CartPole-v1"),
+                "num_envs": 4,
+                "num_groups": 2,
+                "rollout_length": 8,
+                "total_env_steps": 6 * 32,
+                "placement": "serial",
+                "evaluator": EvaluatorConfig(enabled=True, episodes=1, final_episodes=1, num_envs=1),
+            }
+            | values
+        )
+    )
+
+
+def trained(tmp_path: Path, name: str, graph, **values) -> tuple[list, dict]:
+    """Return (the final params, result.json) of a run."""
+    result = run(small(**values), runs_dir=tmp_path, name=name, graph=graph, display="log-only")
+    tree = SnapshotStore(result.folder / "snapshots" / "state").load("final").tree["state"]
+    return leaves(tree["params"]), json.loads((result.folder / "result.json").read_text())
+
+
+def test_a_worker_that_passes_everything_on_changes_no_bit(tmp_path: Path) -> None:
+    plain, _ = trained(tmp_path, "plain", None)
+    passed, result = trained(tmp_path, "passed", "my_workers:passed_on")
+    noisy, _ = trained(tmp_path, "noisy", lambda graph: graph.insert("my_workers:AUGMENT", settings={"noise": 0.1}))
+    assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
+    assert any((a != b).any() for a, b in zip(plain, noisy, strict=True))
+    assert result["hops"]["samples.augment"]["produced"] == result["ledger"]["produced"] == 12
+
+
+@pytest.mark.slow
+def test_so_it_is_in_deterministic_mode_with_processes(tmp_path: Path) -> None:
+    deterministic = {"placement": "inline", "deterministic": True, "num_actors": 2}
+    plain, _ = trained(tmp_path, "plain", None, **deterministic)
+    passed, _ = trained(tmp_path, "passed", "my_workers:passed_on", **deterministic)
+    assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
+
+
+def test_a_users_workers_are_shown_like_ours_and_go_on_after_a_resume(tmp_path: Path) -> None:
+    def changed(graph: Graph) -> Graph:
+        return graph.insert("my_workers:AUGMENT", settings={"noise": 0.0}).add(
+            node("watch", "my_workers:WATCH", params="params")
+        )
+
+    first = run(small(), runs_dir=tmp_path, name="one", graph=changed, display="log-only")
+    columns = read_metrics(first.folder / "metrics.jsonl")
+    assert {"augment/change_share", "watch/params_updates", "watch/measure_share"} <= columns.keys()
+    assert "augment  " in first.summary and "watch  " in first.summary
+    kept = Graph.from_json(json.loads((first.folder / FILE).read_text())["graph"])
+    assert kept.worker("augment").settings == {"noise": 0.0}
+    again = run(small(total_env_steps=8 * 32), runs_dir=tmp_path, resume="one", display="log-only")
+    log = (again.folder / "logs" / "controller.log").read_text()
+    assert f"its changed graph goes on ({FILE})" in log and again.updates == 8
+    other = run(small(total_env_steps=9 * 32), runs_dir=tmp_path, resume="one", graph=lambda g: g, display="log-only")
+    log = (other.folder / "logs" / "controller.log").read_text()
+    assert "graph: the worker augment is gone" in log and other.updates == 9
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        ("nowhere:edit", "graph nowhere:edit: No module named 'nowhere'"),
+        ("my_workers:nothing", "the module my_workers has no 'nothing'"),
+        ("my_workers", "expected module:function"),
+        (lambda graph: None, "returned NoneType; it is given a graph and must return the new one"),
+        (lambda graph: graph.insert("my_workers:NOBODY"), "my_workers:NOBODY' cannot be imported"),
+        (lambda graph: graph.insert("my_workers:Augment"), "a kind of worker is a jsrl.workers.kinds.Kind"),
+    ],
+)
+def test_a_graph_that_cannot_be_had_is_refused_before_anything_starts(tmp_path: Path, graph, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
+
+
+def test_nobody_stands_between_actors_and_replay_workers_yet(tmp_path: Path) -> None:
+    replay = ReplayConfig(kind="host", capacity=100, batch_size=4, min_size=8)
+    with pytest.raises(ConfigError, match=r"replay-0 joins successive trajectories .* augment cannot stand between"):
+        run(
+            small(replay=replay, max_policy_lag=None),
+            runs_dir=tmp_path,
+            graph="my_workers:passed_on",
+            display="log-only",
+        )

@@ -1,0 +1,30 @@
+"""A user's own kinds of workers in processes: supervised, fenced, counted in both hops, and hit by kills on all sides."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.system.launched import assert_balanced
+from tests.system.test_supervision import await_snapshot, await_training, counting
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours(launch, road: str) -> None:
+    """The update fails where rows or cores of two lives are mixed."""
+    run = counting(
+        launch, "--graph", "my_workers:passed_on_and_watched", "--restart", "5", "--road", road, "--evaluator.enabled"
+    )
+    await_snapshot(run)
+    for worker in ("augment", "actor-0", "learner", "watch", "augment"):
+        process = run.await_worker(worker)
+        process.kill()
+        await_training(run, time.monotonic(), worker, process.pid)
+    run.popen.terminate()
+    run.expect(130, 40.0)
+    result = run.result()
+    assert_balanced(result, killed_over_zeromq=road == "zeromq")
+    assert result["hops"]["samples.augment"]["produced"] > 0

@@ -1,0 +1,111 @@
+"""A user's own kinds of workers, in a file outside jsrl: one changes trajectories on their way, one watches params."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from jsrl.graph.graph import Graph, node
+from jsrl.services.metric_names import Metric
+from jsrl.services.phases import Activity
+from jsrl.types import version_updates
+from jsrl.workers.between import ACTIVITIES, PORTS, Between
+from jsrl.workers.ends import subscribe
+from jsrl.workers.jobs import make_recorder
+from jsrl.workers.kinds import Kind, Port
+
+
+class Augment(Between):
+    """Adds noise of a given size to every observation; size 0 passes trajectories on as they are."""
+
+    def change(self, trajectory, entry):
+        size = self.job.settings["noise"]
+        if size:
+            for row, observation in enumerate(trajectory.observation):
+                observation += size * self.rng(entry, row).standard_normal(observation.shape, np.float32)
+
+
+AUGMENT = Kind(
+    "augment",
+    "augmenters",
+    "my_workers:Augment",
+    ports=PORTS,
+    activities=ACTIVITIES,
+    metrics=(Metric("trajectories_per_s", "trajectories passed on", "1/s", "level"),),
+    loads_jax=lambda worker: False,
+)
+
+
+class Watcher:
+    """Measures how far each version of the params is from the first one."""
+
+    def __init__(self, job, reporter):
+        self.job, self.name, self.reporter, self.recorder = job, job.name, reporter, make_recorder(job)
+        self._first = None
+
+    def setup(self):
+        self._params = subscribe(self.job, "params")
+
+    def step(self):
+        self.recorder.phases.enter("wait")
+        newer = self._params.poll()
+        if newer is None:
+            time.sleep(self.job.poll_s)
+            return 0
+        self.recorder.phases.enter("measure")
+        version, values = newer
+        self._first = self._first or values
+        distance = sum(float(np.abs(new - old).sum()) for new, old in zip(values, self._first, strict=True))
+        self.recorder.last("distance", distance)
+        self.recorder.last("params_updates", version_updates(version))
+        self.recorder.phases.rest()
+        return 1
+
+    def report(self):
+        return self.recorder.flush(), {}
+
+    def command(self, command):
+        pass
+
+    def close(self):
+        self._params.close()
+        return {}
+
+
+WATCH = Kind(
+    "watch",
+    "watchers",
+    "my_workers:Watcher",
+    ports=(Port("params", "params", "reads"),),
+    activities=(
+        Activity("measure", "other", "share of time measuring"),
+        Activity("wait", "wait", "share of time without new params", "above 0.5", "new params"),
+    ),
+    metrics=(
+        Metric("distance", "distance of the params from the first ones", "-", "rises"),
+        Metric("params_updates", "updates that the measured params have seen", "updates", "rises"),
+    ),
+    loads_jax=lambda worker: False,
+    loss_ends_run=False,
+)
+
+
+def augmented(graph: Graph) -> Graph:
+    """Put two augmenters between actors and learner, and a watcher beside them."""
+    return watched(graph.insert("my_workers:AUGMENT", settings={"noise": 0.1}, count=2))
+
+
+def passed_on(graph: Graph) -> Graph:
+    """Put a worker that changes nothing between actors and learner."""
+    return graph.insert("my_workers:AUGMENT", settings={"noise": 0.0})
+
+
+def watched(graph: Graph) -> Graph:
+    """Let a watcher read the params that the evaluator reads."""
+    return graph.add(node("watch", "my_workers:WATCH", params=graph.worker("evaluator").link("params").stream))
+
+
+def passed_on_and_watched(graph: Graph) -> Graph:
+    """Do both."""
+    return watched(passed_on(graph))
