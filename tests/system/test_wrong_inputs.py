@@ -73,8 +73,13 @@ def test_vector_environment_of_the_users_own_that_raises(world, tmp_path: Path) 
         assert part in str(caught.value)
 
 
+IN_A_PROCESS = ("RaisesInStep", "CallsSysExit")  # the road of the message is one; serial mode has every message
+
+
 @slow
-@pytest.mark.parametrize("name", MISBEHAVIOUR)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in IN_A_PROCESS else pytest.mark.nightly) for n in MISBEHAVIOUR]
+)
 def test_environment_that_misbehaves_in_a_process(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}").expect(1, 30.0)
     for part in ("WorkerDied: actor-0: EnvironmentFault", f"worlds:{name}", *MISBEHAVIOUR[name]):
