@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import traceback
 from collections.abc import Callable
@@ -175,10 +176,10 @@ class SerialRun:
     def _begin_finals(self) -> set[str]:
         """Tell workers with a last task to begin it; return who they are."""
         begun, reason = set(), self._session.reason or ""
-        for name, worker in self._workers.items():
+        for name in list(self._workers):
             facts = self._plan.kinds[name].final(self._session.experiment, reason)
             if facts is not None and reason != "interrupted":
-                worker.begin_final(**facts)
+                self._guarded(name, functools.partial(_begin_final, facts))
                 begun.add(name)
         return begun
 
@@ -195,3 +196,7 @@ class SerialRun:
                 except Exception as error:
                     self._session.display.message(f"while closing {worker.name}: {error!r}")
         self._session.close()
+
+
+def _begin_final(facts: dict[str, Any], worker: Any) -> None:
+    worker.begin_final(**facts)

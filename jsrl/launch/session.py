@@ -173,7 +173,8 @@ class Session:
         self.finals.add(worker)
         self._stages.pop(worker, None)
         self.hub.receive(worker, kind.prefix, {f"{kind.prefix}/lost": 1.0})
-        self.display.message(f"{notice}\n(the run goes on without the {kind.title} {worker})", "warning")
+        whom = worker if worker == kind.title else f"{kind.title} {worker}"
+        self.display.message(f"{notice}\n(the run goes on without the {whom})", "warning")
 
     def end(self, reason: str) -> None:
         """Note why the run ends; the first reason stays."""

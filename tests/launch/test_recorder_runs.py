@@ -121,7 +121,7 @@ def test_a_recorder_that_fails_ends_no_serial_run(tmp_path, monkeypatch, where):
     assert (result.ended, result.updates) == ("total_env_steps", 4)
     log = (result.folder / "logs" / "controller.log").read_text()
     assert "the screen fell down" in log
-    assert "the run goes on without videos" in log
+    assert "the run goes on without the recorder" in log
     assert np.nansum(Run(RunFolder.open(result.folder)).metrics["recorder/lost"]) >= 1
 
 

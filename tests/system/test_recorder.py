@@ -38,7 +38,7 @@ def test_a_killed_recorder_ends_no_run(launch) -> None:
     run.popen.send_signal(2)
     run.expect(130, 30.0)
     assert "recorder ended unexpectedly: killed by signal 9" in run.text
-    assert "the run goes on without videos" in run.text
+    assert "the run goes on without the recorder" in run.text
 
 
 def test_a_recorder_that_cannot_draw_says_why_and_the_run_ends_as_intended(launch) -> None:
@@ -56,4 +56,4 @@ def test_a_recorder_that_cannot_draw_says_why_and_the_run_ends_as_intended(launc
     assert "recorder: ConfigError: environment 'worlds:World'" in text
     assert "expected a picture" in text
     assert "Traceback" not in text
-    assert "the run goes on without videos" in (run.folder / "report.html").read_text()
+    assert "the run goes on without the recorder" in (run.folder / "report.html").read_text()
