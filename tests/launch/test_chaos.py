@@ -90,7 +90,7 @@ def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> N
     settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=6.0, every_s=100.0)
     card = Storm(storm_command(DRIVE, options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
     assert card.flood is not None and card.flood.passed, card.text()
-    assert card.balanced and card.left == [] and not card.ended, card.text()
+    assert card.accounted and card.left == [] and not card.ended, card.text()
     expected = {
         "control",
         "samples.samples.learner.hello" if road == "shared-memory" else "samples.learner",
@@ -105,7 +105,7 @@ def test_a_storm_over_a_run_that_cannot_repair_itself_fails(tmp_path: Path) -> N
     command = storm_command(DRIVE, ["counting", "--restart", "0"], tmp_path, "storm")
     settings = StormSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
     card = Storm(command, tmp_path, "storm", settings).run()
-    assert not card.passed and card.ended == "exit status 1" and card.balanced and card.left == []
+    assert not card.passed and card.ended == "exit status 1" and card.accounted and card.left == []
 
 
 @pytest.mark.slow
