@@ -189,8 +189,8 @@ def test_replay_workers_learner_and_evaluator_are_replaced_apart(launch) -> None
         lambda: len([line for line in run.lines() if "evaluator/return_mean" in line]) > scored, "another score", 60.0
     )
     result = end(run)
-    assert "rows-0" in result["hops"] and result["hops"]["rows-0"]["consumed"] > 0
-    assert "ledger of rows-0: produced" in run.text
+    assert result["hops"]["samples.replay-0"]["consumed"] > 0
+    assert "ledger of samples.replay-0: produced" in run.text
 
 
 def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
