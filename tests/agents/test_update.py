@@ -164,6 +164,7 @@ def test_observations_are_normalised_by_the_moments_the_update_started_from():
     assert state.params.moments.count == len(rows)
 
 
+@pytest.mark.slow
 def test_behaviour_log_probs_are_reproduced_so_an_unlagged_update_starts_at_ratio_one():
     agent = ppo(PPOConfig(network=SMALL, num_epochs=1, num_minibatches=1), SPEC)
     state = agent.init(jax.random.key(0))

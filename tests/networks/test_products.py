@@ -81,7 +81,8 @@ def test_other_backends_multiply_what_is_rounded() -> None:
         assert operands.count("bf16") == 2, line
 
 
-@pytest.mark.parametrize("torso", [NatureCNN, pytest.param(ImpalaResNet, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("torso", [NatureCNN, ImpalaResNet])
 def test_image_torsos_differ_by_rounding_only(torso) -> None:
     image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 40, 40, 4)), jnp.uint8)
     weights = torso().init(jax.random.key(0), image)

@@ -58,6 +58,7 @@ def test_a_group_s_actions_do_not_depend_on_who_else_is_served(engine):
         assert a.log_prob.tobytes() == b.log_prob.tobytes()
 
 
+@pytest.mark.slow
 def test_steps_groups_and_seeds_draw_apart(engine):
     first = engine()
     seats = [first.serve(group, SIZE) for group in range(GROUPS)]
@@ -99,7 +100,7 @@ def test_an_episode_of_dqn_keeps_its_rung_of_the_ladder_in_any_company(merged):
     np.testing.assert_allclose(np.quantile(places, [0.1, 0.5, 0.9]), [0.1, 0.5, 0.9], atol=0.06)
 
 
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
 def test_padding_and_company_do_not_change_greedy_actions(engine, core):
     """Two groups in a batch padded from 8 to 12 rows, against each alone."""
     merged, apart = engine(core, greedy=True, sizes=(GROUPS * SIZE,)), engine(core, greedy=True)
@@ -136,6 +137,7 @@ def test_cores_are_kept_by_slot_reset_on_is_first_and_returned_as_they_were_befo
     assert any(np.abs(np.asarray(x)).max() > 0.01 for x in jax.tree.leaves(expected[0])), "cores stayed empty"
 
 
+@pytest.mark.slow
 def test_a_core_is_only_brought_where_it_was_asked_for(engine):
     e = engine("gru")
     seat = e.serve(0, SIZE)
