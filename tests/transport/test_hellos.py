@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,16 @@ def address(road: str, folder: Path) -> str:
     return {"local": f"local:{folder.name}", "shm": f"shm:{folder}/run/s", "ipc": f"ipc://{folder}/s"}[road]
 
 
-@pytest.fixture(name="refuse_work")
-def refuse_work_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Have the test fail where anything is set aside or compared for a client."""
+def refuse_work(patch: pytest.MonkeyPatch) -> None:
+    """Have the test fail where anything is set aside or compared for a client from now on."""
 
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("a hello was worked on before it was checked")
 
     for module in (inference_shared, inference_zmq):
         for name in ("AreaLayout", "compare_schemas", "schema_from_fields"):
-            monkeypatch.setattr(module, name, work)
-    monkeypatch.setattr(samples_shared.ProducerPages, "create", work)
-    yield monkeypatch
+            patch.setattr(module, name, work)
+    patch.setattr(samples_shared.ProducerPages, "create", work)
 
 
 @pytest.mark.parametrize("road", ["shm", "ipc"])
@@ -75,14 +73,15 @@ def refuse_work_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Monk
         (ProducerId("actor-0", HUGE + 1), {0: 1}, f"incarnation {HUGE + 1}, expected an integer from 0 to {HUGE}"),
     ],
 )
-def test_inference(road: str, producer, groups, expected: str, tmp_path: Path, refuse_work) -> None:
+def test_inference(road: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
     server = bind_inference(address(road, tmp_path), SPEC, guests=ACTORS)
+    refuse_work(monkeypatch)
     if producer.incarnation > HUGE:  # the asking end refuses that too
-        refuse_work.setattr("jsrl.transport.inference.check_producer", lambda _: None)
+        monkeypatch.setattr("jsrl.transport.inference.check_producer", lambda _: None)
     where = (server.address, SPEC, producer, groups, TIMEOUT_S)
     error = connecting(server, lambda: connect_inference(*where))
     assert isinstance(error, StreamError | ConfigError) and expected in str(error), error
-    refuse_work.undo()
+    monkeypatch.undo()
     client = connecting(server, lambda: connect_inference(server.address, SPEC, ProducerId("actor-0", 0), {3: 8}, 20.0))
     client.close()
     server.close()
@@ -96,11 +95,12 @@ def test_inference(road: str, producer, groups, expected: str, tmp_path: Path, r
         (ProducerId("actor-2", 0), 1, "actor-2 cannot join: this stream is for actor-0, actor-1"),
     ],
 )
-def test_samples(road: str, producer, groups, expected: str, tmp_path: Path, refuse_work) -> None:
+def test_samples(road: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
     consumer = bind_samples(address(road, tmp_path), SCHEMA, guests=ACTORS)
+    refuse_work(monkeypatch)
     with pytest.raises(JsrlError, match=expected):
         connect_samples(consumer.address, SCHEMA, producer, groups, TIMEOUT_S)
-    refuse_work.undo()
+    monkeypatch.undo()
     good = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", HUGE), 4, TIMEOUT_S)
     good.put(zeros(SCHEMA), 3, TIMEOUT_S)
     drain(consumer, 1, check=False)
