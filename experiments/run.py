@@ -136,9 +136,13 @@ def execute(asked: cli.CommandLine) -> int:
     seeds = parse_seeds(options.seeds) if options.seeds else [asked.experiment.seed]
     tuned = fastest(asked)
     if options.plan:
+        from jsrl.graph.drawing import draw
         from jsrl.launch.plan import accelerators, describe, make_plan
 
-        print(describe(make_plan(tuned, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph), accelerators()))
+        plan = make_plan(tuned, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
+        print(describe(plan, accelerators()))
+        if options.plan_file is not None:
+            Path(options.plan_file).write_text(draw(plan.graph))
         return 0
     results = []
     for seed in seeds:

@@ -29,6 +29,14 @@ class CommandLine:
     given: frozenset[str] = frozenset()
 
 
+def _with_plan_file(words: Sequence[str]) -> list[str]:
+    """Return the words with `--plan FILE.svg` spelled out."""
+    for index, word in enumerate(words[:-1]):
+        if word == "--plan" and words[index + 1].endswith(".svg"):
+            return [*words[: index + 1], "--plan-file", *words[index + 1 :]]
+    return list(words)
+
+
 def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
     """Apply `--option value` pairs to a default experiment: tyro converts and rebuilds, so that every check runs again.
 
@@ -39,7 +47,7 @@ def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
     keys: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     words: list[tuple[Option, list[str]]] = []
-    remaining = list(arguments)
+    remaining = _with_plan_file(arguments)
     while remaining:
         token = remaining.pop(0)
         if not token.startswith("--"):

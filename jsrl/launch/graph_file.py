@@ -91,12 +91,19 @@ def differences(old: Graph, new: Graph) -> list[str]:
     return lines
 
 
-def workers_of(folder: Path) -> list[WorkerNode]:
-    """Return the workers of a run along the flow of its data; none where it left no graph, or one that cannot be read."""
+def graph_of(folder: Path) -> Graph | None:
+    """Return the graph of a run; None where it left none, or one that cannot be read any more (a user's kind has gone)."""
     try:
-        return Graph.from_json(json.loads((folder / FILE).read_text())["graph"]).flow
+        graph = Graph.from_json(json.loads((folder / FILE).read_text())["graph"])
+        return graph if graph.kinds else None
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
-        return []
+        return None
+
+
+def workers_of(folder: Path) -> list[WorkerNode]:
+    """Return the workers of a run along the flow of its data; none where its graph is not known."""
+    graph = graph_of(folder)
+    return [] if graph is None else graph.flow
 
 
 def kinds_of(folder: Path) -> tuple[Kind, ...]:

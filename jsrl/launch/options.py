@@ -71,6 +71,8 @@ class RunOptions:
     """What is shown; auto: live on a terminal, else plain lines."""
     plan: bool = False
     """Print the worker and stream graph with process counts and memory, and do not run."""
+    plan_file: str | None = None
+    """Draw the plan to this SVG file as well; `--plan graph.svg` is short for it."""
     seeds: str | None = None
     """Several seeds one after another, such as 0-4 or 1,5,9, and one summary."""
     profile: str = "auto"

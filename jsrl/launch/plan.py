@@ -353,6 +353,8 @@ def _memory_mb(plan: Plan, job: Job) -> int:
     replayed += blocks if job.kind in ("learner", "replay") else 0
     if job.kind == "replay":
         return ACTOR_MB + replayed
+    if not find_kind(job.kind).loads_jax(job):
+        return ACTOR_MB
     jax_mb = LEARNER_MB if job.kind == "learner" else JAX_PROCESS_MB
     return jax_mb + replayed + (staging + 2 * plan.schemas.state_bytes) // 2**20
 

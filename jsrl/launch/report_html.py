@@ -10,6 +10,7 @@ import numpy as np
 
 from jsrl.launch.charts import Series, chart
 from jsrl.launch.graph_file import kinds_of
+from jsrl.launch.report_graph import dataflow
 from jsrl.launch.report_style import STYLE
 from jsrl.launch.report_text import lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.launch.result import INTENDED
@@ -29,6 +30,7 @@ def page(report: RunReport) -> str:
         _warnings(report),
         _section("Curves", "".join(curves(report)), "grid2"),
         _section("Where time went", _time(report)),
+        _section("Dataflow", _dataflow(report)),
         _section("Trajectories", _ledgers(report)),
         _section("Videos", _videos(report), "grid2"),
         _section("Where it comes from", _pairs(origin_lines(report))),
@@ -43,6 +45,11 @@ def page(report: RunReport) -> str:
         + "\n".join(section for section in sections if section)
         + "\n</main></body></html>\n"
     )
+
+
+def _dataflow(report: RunReport) -> str:
+    picture = dataflow(report)
+    return f'<div class="scroll">{picture}</div>' if picture else ""
 
 
 def _section(title: str, content: str, kind: str = "") -> str:

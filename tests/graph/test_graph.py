@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,6 +11,7 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, RecorderConfig, ReplayConfig
 from jsrl.graph.check import check
+from jsrl.graph.drawing import draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
 from jsrl.graph.placements import check_groups, make_graph
 from jsrl.transport.stream import Stream
@@ -207,3 +209,12 @@ def test_a_graph_of_other_groups_than_the_experiments_is_refused() -> None:
     check_groups(make_graph(e), e)
     with pytest.raises(ConfigError, match=r"nobody steps the groups \[4, 5, 6, 7\]"):
         check_groups(make_graph(Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=4)), e)
+
+
+def test_a_picture_has_every_family_and_stream_and_what_was_measured() -> None:
+    graph = graph_of(road="zeromq", replay=REPLAY, max_policy_lag=None)
+    picture = draw(graph, {"actor": "waits 12%", "samples": "3.5/s"})
+    root = ElementTree.fromstring(picture)
+    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"actor x 4", "replay x 2", "learner", "parameter-server", "waits 12%", "samples 3.5/s"} <= texts
+    assert {"batches", "priorities", "inference", "params", "relayed"} <= texts

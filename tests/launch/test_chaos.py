@@ -93,7 +93,7 @@ def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> N
     assert card.accounted and card.left == [] and not card.ended, card.text()
     expected = {
         "control",
-        "samples.samples.learner.hello" if road == "shared-memory" else "samples.learner",
+        "samples.learner.samples.hello" if road == "shared-memory" else "samples.learner",
         "inference.inference-0",
     }
     assert expected <= {name for name, number in card.flood.sent.items() if number > 20}, card.text()
