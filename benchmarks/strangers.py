@@ -25,6 +25,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import zmq
@@ -62,7 +63,7 @@ def find_targets(folder: Path) -> list[Target]:
         with contextlib.suppress(OSError, ValueError, KeyError):
             address = str(json.loads(path.read_text())["address"])
             if address.startswith(("tcp://", "ipc://")):
-                found.append(Target(path.stem, "zmq", address))
+                found.append(Target(unquote(path.stem), "zmq", address))
     named = {target.place for target in found}
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(OSError):
