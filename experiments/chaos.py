@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from jsrl.errors import JsrlError
-from jsrl.launch.chaos import KINDS, Storm, StormSettings, storm_command
+from jsrl.launch.chaos import Storm, StormSettings, storm_command
 
 STRANGER = Path(__file__).resolve().parents[1] / "benchmarks" / "strangers.py"
 
@@ -23,7 +23,9 @@ def main() -> int:
     )
     parser.add_argument("--messages-per-s", type=float, default=200.0, help="that strangers send at most; 0: none")
     parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next blow")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of workers that are hit")
+    parser.add_argument(
+        "--kinds", help="kinds of workers that are hit, such as actor,learner (default: all but recorders)"
+    )
     parser.add_argument("--pauses", type=float, default=0.25, help="share of blows that stop a process, not kill it")
     parser.add_argument("--hangs", type=float, default=0.0, help="share of blows that stop a main thread alone")
     parser.add_argument("--storm-seed", type=int, default=0)
@@ -34,7 +36,7 @@ def main() -> int:
         storm_s=options.storm_s,
         calm_s=options.calm_s,
         every_s=options.every_s,
-        kinds=tuple(options.kinds.split(",")),
+        kinds=None if options.kinds is None else tuple(options.kinds.split(",")),
         pauses=options.pauses,
         hangs=options.hangs,
         seed=options.storm_seed,

@@ -21,13 +21,13 @@ import psutil
 from jsrl.errors import ConfigError
 from jsrl.launch.chaos_card import Blow, Flood, ScoreCard
 from jsrl.launch.chaos_hang import HungProcess
+from jsrl.launch.graph_file import graph_of
 from jsrl.transport.hops import read_hop
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import own_kinds
 
-__all__ = ["KINDS", "Blow", "Flood", "ScoreCard", "Storm", "StormSettings", "storm_command"]
+__all__ = ["Blow", "Flood", "ScoreCard", "Storm", "StormSettings", "storm_command"]
 
-KINDS = tuple(kind.name for kind in own_kinds() if kind.is_hit)
 MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
 FLOWING = 3  # trajectories that arrive after a replacement: the run works again
@@ -39,7 +39,8 @@ class StormSettings:
 
     Attributes:
       storm_s: its duration. calm_s: before it, to measure the undisturbed throughput. every_s: mean time between blows.
-      kinds: of workers that are hit. pauses: share of blows that stop a process instead of killing it. hangs: share that
+      kinds: of workers that are hit; None: every one whose kind does not say otherwise.
+      pauses: share of blows that stop a process instead of killing it. hangs: share that
         stop its main thread alone, so that it lives and does nothing. seed: of the storm.
       patience_s: within which a run must work again after a blow.
       flood_s: between calm and storm, while strangers send and nothing else is done; they go on through the storm.
@@ -48,7 +49,7 @@ class StormSettings:
     storm_s: float = 60.0
     calm_s: float = 10.0
     every_s: float = 5.0
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] | None = None
     pauses: float = 0.25
     hangs: float = 0.0
     seed: int = 0
@@ -172,7 +173,7 @@ class Storm:
 
     def _strike(self) -> None:
         """Hit one worker, and wait until it has been replaced and trajectories arrive again."""
-        workers = {name: p for name, p in self._workers().items() if kind_of(name) in self._settings.kinds}
+        workers = {name: process for name, process in self._workers().items() if self._is_hit(name)}
         if not workers:
             return
         name = self._rng.choice(sorted(workers))
@@ -184,6 +185,15 @@ class Storm:
         finally:
             if hung is not None:
                 hung.release()
+
+    def _is_hit(self, worker: str) -> bool:
+        """Return whether a worker may be hit: as the settings say, else as its kind says."""
+        if self._settings.kinds is not None:
+            return kind_of(worker) in self._settings.kinds
+        graph = graph_of(self._folder())
+        known = {kind.name: kind for kind in own_kinds()} if graph is None else graph.kinds
+        kind = known.get(worker if graph is not None else kind_of(worker))
+        return kind is None or kind.is_hit
 
     def _way(self) -> str:
         """Return how the next worker is hit."""
