@@ -21,11 +21,21 @@ def check(graph: Graph) -> None:
             check_name(name, what)
             if count > 1:
                 raise ConfigError(f"{count} {what}s are called {name!r}; give each a name of its own.")
+    _check_kinds(graph)
     for worker in graph.workers:
         _check_ports(graph, worker)
     for stream in graph.streams:
         _check_ends(graph, stream)
     _ = graph.stop_order
+
+
+def _check_kinds(graph: Graph) -> None:
+    """Refuse two kinds of one name: their metrics would be mixed."""
+    references: dict[str, str] = {}
+    for worker in graph.workers:
+        first = references.setdefault(graph.kind(worker.name).name, worker.kind)
+        if first != worker.kind:
+            raise ConfigError(f"the kinds {first} and {worker.kind} have the same name; give one of them another.")
 
 
 def _check_ports(graph: Graph, worker: WorkerNode) -> None:

@@ -64,10 +64,10 @@ def kept_graph(folder: RunFolder) -> tuple[Graph | None, str]:
 
 def write_graph(folder: RunFolder, experiment: Experiment, graph: Graph, *, resumed: bool) -> list[str]:
     """Write a run's graph; return what a resume changes of it, for people."""
-    saved, told = _saved(folder) if resumed else None, []
-    if saved is not None:
+    saved, changed, told = _saved(folder) if resumed else None, graph != make_graph(experiment), []
+    if saved is not None and (changed or saved["changed"]):  # else the options that changed say it all
         told = differences(Graph.from_json(saved["graph"]), graph)
-    tree = {"changed": graph != make_graph(experiment), "graph": graph.to_json()}
+    tree = {"changed": changed, "graph": graph.to_json()}
     write_atomic(folder.path / FILE, f"{json.dumps(tree, indent=2)}\n".encode())
     return told
 

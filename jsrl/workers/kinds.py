@@ -179,6 +179,10 @@ def find_kind(reference: str) -> Kind:
         raise ConfigError(f"{reference} is {type(found).__name__}; a kind of worker is a jsrl.workers.kinds.Kind.")
     if not _NAME.fullmatch(found.name):
         raise ConfigError(f"the kind {reference} is called {found.name!r}; use lower-case letters, digits and dashes.")
+    if any(found.name == kind.name for kind in own_kinds()):
+        raise ConfigError(
+            f"the kind {reference} is called {found.name!r}, as one of jsrl's own is; give it another name."
+        )
     return found
 
 

@@ -26,22 +26,8 @@ PASS = Kind(
 )
 WATCH = Kind("watch", "watchers", "nowhere:build", ports=(Port("params", "params", "reads"),))
 SPEAK = Kind("speak", "speakers", "nowhere:build", ports=(Port("params", "params", "writes"),))
+WATCH_TOO, ACTOR = WATCH, WATCH._replace(name="actor")
 HERE = __name__
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, HERE, sys.modules.get(HERE) or _this_module())
-
-
-def _this_module():
-    import types
-
-    module = types.ModuleType(HERE)
-    module.__dict__.update(PASS=PASS, WATCH=WATCH, SPEAK=SPEAK)
-    return module
 
 
 def graph_of(**values) -> Graph:
@@ -169,6 +155,10 @@ def broken(change: str) -> Graph:
         "neither": lambda: graph.replace("actor-0", links=(samples,)),
         "groups": lambda: graph.replace("actor-0", links=(Link("samples", "samples", (0, 99)), inference)),
         "two publishers": lambda: graph.add(node("s", f"{HERE}:SPEAK", params="params")),
+        "own name": lambda: graph.add(node("x", f"{HERE}:ACTOR", params="params")),
+        "two kinds": lambda: graph.add(node("a", f"{HERE}:WATCH", params="params")).add(
+            node("b", f"{HERE}:WATCH_TOO", params="params")
+        ),
         "kind": lambda: graph.add(WorkerNode("x", "nonsense")),
         "circle": lambda: graph.add(
             node("a", f"{HERE}:PASS", rows="one", onwards="two"), Stream("one", "samples", groups=(0,))
@@ -195,6 +185,8 @@ def broken(change: str) -> Graph:
             "two publishers",
             "params are published by learner and s; exactly one worker must|params params are published",
         ),
+        ("own name", "is called 'actor', as one of jsrl's own is"),
+        ("two kinds", "WATCH and .*WATCH_TOO have the same name"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
         ("circle", "between a, b lead in a circle"),
     ],
