@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -210,3 +211,19 @@ def test_a_picture_has_every_family_and_stream_and_what_was_measured() -> None:
     texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
     assert {"actor x 4", "replay x 2", "learner", "parameter-server", "waits 12%", "samples 3.5/s"} <= texts
     assert {"batches", "priorities", "inference", "params", "relayed"} <= texts
+
+
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_the_graphs_of_experiments_are_what_they_say(monkeypatch, road: str) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
+    from graphs.impala import all_inline
+    from graphs.mixed import half_inline
+
+    served, inline = graph_of(placement="served", road=road), graph_of(placement="inline", road=road, num_groups=8)
+    changed = all_inline(served)
+    check(changed)
+    assert sorted(changed.workers, key=str) == sorted(inline.workers, key=str)
+    assert set(changed.streams) == set(inline.streams)
+    mixed = half_inline(served)
+    check(mixed)
+    assert [actor.has("inference") for actor in mixed.family("actor")] == [True, False, True, False]
