@@ -123,6 +123,8 @@ def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
         "5",
         "--deadlines.stuck-s",
         "3",
+        "--actor.step-deadline-s",  # of an actor that hangs inside its environment
+        "3",
     ]
     command = storm_command(DRIVE, options, tmp_path, "storm", hangs=True)
     shares = {"kill": (0.0, 0.0), "pause": (1.0, 0.0), "hang": (0.0, 1.0)}[way]
