@@ -63,7 +63,7 @@ class ActorHost:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise
-                select.select([], [self._connection], [], _POLL_S)
+                _await(self._connection, select.POLLOUT, _POLL_S)
             except OSError:
                 break
         return actor
@@ -79,7 +79,7 @@ class ActorHost:
     def listen(self, timeout_s: float = 0.0) -> None:
         """Hear what the host says of its actors."""
         if timeout_s:
-            select.select([self._connection], [], [], timeout_s)
+            _await(self._connection, select.POLLIN, timeout_s)
         while True:
             try:
                 message = self._connection.recv(MAX_ORDER_BYTES)
@@ -101,6 +101,13 @@ class ActorHost:
             self.popen.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
                 self.popen.wait(timeout_s)
+
+
+def _await(connection: socket.socket, event: int, timeout_s: float) -> None:
+    """Wait until a socket can be read or written; also one whose descriptor is beyond what `select` takes (1,023)."""
+    poller = select.poll()
+    poller.register(connection, event)
+    poller.poll(1000.0 * timeout_s)
 
 
 class HostedActor:

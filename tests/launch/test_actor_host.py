@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
+from jsrl.launch import actor_host
 from jsrl.launch.actor_host import ActorHost
 from jsrl.launch.plan import make_plan, process_environment
 from jsrl.launch.processes import Process, start
@@ -133,3 +137,12 @@ def test_a_stopped_host_does_not_hold_up_the_end(hosted: Hosted) -> None:
         actor.kill()
     hosted.host.close()
     assert time.monotonic() - begin < 3.0
+
+
+def test_a_connection_whose_descriptor_is_large_can_be_waited_for() -> None:
+    """A process with more than 1,023 open files, such as a notebook's."""
+    one, other = socket.socketpair()
+    with one, other, socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD_CLOEXEC, 1_100)) as large:
+        other.send(b"x")
+        actor_host._await(large, select.POLLIN, 5.0)
+        assert large.recv(1) == b"x"
