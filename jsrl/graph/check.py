@@ -94,11 +94,7 @@ def _check_joins(
 ) -> None:
     """Refuse workers between actors and a worker that joins their trajectories: it would not see where they broke off."""
     joining = [worker.name for worker, _ in sinks if graph.kind(worker.name).joins]
-    between = [
-        worker.name
-        for worker, _ in sources
-        if any(port.sort == "samples" and port.does == "reads" for port in graph.kind(worker.name).ports)
-    ]
+    between = [worker.name for worker, _ in sources if graph.kind(worker.name).reads_samples]
     if joining and between:
         raise ConfigError(
             f"{joining[0]} joins successive trajectories of each actor, so {between[0]} cannot stand between them yet; use "

@@ -104,7 +104,7 @@ def check_groups(graph: Graph, experiment: Experiment) -> None:
         for stream in graph.streams
         if stream.sort == "samples" and stream.schema == "trajectory"
         for worker, link in graph.sources(stream.name)
-        if not any(port.sort == "samples" and port.does == "reads" for port in graph.kind(worker.name).ports)
+        if not graph.kind(worker.name).reads_samples
         for group in graph.groups(link)
     }
     if missing := sorted(wanted - stepped):

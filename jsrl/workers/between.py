@@ -6,7 +6,6 @@ come back. Its two ports are called `rows` (reads) and `onwards` (writes). It im
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,11 @@ import numpy as np
 from jsrl.errors import StreamTimeout
 from jsrl.services.control import Command
 from jsrl.services.phases import Activity
-from jsrl.transport.base import Block, Entry, Lease, Ledger, SampleConsumer
-from jsrl.transport.hops import ledger_path
-from jsrl.transport.ledger_page import begin_life
+from jsrl.transport.base import Block, Entry, Lease, SampleConsumer
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, leaves
 from jsrl.workers.base import Reporter
-from jsrl.workers.ends import bind_reader
+from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import FollowingProducer
 from jsrl.workers.jobs import Job, make_recorder
 from jsrl.workers.kinds import Port
@@ -74,7 +71,7 @@ class Between:
         self._producer = FollowingProducer(self.job, "onwards", schema)
         self._producer.open()
         self._announce_epoch()
-        self._consumer = bind_reader(self.job, "rows", schema, self._begin_counting())
+        self._consumer = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows", self.reporter))
 
     def step(self) -> int:
         """Take a trajectory and pass it on; return 1 where that was possible, 0 otherwise."""
@@ -114,15 +111,6 @@ class Between:
             self._lease = None
             self.passed += 1
             self.recorder.rate("trajectories")
-
-    def _begin_counting(self) -> Ledger:
-        path = ledger_path(Path(self.job.folder), self.job.end("rows").hop)
-        try:
-            return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
-        except OSError as error:
-            text = f"the ledger cannot be kept in {path.parent} ({error}); this life counts in memory only"
-            self.reporter.event("warning", text)
-            return Ledger(dropped={})
 
     def _announce_epoch(self) -> None:
         """Tell those who write to this worker in which epoch its reader trains; they look when nothing moves."""

@@ -14,12 +14,14 @@ from jsrl.transport.base import (
     SampleProducer,
 )
 from jsrl.transport.guests import Guests
-from jsrl.transport.hops import hop_folder
+from jsrl.transport.hops import hop_folder, ledger_path
 from jsrl.transport.inference import bind_inference
+from jsrl.transport.ledger_page import begin_life
 from jsrl.transport.params import bind_params, connect_params
 from jsrl.transport.samples import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at
 from jsrl.types import Tree
+from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.peers import FollowingParams, Peer
 
@@ -34,6 +36,17 @@ def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None)
     )
     job.announce(name_at(end.stream.name, job.name), consumer.address)
     return consumer
+
+
+def begin_counting(job: Job, port: str, reporter: Reporter) -> Ledger:
+    """Return the ledger of what a worker reads at a port, over all its lives: what an earlier life took stands."""
+    path = ledger_path(Path(job.folder), job.end(port).hop)
+    try:
+        return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
+    except OSError as error:
+        text = f"the ledger cannot be kept in {path.parent} ({error}); this life counts in memory only"
+        reporter.event("warning", text)
+        return Ledger(dropped={})
 
 
 def guests_of(job: Job, end: End) -> Guests:
@@ -75,12 +88,9 @@ def find_reader(job: Job, port: str) -> Peer:
     return Peer(job.names, name, job.find(name))
 
 
-def connect_writer(
-    job: Job, port: str, schema: Tree, address: str, timeout_s: float, reader: str = ""
-) -> SampleProducer:
-    """Return the writing end of the samples at a port, connected to where its reader (default: the first) has bound it."""
+def connect_writer(job: Job, port: str, schema: Tree, address: str, timeout_s: float) -> SampleProducer:
+    """Return the writing end of the samples at a port, connected to where its reader has bound it."""
     end = job.end(port)
     groups = max(end.stream.groups, default=0) + 1
-    name = next((peer.hop for peer in end.peers if peer.worker == (reader or peer.worker)), "")
-    hop = hop_folder(Path(job.folder), name) if name else None
+    hop = hop_folder(Path(job.folder), end.peers[0].hop) if end.peers[0].hop else None
     return connect_samples(address, schema, job.producer, groups, timeout_s, keys=job.keys, hop=hop)

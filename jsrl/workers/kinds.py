@@ -134,6 +134,11 @@ class Kind(NamedTuple):
         raise ConfigError(f"a worker of kind {self.name} has no port {name!r}; it has: {names}.")
 
     @property
+    def reads_samples(self) -> bool:
+        """Return whether samples of other workers come to it."""
+        return any(port.sort == "samples" and port.does == "reads" for port in self.ports)
+
+    @property
     def prefix(self) -> str:
         """Return the first part of its metrics' names."""
         return self.name.replace("-", "_")

@@ -9,12 +9,10 @@ from jsrl.replay.host import HostReplay
 from jsrl.replay.host_files import load_replay
 from jsrl.replay.host_rows import rows_shape, windows_spec
 from jsrl.replay.limiter import make_limiter
-from jsrl.transport.base import Ledger, SampleProducer
-from jsrl.transport.hops import ledger_path
-from jsrl.transport.ledger_page import begin_life
+from jsrl.transport.base import SampleProducer
 from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Reporter
-from jsrl.workers.ends import bind_reader, connect_writer, find_reader
+from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_reader
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
 from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayWorker, Roads
 
@@ -68,24 +66,13 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     return ReplayWorker(job.name, settings, replay, limiter, _connect(job, reporter), reporter, make_recorder(job))
 
 
-def begin_counting(job: Job, reporter: Reporter) -> Ledger:
-    """Return the ledger of the rows that actors send, over all lives of this replay worker: what it inserted stands."""
-    path = ledger_path(Path(job.folder), job.end("samples").hop)
-    try:
-        return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
-    except OSError as error:
-        text = f"the ledger cannot be kept in {path.parent} ({error}); this life counts in memory only"
-        reporter.event("warning", text)
-        return Ledger(dropped={})
-
-
 def _connect(job: Job, reporter: Reporter) -> Callable[[], Roads]:
     config = job.experiment.replay
     assert config is not None
 
     def connect() -> Roads:
         size = config.batch_size
-        rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, reporter))
+        rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, "samples", reporter))
         priorities = bind_reader(job, "priorities", priorities_spec(size))
         windows = windows_spec(job.schemas.trajectory, window=config.window, number=size, weighted=config.prioritised)
 
