@@ -55,7 +55,7 @@ def _imported(reference: str) -> Callable[[Graph], Graph]:
 
 def kept_graph(folder: RunFolder) -> tuple[Graph | None, str]:
     """Return the changed graph that a run was started with (None: it ran its experiment's own), and a line on it."""
-    saved = _saved(folder)
+    saved = _saved(folder.path)
     if saved is None or not saved["changed"]:
         return None, ""
     graph = Graph.from_json(saved["graph"])
@@ -64,7 +64,7 @@ def kept_graph(folder: RunFolder) -> tuple[Graph | None, str]:
 
 def write_graph(folder: RunFolder, experiment: Experiment, graph: Graph, *, resumed: bool) -> list[str]:
     """Write a run's graph; return what a resume changes of it, for people."""
-    saved, changed, told = _saved(folder) if resumed else None, graph != make_graph(experiment), []
+    saved, changed, told = _saved(folder.path) if resumed else None, graph != make_graph(experiment), []
     if saved is not None and (changed or saved["changed"]):  # else the options that changed say it all
         told = differences(Graph.from_json(saved["graph"]), graph)
     tree = {"changed": changed, "graph": graph.to_json()}
@@ -72,9 +72,9 @@ def write_graph(folder: RunFolder, experiment: Experiment, graph: Graph, *, resu
     return told
 
 
-def _saved(folder: RunFolder) -> dict | None:
+def _saved(folder: Path) -> dict | None:
     try:
-        tree = json.loads((folder.path / FILE).read_text())
+        tree = json.loads((folder / FILE).read_text())
     except (OSError, ValueError):
         return None
     return tree if isinstance(tree, dict) and {"changed", "graph"} <= tree.keys() else None
@@ -93,10 +93,13 @@ def differences(old: Graph, new: Graph) -> list[str]:
 
 def graph_of(folder: Path) -> Graph | None:
     """Return the graph of a run; None where it left none, or one that cannot be read any more (a user's kind has gone)."""
+    saved = _saved(folder)
+    if saved is None:
+        return None
     try:
-        graph = Graph.from_json(json.loads((folder / FILE).read_text())["graph"])
+        graph = Graph.from_json(saved["graph"])
         return graph if graph.kinds else None
-    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+    except ConfigError:
         return None
 
 
