@@ -28,14 +28,14 @@ import numpy as np
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
-from jsrl.launch.actor_host import ActorHost
+from jsrl.launch.local.actor_host import ActorHost
+from jsrl.launch.local.processes import Process, start
 from jsrl.launch.plan import Plan, make_plan, process_environment
-from jsrl.launch.processes import Process, start
 from jsrl.launch.run import memory_root
-from jsrl.reference import spawn_environment
-from jsrl.services.control import ControlServer, Crash, Stage
+from jsrl.references.reference import spawn_environment
+from jsrl.runs.control import ControlServer, Crash, Stage
 from jsrl.transport.base import Reply
-from jsrl.transport.segment import make_folder
+from jsrl.transport.memory.segment import make_folder
 from jsrl.types import map_tree
 from jsrl.workers.ends import bind_reader, bind_server
 from jsrl.workers.jobs import Job

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.networks import conv
-from jsrl.networks.products import Precision
+from jsrl.networks.kernels import conv
+from jsrl.networks.kernels.products import Precision
 from jsrl.networks.torsos import NatureCNN
 
 NUM_MINIBATCHES = 4

@@ -28,7 +28,7 @@ from benchmarks.srl.blocks import Arm, Figures, Record, alternate  # noqa: E402
 from benchmarks.throughput.alone import split_options  # noqa: E402
 from benchmarks.throughput.end_to_end import ENDLESS, START_LIMIT_S, BenchmarkError, Watched, command  # noqa: E402
 from jsrl.launch.result import contradicted  # noqa: E402
-from jsrl.services.names import FileNames  # noqa: E402
+from jsrl.runs.names import FileNames  # noqa: E402
 
 LIMIT_S, ACTORS, STEP_S, LEAVES_S = 3.0, 4, 0.05, 30.0
 OPTIONS = ("--env.id", "benchmarks.endurance.idle:Idle", "--num-actors", f"{ACTORS}", "--agent.network.core", "gru")

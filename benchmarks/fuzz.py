@@ -39,16 +39,16 @@ sys.path[:0] = [str(ROOT)]
 
 from benchmarks.endless import FRAME_BYTES, as_sent, shake_hands  # noqa: E402 (where it lies is said above)
 from jsrl.errors import CodecError, JsrlError, StreamTimeout  # noqa: E402
-from jsrl.services.control import ControlServer  # noqa: E402
+from jsrl.runs.control import ControlServer  # noqa: E402
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply  # noqa: E402
-from jsrl.transport.codec import PROTOCOL_VERSION, Limits, decode, encode  # noqa: E402
-from jsrl.transport.guests import Guests  # noqa: E402
-from jsrl.transport.handshake import HELLO, hello_frames  # noqa: E402
-from jsrl.transport.inference import bind_inference, connect_inference  # noqa: E402
-from jsrl.transport.inference_area import AreaLayout  # noqa: E402
-from jsrl.transport.params import bind_params, connect_params  # noqa: E402
-from jsrl.transport.samples import bind_samples, connect_samples  # noqa: E402
-from jsrl.transport.schema import flatten_schema, make_layout, schema_to_fields  # noqa: E402
+from jsrl.transport.inference.area import AreaLayout  # noqa: E402
+from jsrl.transport.inference.roads import bind_inference, connect_inference  # noqa: E402
+from jsrl.transport.meeting.guests import Guests  # noqa: E402
+from jsrl.transport.meeting.handshake import HELLO, hello_frames  # noqa: E402
+from jsrl.transport.params.roads import bind_params, connect_params  # noqa: E402
+from jsrl.transport.samples.roads import bind_samples, connect_samples  # noqa: E402
+from jsrl.transport.wire.codec import PROTOCOL_VERSION, Limits, decode, encode  # noqa: E402
+from jsrl.transport.wire.schema import flatten_schema, make_layout, schema_to_fields  # noqa: E402
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec  # noqa: E402
 
 PREFIX = struct.Struct("<4sHHI")

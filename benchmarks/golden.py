@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jsrl.services.provenance import environment_facts  # noqa: E402 (where it lies is said above)
+from jsrl.runs.provenance import environment_facts  # noqa: E402 (where it lies is said above)
 
 STEPS = 20_000
 SEEDS = (0, 1)
@@ -57,7 +57,7 @@ def train(name: str, seed: int, steps: int, runs_dir: str) -> str:
     Raises:
       SystemExit: the run failed; its output has been printed.
     """
-    from jsrl.services.snapshots import SnapshotStore
+    from jsrl.snapshots.store import SnapshotStore
 
     run_name = f"{name}-seed{seed}"
     words = [*CASES[name], *ALWAYS, "--runs-dir", runs_dir, "--run-name", run_name]

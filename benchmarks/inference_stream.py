@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference import bind_inference, connect_inference
-from jsrl.transport.params import bind_params, connect_params
+from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.types import ArraySpec
 
 ROWS = 16

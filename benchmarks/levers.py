@@ -188,7 +188,7 @@ def chosen(given: argparse.Namespace, usual: str):
     """Return the experiment to measure on, with the options that were given after `--`."""
     from run import experiments
 
-    from jsrl.launch.command_line import parse
+    from jsrl.cli.command_line import parse
 
     return parse(given.options, experiments()[given.experiment or usual]()).experiment
 

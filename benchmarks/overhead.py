@@ -67,10 +67,10 @@ def whole_run(given: argparse.Namespace, name: str, options: list[str], without:
 def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
     """Return (part, class, methods) of what is called while rows are made."""
     from jsrl.launch.serial import SerialReporter
-    from jsrl.services.metrics import Recorder
-    from jsrl.services.phases import Phases
-    from jsrl.transport.hop_page import HopPage
-    from jsrl.transport.ledger_page import KeptLedger
+    from jsrl.metrics.metrics import Recorder
+    from jsrl.metrics.phases import Phases
+    from jsrl.transport.ledger.hop_page import HopPage
+    from jsrl.transport.ledger.page import KeptLedger
 
     return [
         ("phases", Phases, ("enter",)),
@@ -127,11 +127,11 @@ def calls_per_row(given: argparse.Namespace) -> dict[str, float]:
 
 def ns_per_call(folder: Path) -> dict[str, float]:
     """Return the CPU nanoseconds of one call of each method, by a loop around it."""
-    from jsrl.services.control import ControlClient, ControlServer
-    from jsrl.services.metrics import Recorder
+    from jsrl.metrics.metrics import Recorder
+    from jsrl.runs.control import ControlClient, ControlServer
     from jsrl.transport.base import Ledger, ProducerId
-    from jsrl.transport.hop_page import LOCAL, HopPage
-    from jsrl.transport.ledger_page import begin_life
+    from jsrl.transport.ledger.hop_page import LOCAL, HopPage
+    from jsrl.transport.ledger.page import begin_life
 
     page = HopPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, road=LOCAL)
     recorder, plain = Recorder("actor"), Ledger(dropped={})
@@ -174,7 +174,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 def control_share(folder: Path) -> float:
     """Return the CPU share (of one core) of one idle worker's control road, the controller's end of it included."""
-    from jsrl.services.control import ControlClient, ControlServer
+    from jsrl.runs.control import ControlClient, ControlServer
 
     server = ControlServer(f"ipc://{folder}/control-idle")
     client = ControlClient(server.address, "actor-0", 0)

@@ -22,10 +22,10 @@ def make_update(name: str) -> tuple[Callable[[], None], int]:
 
     import jax
 
-    from jsrl.building import build_agent, resolved_agent
+    from jsrl.experiment.building import build_agent, resolved_agent
     from jsrl.launch.plan import make_schemas
     from jsrl.parallel import data_parallel, split_devices
-    from jsrl.replay.on_device import on_device
+    from jsrl.replay.device.agent import on_device
 
     experiment = importlib.import_module(f"configs.{name}").config()
     schemas = make_schemas(experiment)

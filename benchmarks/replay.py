@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.replay.host import HostReplay
-from jsrl.replay.host_rows import rows_shape, windows_spec
-from jsrl.replay.host_tree import HostTree
-from jsrl.replay.limiter import Limiter
+from jsrl.replay.host.limiter import Limiter
+from jsrl.replay.host.replay import HostReplay
+from jsrl.replay.host.rows import rows_shape, windows_spec
+from jsrl.replay.host.tree import HostTree
 from jsrl.transport.base import ProducerId
-from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.base import Silent
 from jsrl.workers.replay.worker import ReplaySettings, ReplayWorker, Roads
@@ -178,7 +178,7 @@ def device() -> dict[str, dict[str, float]]:
 
     import jax
 
-    from jsrl.replay import device as ring
+    from jsrl.replay.device import ring
 
     found = {}
     env = EnvSpec(ArraySpec((17,), "float32"), Discrete(6))

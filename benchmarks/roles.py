@@ -58,8 +58,8 @@ def figures(folder: Path) -> Figures:
     Raises:
       RuntimeError: it was too short to say anything.
     """
-    from jsrl.launch.report import make_report
-    from jsrl.services.runs import RunFolder
+    from jsrl.report.report import make_report
+    from jsrl.runs.runs import RunFolder
 
     report = make_report(RunFolder.open(folder))
     means = report.steady

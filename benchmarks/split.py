@@ -26,10 +26,10 @@ import numpy as np
 
 from jsrl.agents.check import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
-from jsrl.building import compute_in_caller
+from jsrl.experiment.building import compute_in_caller
 from jsrl.networks.model import NetworkConfig
 from jsrl.parallel import data_parallel, split_devices
-from jsrl.replay.several import several_updates
+from jsrl.replay.device.several import several_updates
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 from jsrl.workers.learner.split_update import SplitUpdate
 

@@ -159,7 +159,7 @@ def main() -> int:
         numbers = [[*one[: len(COUNTED)], round(one.rss_mb, 2)] for one in seen]
         print(json.dumps({"placement": given.only, "faults": faults(seen, given.limit_mb), "seen": numbers}))
         return 0
-    from jsrl.services.provenance import environment_facts
+    from jsrl.runs.provenance import environment_facts
 
     arms = [
         own_process(given, placement, given.starts if placement == "serial" else given.process_starts)

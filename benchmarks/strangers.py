@@ -78,10 +78,10 @@ def repeated_hellos(jobs: Path | None) -> list[tuple[str, list[bytes]]]:
     """Return (protocol, frames) of hellos that the run's living actors have said already, to each kind of stream."""
     if jobs is None:
         return []
-    from jsrl.reference import from_json
-    from jsrl.transport.codec import encode
-    from jsrl.transport.handshake import HELLO, hello_frames
-    from jsrl.transport.schema import flatten_schema, schema_to_fields
+    from jsrl.references.reference import from_json
+    from jsrl.transport.meeting.handshake import HELLO, hello_frames
+    from jsrl.transport.wire.codec import encode
+    from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
 
     hellos: list[tuple[str, list[bytes]]] = []
     for path in sorted(jobs.glob("actor-*.json")):

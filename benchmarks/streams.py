@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.transport.allocator import reuse_freed_memory
 from jsrl.transport.base import ProducerId
-from jsrl.transport.keys import make_keys
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.memory.allocator import reuse_freed_memory
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, zeros
 
 TIMEOUT_S = 30.0

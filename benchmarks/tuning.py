@@ -19,11 +19,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from benchmarks.srl.blocks import Arm, Record, alternate, paired_ratio, ratio_text  # noqa: E402 (where it lies is said above)
 from benchmarks.srl.system import whole_run  # noqa: E402
+from jsrl.cli.command_line import CommandLine, parse  # noqa: E402
 from jsrl.errors import ConfigError, JsrlError  # noqa: E402
 from jsrl.experiment import Experiment  # noqa: E402
-from jsrl.launch.command_line import CommandLine, parse  # noqa: E402
-from jsrl.launch.tune import this_machine, tune  # noqa: E402
-from jsrl.launch.tuning_space import (  # noqa: E402
+from jsrl.tuning.space import (  # noqa: E402
     Setting,
     Space,
     describe,
@@ -32,6 +31,7 @@ from jsrl.launch.tuning_space import (  # noqa: E402
     make_space,
     with_setting,
 )
+from jsrl.tuning.tune import this_machine, tune  # noqa: E402
 
 
 def grid_of(space: Space, cores: int, rings: tuple[int, ...]) -> list[Setting]:

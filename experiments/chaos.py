@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from jsrl.chaos.chaos import Storm, StormSettings, storm_command
 from jsrl.errors import JsrlError
-from jsrl.launch.chaos import Storm, StormSettings, storm_command
 
 STRANGER = Path(__file__).resolve().parents[1] / "benchmarks" / "strangers.py"
 

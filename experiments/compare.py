@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from jsrl.errors import JsrlError
-from jsrl.services.comparison import compare_runs
-from jsrl.services.runs import load_runs
+from jsrl.report.comparison import compare_runs
+from jsrl.runs.runs import load_runs
 
 
 def main() -> int:

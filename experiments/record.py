@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from jsrl.cli.record import record_policy
 from jsrl.errors import JsrlError
-from jsrl.launch.record import record_policy
 
 
 def main() -> int:

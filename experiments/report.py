@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from jsrl.errors import JsrlError
-from jsrl.launch.report import write_report
-from jsrl.services.runs import RunFolder
+from jsrl.report.report import write_report
+from jsrl.runs.runs import RunFolder
 
 
 def main() -> int:

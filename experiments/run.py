@@ -18,11 +18,11 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path.cwd())]
 
 import configs
+from jsrl.cli import command_line as cli
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import Experiment
-from jsrl.launch import command_line as cli
+from jsrl.experiment.options import full_help, short_help
 from jsrl.launch.interrupts import remembered
-from jsrl.launch.options import full_help, short_help
 
 USAGE = "usage: python experiments/run.py NAME [--option value ...]"
 
@@ -73,8 +73,8 @@ def take_name(arguments: list[str]) -> str | None:
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:
     """Return the experiment of the run that --resume names, if it does."""
-    from jsrl.reference import from_json
-    from jsrl.services.runs import RunFolder
+    from jsrl.references.reference import from_json
+    from jsrl.runs.runs import RunFolder
 
     words = [w for argument in arguments for w in argument.split("=", 1)]
     words = [w.replace("_", "-") if w in ("--runs_dir", "--resume") else w for w in words]
@@ -163,8 +163,8 @@ def execute(asked: cli.CommandLine) -> int:
         if not result.as_intended:
             return 130
     if len(results) > 1:
-        from jsrl.services.comparison import summarise
-        from jsrl.services.runs import load_runs
+        from jsrl.report.comparison import summarise
+        from jsrl.runs.runs import load_runs
 
         scored = "evaluator/return_mean" if all(r.evaluation for r in results) else "actor/return_mean"
         metric = "evaluator/final_return_mean" if all(r.final for r in results) else scored
@@ -174,11 +174,11 @@ def execute(asked: cli.CommandLine) -> int:
 
 def fastest(asked: cli.CommandLine) -> Experiment:
     """Return the experiment with the settings of its profile, tuned now where that was asked for; says so in a line."""
-    from jsrl.launch.profiles import OFF, use_profile
+    from jsrl.tuning.profiles import OFF, use_profile
 
     options, experiment = asked.run, asked.experiment
     if options.tune:
-        from jsrl.launch.tune import tune
+        from jsrl.tuning.tune import tune
 
         if options.graph is not None:
             raise ConfigError(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from run import experiments, take_name
 
+from jsrl.cli import command_line as cli
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.launch import command_line as cli
-from jsrl.launch.tune import advise_from, tune
+from jsrl.tuning.tune import advise_from, tune
 
 
 def parser() -> argparse.ArgumentParser:

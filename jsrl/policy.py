@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
-from jsrl.building import build_agent, resolved_agent
 from jsrl.envs.make import make_spec
 from jsrl.experiment import Experiment
-from jsrl.reference import from_json
-from jsrl.services.runs import RunFolder
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.experiment.building import build_agent, resolved_agent
+from jsrl.references.reference import from_json
+from jsrl.runs.runs import RunFolder
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
 from jsrl.types import EnvSpec, leaves, to_environment
 from jsrl.workers.acting import Engine

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.cli import command_line
 from jsrl.errors import ConfigError
-from jsrl.launch import command_line
 from jsrl.workers.kinds import catalogue
 
 ROOT = Path(__file__).parents[1]

@@ -16,14 +16,14 @@ from typing import Any
 
 import psutil
 
-from jsrl.building import build_agent
 from jsrl.errors import StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.experiment.building import build_agent
+from jsrl.launch.local.processes import Process, start
 from jsrl.launch.plan import Plan, accelerators, make_plan, process_environment
-from jsrl.launch.processes import Process, start
 from jsrl.launch.run import own_memory_folder
-from jsrl.reference import spawn_environment, to_json
-from jsrl.services.control import ControlServer, Crash, Stage
+from jsrl.references.reference import spawn_environment, to_json
+from jsrl.runs.control import ControlServer, Crash, Stage
 from jsrl.types import make_version
 from jsrl.workers.ends import bind_publisher, bind_reader
 

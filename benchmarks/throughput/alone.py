@@ -52,8 +52,8 @@ def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, An
     import numpy as np
 
     from benchmarks.throughput.traffic import traffic
-    from jsrl.building import build_agent, resolved_agent
     from jsrl.envs.make import make
+    from jsrl.experiment.building import build_agent, resolved_agent
     from jsrl.launch.plan import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.transport.base import Request
@@ -112,8 +112,8 @@ def main() -> int:
     on_one_core()
     from run import experiments
 
+    from jsrl.cli.command_line import parse
     from jsrl.errors import JsrlError
-    from jsrl.launch.command_line import parse
     from jsrl.launch.compilation import keep_compiled_here
 
     try:

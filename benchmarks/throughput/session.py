@@ -20,7 +20,7 @@ from benchmarks.throughput.progress import Progress
 from benchmarks.throughput.tables import FORMAT
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.services.provenance import environment_facts
+from jsrl.runs.provenance import environment_facts
 
 PLACEMENTS = ("serial", "inline", "served", "apart")
 ALONE_SHARE = 0.2  # of a window's seconds, for each part alone
@@ -152,7 +152,7 @@ def experiment_of(name: str, placement: str, options: Sequence[str]) -> Experime
     sys.path.insert(0, str(alone.ROOT / "experiments"))
     from run import experiments
 
-    from jsrl.launch.command_line import parse
+    from jsrl.cli.command_line import parse
 
     if name not in experiments():
         raise ConfigError(f"there is no experiment {name!r}; there are: {', '.join(experiments())}.")

@@ -33,12 +33,12 @@ def make_update(asked: dict[str, Any]) -> tuple[Callable[[], None], int]:
     import jax
     from run import experiments
 
-    from jsrl.building import build_agent
+    from jsrl.cli.command_line import parse
     from jsrl.envs.config import EnvConfig
-    from jsrl.launch.command_line import parse
+    from jsrl.experiment.building import build_agent
     from jsrl.launch.plan import make_schemas
     from jsrl.parallel import data_parallel, split_devices
-    from jsrl.replay.on_device import on_device
+    from jsrl.replay.device.agent import on_device
 
     experiment = parse(asked["options"], experiments()[NAMES[asked["algorithm"]]]()).experiment
     replay = dataclasses.replace(
@@ -92,7 +92,7 @@ def fill(shape: Any, state: Any, spec: Any, rows: int) -> Any:
     """Return the state with random rows in its whole ring."""
     import jax
 
-    from jsrl.replay.device import add
+    from jsrl.replay.device.ring import add
 
     num_rows, num_envs = spec.reward.shape[0] - 1, spec.reward.shape[1]
 

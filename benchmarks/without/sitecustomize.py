@@ -17,21 +17,21 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def without_heartbeats() -> None:
     """Have workers send no sign of life (the control road stays: it carries reports and commands)."""
-    from jsrl.services import control
+    from jsrl.runs import control
 
     control.HEARTBEAT_S = NEVER_S
 
 
 def without_deadlines() -> None:
     """Have nobody note what may hang."""
-    from jsrl.services.control import ControlClient
+    from jsrl.runs.control import ControlClient
 
     ControlClient.entering = ControlClient.left = nothing  # type: ignore[method-assign, assignment]
 
 
 def without_phases() -> None:
     """Account for nobody's time."""
-    from jsrl.services.phases import Phases
+    from jsrl.metrics.phases import Phases
 
     Phases.enter = Phases.rest = Phases.mark = nothing  # type: ignore[method-assign, assignment]
     Phases.shares = lambda self: {}  # type: ignore[method-assign]
@@ -39,7 +39,7 @@ def without_phases() -> None:
 
 def without_metrics() -> None:
     """Count nothing inside workers; what the run's limits need (updates, env steps) is no part of this."""
-    from jsrl.services.metrics import Recorder
+    from jsrl.metrics.metrics import Recorder
 
     for name in ("count", "rate", "spent", "mean", "means", "last", "maximum", "spread"):
         setattr(Recorder, name, nothing)
@@ -49,8 +49,8 @@ def without_metrics() -> None:
 def without_ledger() -> None:
     """Count trajectories in memory, not in the pages that survive a death."""
     from jsrl.transport.base import Ledger
-    from jsrl.transport.hop_page import HopPage
-    from jsrl.transport.ledger_page import KeptLedger
+    from jsrl.transport.ledger.hop_page import HopPage
+    from jsrl.transport.ledger.page import KeptLedger
 
     for name in ("arrive", "settle", "drop", "mark", "hold"):
         setattr(KeptLedger, name, getattr(Ledger, name))

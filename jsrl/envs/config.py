@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jsrl.errors import ConfigError
-from jsrl.importing import importable_target
+from jsrl.references.importing import importable_target
 
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
 ON_FAULT = ("auto", "stop", "restart-env", "restart-actor")

@@ -20,7 +20,7 @@ from jsrl.envs.repair import RebuiltVector, Repairs
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
-from jsrl.importing import import_target, nearest
+from jsrl.references.importing import import_target, nearest
 from jsrl.types import Array, EnvSpec
 
 log = logging.getLogger("jsrl.envs")
@@ -68,12 +68,12 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv
         _refuse_wrappers(config)
         return make_probe(config, num_envs, seed, group)
     if scheme == "envpool" or config.backend == "envpool":
-        from jsrl.envs.pool import make_pool
+        from jsrl.envs.adapters.envpool import make_pool
 
         _refuse_wrappers(config)
         return make_pool(config, num_envs, seed, group)
     if config.id.startswith("ALE/") and config.backend in ("auto", "native") and not config.wrappers:
-        from jsrl.envs.atari import make_atari
+        from jsrl.envs.adapters.atari import make_atari
 
         return make_atari(config, num_envs, seed, group)
     if ":" in config.id:
@@ -102,14 +102,14 @@ def import_modules(config: EnvConfig) -> None:
     if scheme == "probe":
         return
     if scheme == "envpool" or config.backend == "envpool":
-        import_module("jsrl.envs.pool")
+        import_module("jsrl.envs.adapters.envpool")
         return
     if ":" in config.id:
         import_target(config.id)
         return
     register_suites(config.id)
     if config.id.startswith("ALE/"):
-        import_module("jsrl.envs.atari")
+        import_module("jsrl.envs.adapters.atari")
     spec = gymnasium.registry.get(config.id)
     if spec is None:
         raise _unknown_id(config.id)

@@ -27,7 +27,7 @@ from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.errors import ConfigError
-from jsrl.importing import nearest
+from jsrl.references.importing import nearest
 from jsrl.types import ActionSpec, Array, ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Tree
 
 

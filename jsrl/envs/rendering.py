@@ -11,12 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from jsrl.envs.atari import AtariVector, find_game, game_options
+from jsrl.envs.adapters.atari import AtariVector, find_game, game_options
 from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.envs.config import EnvConfig, main_target
 from jsrl.envs.make import make, register_suites
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
-from jsrl.importing import import_target
+from jsrl.references.importing import import_target
 from jsrl.types import Array
 
 DEFAULT_FPS, CONSOLE_FPS = 30.0, 60.0

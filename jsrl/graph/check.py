@@ -6,7 +6,7 @@ from collections import Counter
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph, Link, WorkerNode
-from jsrl.transport.address import check_name
+from jsrl.transport.meeting.address import check_name
 from jsrl.transport.stream import Stream
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
-from jsrl.reference import from_json, to_json
+from jsrl.references.reference import from_json, to_json
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Port, find_kind
 

@@ -10,20 +10,20 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from jsrl.errors import WorkerDied
-from jsrl.launch.actor_host import ActorHost
 from jsrl.launch.interrupts import interrupts, requests
+from jsrl.launch.local.actor_host import ActorHost
+from jsrl.launch.local.processes import Process, death_notice, end_all, loss_notice, start
+from jsrl.launch.local.usage import Usage
+from jsrl.launch.local.watchdog import Watchdog
 from jsrl.launch.plan import Plan, accelerators, process_environment
-from jsrl.launch.processes import Process, death_notice, end_all, loss_notice, start
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.supervision import Restart, Supervision, next_life
-from jsrl.launch.usage import Usage
-from jsrl.launch.watchdog import Watchdog
-from jsrl.reference import spawn_environment
-from jsrl.services.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
-from jsrl.services.control_bodies import complaint
-from jsrl.transport.hops import close_hops
-from jsrl.transport.segment import make_folder
+from jsrl.references.reference import spawn_environment
+from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
+from jsrl.runs.control_bodies import complaint
+from jsrl.transport.ledger.hops import close_hops
+from jsrl.transport.memory.segment import make_folder
 from jsrl.workers.kinds import Kind
 
 POLL_S = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.envs.rendering import check_rendered
 from jsrl.experiment import Experiment
-from jsrl.services.video import require_video
+from jsrl.recordings.video import require_video
 
 
 def check_filming(experiment: Experiment) -> None:

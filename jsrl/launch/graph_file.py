@@ -12,8 +12,8 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import make_graph
-from jsrl.services.files import write_atomic
-from jsrl.services.runs import RunFolder
+from jsrl.runs.files import write_atomic
+from jsrl.runs.runs import RunFolder
 from jsrl.workers.kinds import Kind, find_kind, own_kinds
 
 FILE = "graph.json"  # of a run

@@ -9,9 +9,9 @@ from pathlib import Path
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, WorkerNode
-from jsrl.transport.address import check_ipc_path
-from jsrl.transport.hops import SAMPLES
-from jsrl.transport.keys import CLIENT_FILE, check_encryption, make_keys
+from jsrl.transport.ledger.hops import SAMPLES
+from jsrl.transport.meeting.address import check_ipc_path
+from jsrl.transport.meeting.keys import CLIENT_FILE, check_encryption, make_keys
 from jsrl.transport.stream import End, Peer, Stream, name_at
 
 KEYS = "keys"  # in the run folder

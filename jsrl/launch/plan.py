@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
+from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.placements import check_groups

@@ -7,9 +7,9 @@ from typing import Any
 
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import Experiment
-from jsrl.reference import to_json
-from jsrl.services.provenance import package_versions
-from jsrl.services.recordings import Recording, begin_recording, make_manifest, open_recording
+from jsrl.recordings.recordings import Recording, begin_recording, make_manifest, open_recording
+from jsrl.references.reference import to_json
+from jsrl.runs.provenance import package_versions
 from jsrl.types import EnvSpec
 from jsrl.workers.jobs import Schemas
 from jsrl.workers.learner.recorded import wanted_leaves

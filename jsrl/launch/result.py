@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jsrl.transport.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
 
@@ -20,7 +20,7 @@ class Result:
         that raised says failed.)
       env_steps, updates, wall_s: reached. process_s: from the start of this process (imports and all) to the end of the
         training.
-      ledger: of the learner's sample stream, reconciled (jsrl.transport.reconcile). hops: the other streams', by name.
+      ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
       evaluation: the last score that was told (or that reached stop_at_return). final: 100 fresh episodes of it.
       summary: rates, where time went and what limited the run, as text; more of it stands in report.html.
     """
@@ -45,14 +45,14 @@ class Result:
     @property
     def metrics(self) -> dict[str, Any]:
         """Return the run's metrics as columns: name -> numpy array with NaN where a line had no value."""
-        from jsrl.services.runs import read_metrics
+        from jsrl.runs.runs import read_metrics
 
         return read_metrics(self.folder / "metrics.jsonl")
 
     @property
     def params(self) -> Any:
         """Return the final params as a tree of numpy arrays."""
-        from jsrl.services.snapshots import SnapshotStore
+        from jsrl.snapshots.store import SnapshotStore
 
         return SnapshotStore(self.folder / "snapshots" / "state").load("latest").tree["state"]["params"]
 

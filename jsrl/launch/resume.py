@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
-from jsrl.launch.options import differences
-from jsrl.services.runs import RUNNING, RunFolder
-from jsrl.services.snapshot_format import version_damage
-from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.ledger_page import LEDGER, read_page
-from jsrl.transport.segment import try_lock
+from jsrl.experiment.options import differences
+from jsrl.runs.runs import RUNNING, RunFolder
+from jsrl.snapshots.format import version_damage
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.page import LEDGER, read_page
+from jsrl.transport.memory.segment import try_lock
 from jsrl.workers.actor.journal import Journal, journal_path
 from jsrl.workers.actor.journaled import exact_obstacle
 from jsrl.workers.jobs import Origin

@@ -22,18 +22,18 @@ from jsrl.launch.interrupts import remembered
 from jsrl.launch.links import begin_encryption
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.recording_plan import begin_record, check_recording
-from jsrl.launch.report import leave_report
 from jsrl.launch.result import Result
 from jsrl.launch.resume import allowed_changes, claimed, continue_exactly, next_origin, params_source
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
-from jsrl.reference import from_json, to_json
-from jsrl.services import tracing
-from jsrl.services.display import make_display
-from jsrl.services.runs import RunFolder
-from jsrl.source_capture import Capture
-from jsrl.transport.hops import close_hops
-from jsrl.transport.segment import is_held, make_folder, try_lock
+from jsrl.metrics import tracing
+from jsrl.metrics.display import make_display
+from jsrl.references.capture import Capture
+from jsrl.references.reference import from_json, to_json
+from jsrl.report.report import leave_report
+from jsrl.runs.runs import RunFolder
+from jsrl.transport.ledger.hops import close_hops
+from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 from jsrl.workers.jobs import Origin
 
 ALIVE = "alive"
@@ -62,7 +62,7 @@ def run(
       graph: another dataflow than the experiment's own: a function that is given its graph and returns the changed one, such
         a function's `module:name`, or a Graph. A resume goes on with the graph that the run was started with.
       display: auto, live, plain, quiet or log-only.
-      sinks: further places for metrics (see jsrl.services.metric_sinks.Sink).
+      sinks: further places for metrics (see jsrl.metrics.sinks.Sink).
 
     Raises:
       ConfigError: something cannot work; says what would.

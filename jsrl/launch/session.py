@@ -15,14 +15,14 @@ import psutil
 
 from jsrl.experiment import Experiment
 from jsrl.launch.result import Result, ledger_lines
-from jsrl.services.control import AnyMessage, Event, Report
-from jsrl.services.display import Display
-from jsrl.services.display_state import DisplayState, WorkerRow
-from jsrl.services.files import write_atomic
-from jsrl.services.metrics import MetricsHub
-from jsrl.services.phases import of_main_thread
-from jsrl.services.runs import RunFolder
-from jsrl.transport.hops import SAMPLES, read_hops
+from jsrl.metrics.display import Display
+from jsrl.metrics.display_state import DisplayState, WorkerRow
+from jsrl.metrics.metrics import MetricsHub
+from jsrl.metrics.phases import of_main_thread
+from jsrl.runs.control import AnyMessage, Event, Report
+from jsrl.runs.files import write_atomic
+from jsrl.runs.runs import RunFolder
+from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0

@@ -12,8 +12,8 @@ from jsrl.allowance import Allowance
 from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.resume import newest_good
-from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.ledger_page import LEDGER, read_page
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.workers.jobs import Job, Origin
 from jsrl.workers.kinds import Kind, find_kind
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
 from jsrl.networks.heads import policy_head, value_head
-from jsrl.networks.products import Precision
+from jsrl.networks.kernels.products import Precision
 from jsrl.networks.torsos import (
     ACTIVATIONS,
     MIN_NATURE_SIDE,
@@ -29,7 +29,7 @@ from jsrl.networks.torsos import (
     Leaf,
     NatureCNN,
 )
-from jsrl.reference import resolve
+from jsrl.references.reference import resolve
 from jsrl.types import Array, EnvSpec, Tree, named_leaves
 
 TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
 from jsrl.networks.heads import POLICY_GAIN, VALUE_GAIN, LogitsHead
+from jsrl.networks.kernels.products import Precision
 from jsrl.networks.model import NetworkConfig, make_torso, observation_leaves, weights_of
-from jsrl.networks.products import Precision
 from jsrl.networks.torsos import MLP, ActivationName, dense
 from jsrl.types import Array, Continuous, Discrete, EnvSpec, Tree
 

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.networks.conv import Conv
+from jsrl.networks.kernels.conv import Conv
+from jsrl.networks.kernels.pooling import max_pool
+from jsrl.networks.kernels.products import Precision, rounded_dense
 from jsrl.networks.orthogonal import orthogonal
-from jsrl.networks.pooling import max_pool
-from jsrl.networks.products import Precision, rounded_dense
 from jsrl.types import Array, Tree, named_leaves
 
 ActivationName: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]

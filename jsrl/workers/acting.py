@@ -16,10 +16,10 @@ import numpy as np
 
 from jsrl.agents.base import Agent
 from jsrl.errors import StreamError, StreamTimeout
+from jsrl.metrics.phases import Phases
 from jsrl.parallel import small_calls
-from jsrl.services.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Reply, Request
-from jsrl.transport.inference_ends import Unserved, unknown_policy
+from jsrl.transport.inference.ends import Unserved, unknown_policy
 from jsrl.types import EnvSpec, Tree, leaves, map_tree, version_updates
 
 ACT_STREAM, UPDATE_STREAM, INIT_STREAM = 1, 2, 0

@@ -174,8 +174,11 @@ def load_modules(job_path: Path) -> None:
     What cannot be imported is logged and left to the actors, who report it as their own error.
     """
     from jsrl.envs.make import import_modules
-    from jsrl.reference import from_json
-    from jsrl.transport import inference_shared_client, inference_zmq_client, samples_shared_producer, samples_zmq
+    from jsrl.references.reference import from_json
+    from jsrl.transport.inference import shared_client as inference_shared_client
+    from jsrl.transport.inference import zmq_client as inference_zmq_client
+    from jsrl.transport.samples import shared_producer as samples_shared_producer
+    from jsrl.transport.samples import zmq as samples_zmq
     from jsrl.workers import jobs, process
     from jsrl.workers.actor import build as build_actor
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from jsrl.errors import StreamClosed
-from jsrl.services.control import Bye, Command, ControlClient, Crash, Event, Report
-from jsrl.services.metrics import Recorder
+from jsrl.metrics.metrics import Recorder
+from jsrl.runs.control import Bye, Command, ControlClient, Crash, Event, Report
 
 REPORT_S = 0.5
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import StreamTimeout
-from jsrl.services.control import Command
-from jsrl.services.phases import Activity
+from jsrl.metrics.phases import Activity
+from jsrl.runs.control import Command
 from jsrl.transport.base import Block, Entry, Lease, SampleConsumer
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, leaves

@@ -13,12 +13,12 @@ from jsrl.transport.base import (
     SampleConsumer,
     SampleProducer,
 )
-from jsrl.transport.guests import Guests
-from jsrl.transport.hops import hop_folder, ledger_path
-from jsrl.transport.inference import bind_inference
-from jsrl.transport.ledger_page import begin_life
-from jsrl.transport.params import bind_params, connect_params
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.inference.roads import bind_inference
+from jsrl.transport.ledger.hops import hop_folder, ledger_path
+from jsrl.transport.ledger.page import begin_life
+from jsrl.transport.meeting.guests import Guests
+from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at
 from jsrl.types import Tree
 from jsrl.workers.base import Reporter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.services.names import Registration
+from jsrl.runs.names import Registration
 from jsrl.transport.base import Block, SampleProducer
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Tree

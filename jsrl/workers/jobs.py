@@ -7,10 +7,10 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.services.metrics import Recorder
-from jsrl.services.names import FileNames, Registration
-from jsrl.services.phases import REST, TURN
-from jsrl.services.tracing import Tracer
+from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.phases import REST, TURN
+from jsrl.metrics.tracing import Tracer
+from jsrl.runs.names import FileNames, Registration
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.stream import End
 from jsrl.types import EnvSpec, Trajectory

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.services.metric_names import Catalogue, Metric, worker_metrics
-from jsrl.services.phases import REST_ACTIVITY, TURN, Activity
+from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
+from jsrl.metrics.phases import REST_ACTIVITY, TURN, Activity
 from jsrl.transport.stream import Sort
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""What workers whose sockets others connect to may take of memory beyond their baseline (see jsrl.services.memory)."""
+"""What workers whose sockets others connect to may take of memory beyond their baseline (see jsrl.runs.memory)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jsrl.services.memory import MIB, MemoryWatch
+from jsrl.runs.memory import MIB, MemoryWatch
 from jsrl.types import leaves
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.services.names import NameService, Registration
+from jsrl.runs.names import NameService, Registration
 from jsrl.transport.base import ParamsSubscriber
 
 LOOK_S = 0.5  # between looks at a name

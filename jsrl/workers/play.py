@@ -19,8 +19,8 @@ from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep, Episode, VectorEnv
 from jsrl.envs.faults import foreign
 from jsrl.errors import JsrlError
-from jsrl.services.metrics import Recorder
-from jsrl.services.phases import Phases
+from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import EnvSpec, version_updates
 from jsrl.workers.acting import Engine, Served

@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from jsrl.agents.base import Agent
-from jsrl.building import build_agent
-from jsrl.services.phases import Phases
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.experiment.building import build_agent
+from jsrl.metrics.phases import Phases
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.ends import subscribe
 from jsrl.workers.jobs import Job

@@ -25,7 +25,7 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
     show_name(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     leave_traces(stacks_path(job_path.parent.parent, name))
-    from jsrl.services.control import ControlClient
+    from jsrl.runs.control import ControlClient
 
     control = ControlClient(control_address, name, incarnation, parent_pid=parent_pid)
     signal.signal(signal.SIGTERM, lambda *_: control.stop.set())
@@ -33,7 +33,7 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def build_from_file(reporter: Reporter) -> Worker:
-        from jsrl.reference import from_json
+        from jsrl.references.reference import from_json
         from jsrl.workers.kinds import build_worker, find_kind
         from jsrl.workers.memory import make_watch
 

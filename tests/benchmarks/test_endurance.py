@@ -127,11 +127,11 @@ def test_faults_of_the_run_as_a_whole() -> None:
 
 
 CALLS = """
-from jsrl.services import control
-from jsrl.services.metrics import Recorder
-from jsrl.services.phases import Phases
+from jsrl.runs import control
+from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.phases import Phases
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger_page import KeptLedger
+from jsrl.transport.ledger.page import KeptLedger
 recorder = Recorder("actor")
 recorder.rate("env_steps", 16)
 recorder.phases.begin()

@@ -20,7 +20,7 @@ import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, leaves, named_leaves, zeros
 from tests.contracts.sample_producer import checksum, fill, make_schema, produce
 

@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 
 from jsrl.transport.base import ProducerId, SampleProducer
-from jsrl.transport.samples import connect_samples
+from jsrl.transport.samples.roads import connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
 
 TIMEOUT_S = 30.0

@@ -24,7 +24,7 @@ ROWS, BATCHING = "tests/envs/test_rows.py", "tests/workers/test_batching.py"
 ACTOR, ACTING = "tests/workers/test_actor.py", "tests/workers/test_acting.py"
 DEVICE, HOST = "tests/replay/test_device.py", "tests/replay/test_host.py"
 SAMPLES, PARAMS = "tests/transport/test_samples.py", "tests/transport/test_params.py"
-LEDGER, SNAPSHOTS = "tests/transport/test_ledger_page.py", "tests/services/test_snapshots.py"
+LEDGER, SNAPSHOTS = "tests/transport/test_ledger_page.py", "tests/snapshots/test_snapshots.py"
 SUPERVISION = "tests/launch/test_supervision.py"
 
 FAULTS = (

@@ -26,7 +26,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig, SnapshotConfig
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.services import snapshots
+from jsrl.snapshots import store as snapshots
 from jsrl.workers.learner.worker import Learner
 
 UPDATES = 30

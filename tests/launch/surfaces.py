@@ -10,8 +10,8 @@ import numpy as np
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import Experiment
-from jsrl.launch.tuning_search import Budget, Trial, search
-from jsrl.launch.tuning_space import Machine, Setting, Space, key_of, make_knobs, make_space
+from jsrl.tuning.search import Budget, Trial, search
+from jsrl.tuning.space import Machine, Setting, Space, key_of, make_knobs, make_space
 
 Surface = Callable[[Setting], float]
 

@@ -17,13 +17,13 @@ import pytest
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
-from jsrl.launch import actor_host
-from jsrl.launch.actor_host import ActorHost
+from jsrl.launch.local import actor_host
+from jsrl.launch.local.actor_host import ActorHost
+from jsrl.launch.local.processes import Process, start
 from jsrl.launch.plan import make_plan, process_environment
-from jsrl.launch.processes import Process, start
-from jsrl.reference import spawn_environment
-from jsrl.services.control import ControlServer
-from jsrl.transport.segment import make_folder
+from jsrl.references.reference import spawn_environment
+from jsrl.runs.control import ControlServer
+from jsrl.transport.memory.segment import make_folder
 from jsrl.workers.jobs import Job
 
 ACTORS = 6

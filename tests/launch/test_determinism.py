@@ -11,8 +11,8 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig
 from jsrl.launch.run import run
-from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.reconcile import hop_ledger
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
 
 UPDATES = 20

@@ -18,8 +18,8 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, EnvironmentFault, SnapshotError
 from jsrl.launch.resume import continue_exactly
-from jsrl.services.runs import RunFolder
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.runs.runs import RunFolder
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, named_leaves
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest
 from jsrl.workers.actor.journaled import JournaledEnv, exact_obstacle

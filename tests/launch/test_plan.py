@@ -18,8 +18,8 @@ from jsrl.graph.placements import make_graph
 from jsrl.launch.links import begin_encryption, bind_addresses
 from jsrl.launch.plan import Plan, accelerators, describe, make_plan, make_schemas, process_environment
 from jsrl.networks.model import NetworkConfig
-from jsrl.reference import from_json, to_json
-from jsrl.transport import keys
+from jsrl.references.reference import from_json, to_json
+from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
 
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")

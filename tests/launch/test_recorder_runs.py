@@ -14,8 +14,8 @@ from jsrl.errors import ConfigError, MissingExtra
 from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
 from jsrl.launch.plan import describe, make_plan, process_environment
 from jsrl.launch.run import run
-from jsrl.services import video
-from jsrl.services.runs import Run, RunFolder
+from jsrl.recordings import video
+from jsrl.runs.runs import Run, RunFolder
 from jsrl.workers.recorder.worker import VideoRecorder
 from tests.decoded import decode
 

@@ -11,14 +11,14 @@ import pytest
 
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cli.record import record_policy
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.launch.plan import describe, make_plan
-from jsrl.launch.record import record_policy
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.services.recordings import open_recording, read_chunk
+from jsrl.recordings.recordings import open_recording, read_chunk
 
 SMALL = NetworkConfig(hidden=(16,))
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
+from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.launch.plan import describe, make_plan
-from jsrl.launch.replay_update import replay_update
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.replay.device import ring_shape
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.replay.device.ring import ring_shape
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import leaves
 
 REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.services.runs import read_metrics
+from jsrl.runs.runs import read_metrics
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "experiments" / "run.py"

@@ -10,8 +10,8 @@ import pytest
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
 from jsrl.launch.supervision import Budget, Supervision, last_committed, next_life
-from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.ledger_page import LEDGER, begin_life
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.page import LEDGER, begin_life
 from jsrl.workers.jobs import Job, Origin
 
 

@@ -16,8 +16,8 @@ from jsrl.graph.graph import Graph, node
 from jsrl.launch.graph_file import FILE
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.services.runs import read_metrics
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.runs.runs import read_metrics
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import leaves
 
 WORLD = Path(__file__).parents[1] / "system" / "world"

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jsrl.networks import conv
-from jsrl.networks.pooling import max_pool
+from jsrl.networks.kernels import conv
+from jsrl.networks.kernels.pooling import max_pool
 
 CASES = [  # height, width, C_in, C_out, k, stride, padding, batch_first
     (36, 40, 4, 8, 8, 4, "VALID", True),

@@ -9,7 +9,7 @@ import pytest
 from jsrl.agents.check import check_agent
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.sac import SACConfig, sac
-from jsrl.networks import conv
+from jsrl.networks.kernels import conv
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.networks.torsos import MLP, ImpalaResNet, NatureCNN, dense
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec

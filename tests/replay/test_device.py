@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.replay import device, device_tree
+from jsrl.replay.device import ring as device
+from jsrl.replay.device import tree as device_tree
 from jsrl.types import spec_of
 from tests.replay.streams import FRAMES, World
 

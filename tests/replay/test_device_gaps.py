@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jsrl.agents.off_policy import transition
-from jsrl.replay import device
-from jsrl.replay.device_gaps import KEPT
+from jsrl.replay.device import ring as device
+from jsrl.replay.device.gaps import KEPT
 from jsrl.types import Trajectory, spec_of
 
 N, GAMMA, FRAMES = 3, 0.9, 3

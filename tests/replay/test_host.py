@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from jsrl.replay.host import HostReplay
-from jsrl.replay.host_rows import RowsShape, read_ids, rows_shape, windows_spec
-from jsrl.replay.host_tree import HostTree
-from jsrl.replay.limiter import Limiter, make_limiter
+from jsrl.replay.host.limiter import Limiter, make_limiter
+from jsrl.replay.host.replay import HostReplay
+from jsrl.replay.host.rows import RowsShape, read_ids, rows_shape, windows_spec
+from jsrl.replay.host.tree import HostTree
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree, spec_of
 from tests.replay.streams import FRAMES, World
 

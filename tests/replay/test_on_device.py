@@ -13,8 +13,8 @@ import pytest
 
 from jsrl.agents.base import Agent
 from jsrl.errors import ConfigError
-from jsrl.replay.on_device import MADE, on_device, update_keys, with_replay
-from jsrl.settings import ReplayConfig
+from jsrl.experiment.settings import ReplayConfig
+from jsrl.replay.device.agent import MADE, on_device, update_keys, with_replay
 from jsrl.types import spec_of
 from tests.fake_devices import fake_devices
 from tests.replay.learning import toy_agent

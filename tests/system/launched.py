@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from jsrl.transport.reconcile import hop_ledger
+from jsrl.transport.ledger.reconcile import hop_ledger
 
 WORLD = Path(__file__).parent / "world"
 DRIVE = WORLD / "drive.py"

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from benchmarks.endless import Flood
-from jsrl.services.memory import MIB
-from jsrl.services.names import FileNames
+from jsrl.runs.memory import MIB
+from jsrl.runs.names import FileNames
 from tests.system.test_supervision import await_training, consumed, counting, end
 
 MARGIN_MB = 128

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.hops import read_hop
-from jsrl.transport.ledger_page import LEDGER, Life, read_page
-from jsrl.transport.reconcile import hop_ledger
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.hops import read_hop
+from jsrl.transport.ledger.page import LEDGER, Life, read_page
+from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import version_epoch
 from tests.system.launched import FOREVER, Launched
 

@@ -9,9 +9,9 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from jsrl.launch.report import write_report
-from jsrl.services.phases import of_main_thread
-from jsrl.services.runs import RunFolder, read_metrics
+from jsrl.metrics.phases import of_main_thread
+from jsrl.report.report import write_report
+from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.workers.kinds import find_kind
 from tests.system.launched import FOREVER, Launched
 

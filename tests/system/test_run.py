@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.snapshots.store import SnapshotStore
 from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
 
 slow = pytest.mark.slow

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from jsrl.errors import AccessDenied, ConfigError
-from jsrl.services.names import FileNames
+from jsrl.runs.names import FileNames
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference import bind_inference, connect_inference
-from jsrl.transport.keys import make_keys
-from jsrl.transport.params import bind_params, connect_params
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec
 from tests.contracts.inference_contract import SPEC
 from tests.system.launched import FOREVER, WORLD, Launched

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.endurance.holdings import Holdings, folder_usage, holdings
-from jsrl.transport.ledger_page import LEDGER, read_page
+from jsrl.transport.ledger.page import LEDGER, read_page
 from tests.system.launched import FOREVER, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow

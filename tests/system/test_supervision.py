@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from jsrl.services.snapshots import SnapshotStore
-from jsrl.transport.hop_page import pages_in, read_connections
-from jsrl.transport.hops import SAMPLES, hop_folder, read_hop
-from jsrl.transport.ledger_page import LEDGER, read_page
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.hop_page import pages_in, read_connections
+from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
+from jsrl.transport.ledger.page import LEDGER, read_page
 from tests.system.launched import Launched, assert_balanced
 
 pytestmark = pytest.mark.slow

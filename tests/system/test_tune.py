@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jsrl.launch.profiles import Profile
-from jsrl.launch.tune import advise_from
+from jsrl.tuning.profiles import Profile
+from jsrl.tuning.tune import advise_from
 
 WORLD = Path(__file__).parent / "world"
 

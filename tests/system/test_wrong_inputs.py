@@ -18,9 +18,9 @@ from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.launch import run as launch_run
 from jsrl.launch.run import run
-from jsrl.transport.keys import make_keys
-from jsrl.transport.params import bind_params
-from jsrl.transport.samples import bind_samples
+from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.params.roads import bind_params
+from jsrl.transport.samples.roads import bind_samples
 from jsrl.types import ArraySpec
 from tests.system.launched import FOREVER, WORLD
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jsrl.errors import CodecError
-from jsrl.transport import codec
-from jsrl.transport.codec import Limits, decode, encode
+from jsrl.transport.wire import codec
+from jsrl.transport.wire.codec import Limits, decode, encode
 from jsrl.types import named_leaves
 
 DTYPES = [
@@ -39,7 +39,7 @@ def assert_same(given_tree, found_tree):
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4)])
 def test_every_dtype_and_shape_comes_back(name, shape):
-    from jsrl.transport.schema import to_dtype
+    from jsrl.transport.wire.schema import to_dtype
 
     dtype = to_dtype(name)
     size = int(np.prod(shape))

@@ -18,13 +18,13 @@ import pytest
 import zmq
 
 from jsrl.errors import AccessDenied, ConfigError, StreamError, StreamTimeout
-from jsrl.services.control import ControlClient, ControlServer, Event
+from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.handshake import hello_frames
-from jsrl.transport.inference import bind_inference, connect_inference
-from jsrl.transport.keys import load_client_keys, make_keys
-from jsrl.transport.params import bind_params, connect_params
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.meeting.handshake import hello_frames
+from jsrl.transport.meeting.keys import load_client_keys, make_keys
+from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from tests.contracts.inference_contract import SPEC, Serving, check_answer, make_request
 from tests.contracts.params_contract import check_values, make_values, poll_until
 from tests.contracts.sample_contract import SCHEMA, drain

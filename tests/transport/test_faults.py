@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.transport import samples_zmq
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples import bind_samples, connect_samples
-from jsrl.transport.samples_zmq import ZmqSampleProducer
-from jsrl.transport.samples_zmq_consumer import ZmqSampleConsumer
+from jsrl.transport.samples import zmq as samples_zmq
+from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.zmq import ZmqSampleProducer
+from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
 from tests.contracts.fault_proxy import FaultProxy, Faults
 from tests.contracts.sample_contract import wait_for
 from tests.contracts.sample_producer import fill, make_schema, produce

@@ -12,14 +12,16 @@ import pytest
 import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed, StreamError
-from jsrl.transport import inference_shared, inference_zmq, samples_shared
 from jsrl.transport.base import ProducerId
-from jsrl.transport.codec import decode, encode
-from jsrl.transport.guests import MOST_NAMES, Guests, read_pairs
-from jsrl.transport.handshake import HELLO, hello_frames
-from jsrl.transport.inference import bind_inference, connect_inference
-from jsrl.transport.samples import bind_samples, connect_samples
-from jsrl.transport.schema import flatten_schema, schema_to_fields
+from jsrl.transport.inference import shared as inference_shared
+from jsrl.transport.inference import zmq as inference_zmq
+from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.meeting.guests import MOST_NAMES, Guests, read_pairs
+from jsrl.transport.meeting.handshake import HELLO, hello_frames
+from jsrl.transport.samples import shared as samples_shared
+from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.wire.codec import decode, encode
+from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
 from jsrl.types import zeros
 from tests.contracts.inference_contract import SPEC
 from tests.contracts.sample_contract import SCHEMA, drain
@@ -77,7 +79,7 @@ def test_inference(road: str, producer, groups, expected: str, tmp_path: Path, m
     server = bind_inference(address(road, tmp_path), SPEC, guests=ACTORS)
     refuse_work(monkeypatch)
     if producer.incarnation > HUGE:  # the asking end refuses that too
-        monkeypatch.setattr("jsrl.transport.inference.check_producer", lambda _: None)
+        monkeypatch.setattr("jsrl.transport.inference.roads.check_producer", lambda _: None)
     where = (server.address, SPEC, producer, groups, TIMEOUT_S)
     error = connecting(server, lambda: connect_inference(*where))
     assert isinstance(error, StreamError | ConfigError) and expected in str(error), error

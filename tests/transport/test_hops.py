@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from jsrl.transport.base import ProducerId, SampleConsumer
-from jsrl.transport.hop_page import HopPage, pages_in
-from jsrl.transport.hops import SAMPLES, close_hops, hop_folder, ledger_path, read_hop, read_hops
-from jsrl.transport.ledger_page import KeptLedger, begin_life
-from jsrl.transport.reconcile import HopLedger
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.ledger.hop_page import HopPage, pages_in
+from jsrl.transport.ledger.hops import SAMPLES, close_hops, hop_folder, ledger_path, read_hop, read_hops
+from jsrl.transport.ledger.page import KeptLedger, begin_life
+from jsrl.transport.ledger.reconcile import HopLedger
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from tests.contracts.sample_producer import fill, make_schema
 
 SCHEMA, TIMEOUT_S = make_schema(), 20.0
@@ -30,7 +30,7 @@ _PRODUCER = """
 import json, sys, time
 from pathlib import Path
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples import connect_samples
+from jsrl.transport.samples.roads import connect_samples
 from tests.contracts.sample_producer import fill, make_schema
 options = json.loads(sys.argv[1])
 hop = Path(options["hop"]) if options["hop"] else None
@@ -48,9 +48,9 @@ time.sleep(600)
 _CONSUMER = """
 import json, sys, time
 from pathlib import Path
-from jsrl.transport.hops import SAMPLES, hop_folder, ledger_path
-from jsrl.transport.ledger_page import begin_life
-from jsrl.transport.samples import bind_samples
+from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.page import begin_life
+from jsrl.transport.samples.roads import bind_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 run = Path(options["run"])
@@ -70,7 +70,7 @@ _BUSY_PRODUCER = """
 import json, sys
 from pathlib import Path
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples import connect_samples
+from jsrl.transport.samples.roads import connect_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 who = ProducerId("actor-0", options["incarnation"])

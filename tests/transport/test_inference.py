@@ -11,8 +11,8 @@ import pytest
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference import bind_inference, connect_inference
-from jsrl.transport.keys import make_keys
+from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.meeting.keys import make_keys
 from tests.contracts import inference_contract
 from tests.contracts.inference_contract import *  # noqa: F403
 from tests.contracts.inference_contract import SPEC, Road, connect_while

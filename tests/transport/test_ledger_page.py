@@ -13,12 +13,12 @@ import pytest
 
 from jsrl.errors import SnapshotError
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger_page import Life, begin_life, continued, read_page
+from jsrl.transport.ledger.page import Life, begin_life, continued, read_page
 
 _COUNTING = """
 import sys
 from pathlib import Path
-from jsrl.transport.ledger_page import begin_life
+from jsrl.transport.ledger.page import begin_life
 _, ledger = begin_life(Path(sys.argv[1]), 0, None)
 print("counting", flush=True)
 reasons = ["consumed", "stale", "consumed", "rolled_back", "core_lost"]

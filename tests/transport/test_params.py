@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 from jsrl.errors import ConfigError, StreamTimeout
-from jsrl.transport.keys import make_keys
-from jsrl.transport.params import bind_params, connect_params
+from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.params.roads import bind_params, connect_params
 from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403
 from tests.contracts.params_contract import Road

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from jsrl.errors import CodecError
-from jsrl.services.control import ControlClient, ControlServer, Event
+from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference import bind_inference, connect_inference
-from jsrl.transport.keys import make_keys
-from jsrl.transport.params import bind_params, connect_params
-from jsrl.transport.pieces import PIECE_BYTES, cut, join
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
 from tests.contracts.inference_contract import SPEC, Serving, check_answer
 from tests.contracts.sample_contract import drain
 from tests.contracts.sample_producer import fill, make_schema

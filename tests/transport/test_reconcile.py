@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jsrl.transport.base import Ledger
-from jsrl.transport.hop_page import LOCAL, SHARED, ZEROMQ, Connection
-from jsrl.transport.reconcile import HopLedger, hop_ledger, reconcile
+from jsrl.transport.ledger.hop_page import LOCAL, SHARED, ZEROMQ, Connection
+from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger, reconcile
 
 ROADS = [LOCAL, SHARED, ZEROMQ]
 

@@ -19,10 +19,10 @@ import pytest
 import zmq
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
-from jsrl.transport import samples_zmq
 from jsrl.transport.base import ProducerId
-from jsrl.transport.keys import make_keys
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.samples import zmq as samples_zmq
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import zeros
 from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
@@ -31,7 +31,7 @@ from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Road, conn
 _numbers = itertools.count()
 _CONSUMER = """
 import sys, time
-from jsrl.transport.samples import bind_samples
+from jsrl.transport.samples.roads import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
 consumer = bind_samples(sys.argv[1], make_schema())

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed
-from jsrl.transport.doorbell import Doorbell
-from jsrl.transport.schema import (
+from jsrl.transport.memory.doorbell import Doorbell
+from jsrl.transport.memory.segment import Segment, make_folder
+from jsrl.transport.wire.schema import (
     Leaf,
     compare_schemas,
     flatten_schema,
@@ -19,7 +20,6 @@ from jsrl.transport.schema import (
     schema_from_fields,
     schema_to_fields,
 )
-from jsrl.transport.segment import Segment, make_folder
 from jsrl.types import ArraySpec
 
 SCHEMA = {"image": ArraySpec((3, 5), "uint8"), "empty": ArraySpec((0, 2), "float32"), "x": (ArraySpec((), "float64"),)}
@@ -38,7 +38,7 @@ def test_a_segment_is_private_aligned_and_shared(tmp_path):
     tree = segment.tree(layout, SCHEMA, 64)
     assert not tree["image"].any()
     code = (
-        "import sys; from jsrl.transport.segment import Segment\n"
+        "import sys; from jsrl.transport.memory.segment import Segment\n"
         "words = Segment.attach(sys.argv[1]).words(64, 9); words[0] = 258; words[8] = -1"
     )
     with python(code, folder / "s") as child:
@@ -83,7 +83,7 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path):
 def test_the_lock_of_a_segment_goes_with_its_holder(tmp_path):
     segment = Segment.create(tmp_path / "s", 64)
     code = (
-        "import sys, time; from jsrl.transport.segment import Segment\n"
+        "import sys, time; from jsrl.transport.memory.segment import Segment\n"
         "s = Segment.attach(sys.argv[1]); print(s.lock(), flush=True); time.sleep(60)"
     )
     assert not segment.locked()
@@ -97,7 +97,7 @@ def test_the_lock_of_a_segment_goes_with_its_holder(tmp_path):
 
 def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):
     bell = Doorbell.create(tmp_path / "bell")
-    ringer = "import sys; from jsrl.transport.doorbell import Doorbell; Doorbell.attach(sys.argv[1]).ring()"
+    ringer = "import sys; from jsrl.transport.memory.doorbell import Doorbell; Doorbell.attach(sys.argv[1]).ring()"
     assert not bell.wait(0.01)
     for _ in range(2):
         with python(ringer, bell.path) as child:

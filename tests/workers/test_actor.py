@@ -9,8 +9,8 @@ import pytest
 
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
-from jsrl.transport.inference import bind_inference, connect_inference
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Silent

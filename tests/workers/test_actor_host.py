@@ -14,7 +14,7 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
 from jsrl.launch.plan import make_plan
-from jsrl.reference import to_json
+from jsrl.references.reference import to_json
 
 LOOK = """
 import json, os, sys
@@ -23,7 +23,7 @@ from jsrl.workers.actor_host import load_modules
 load_modules(Path(sys.argv[1]))
 threads, loaded = len(os.listdir("/proc/self/task")), set(sys.modules)
 from jsrl.envs.make import make
-from jsrl.reference import from_json
+from jsrl.references.reference import from_json
 env = make(from_json(json.loads(Path(sys.argv[1]).read_text())).experiment.env, 1, 0)
 env.reset()
 print(json.dumps({"threads": threads, "loaded": sorted(loaded), "later": sorted(set(sys.modules) - loaded)}))
@@ -49,7 +49,7 @@ def test_all_is_loaded_before_the_fork_and_no_thread_runs(env: str, tmp_path: Pa
     )
     found = json.loads(look.stdout.splitlines()[-1])
     assert found["threads"] == 1
-    assert {needed, "jsrl.workers.actor.worker", "jsrl.transport.samples_shared_producer", "zmq", "numpy"} <= set(
+    assert {needed, "jsrl.workers.actor.worker", "jsrl.transport.samples.shared_producer", "zmq", "numpy"} <= set(
         found["loaded"]
     )
     packages = {name.partition(".")[0] for name in found["loaded"]}

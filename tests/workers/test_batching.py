@@ -10,7 +10,7 @@ import pytest
 
 from jsrl.parallel import split_devices
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.learner.batching import Batcher, BatchPlan, Prefetcher
 

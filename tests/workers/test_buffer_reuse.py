@@ -20,10 +20,10 @@ import pytest
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.errors import StreamError
 from jsrl.parallel import data_parallel
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId, Request
-from jsrl.transport.samples import bind_samples, connect_samples
-from jsrl.transport.samples_local import aligned_zeros
+from jsrl.transport.samples.local import aligned_zeros
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, Served
 from jsrl.workers.base import Silent

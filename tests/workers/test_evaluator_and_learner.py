@@ -15,10 +15,10 @@ from jsrl.agents.finite import with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import NonFiniteUpdate
 from jsrl.parallel import data_parallel
-from jsrl.services.control import Command
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.runs.control import Command
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.learner.batching import BatchPlan

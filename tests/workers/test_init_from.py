@@ -11,7 +11,7 @@ from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.networks.model import NetworkConfig
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from jsrl.workers.jobs import Origin
 from jsrl.workers.learner.build import restore

@@ -3,7 +3,7 @@
 import pytest
 
 from jsrl.errors import StreamClosed
-from jsrl.services.names import FileNames
+from jsrl.runs.names import FileNames
 from jsrl.workers import peers
 from jsrl.workers.peers import PeerOfMany, first_present
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.envs.base import EnvStep, Episode
-from jsrl.services.control import Command
-from jsrl.services.video_shelf import Video, VideoShelf
+from jsrl.recordings.video_shelf import Video, VideoShelf
+from jsrl.runs.control import Command
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 from tests.decoded import decode

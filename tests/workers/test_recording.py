@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jsrl.errors import RecordingError, SpecMismatch
-from jsrl.services import recordings
-from jsrl.services.metrics import Recorder
-from jsrl.services.recordings import begin_recording, make_manifest, open_recording
+from jsrl.metrics.metrics import Recorder
+from jsrl.recordings import recordings
+from jsrl.recordings.recordings import begin_recording, make_manifest, open_recording
 from jsrl.transport.base import Entry, ProducerId
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree, named_leaves
 from jsrl.workers.actor import recording

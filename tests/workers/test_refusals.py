@@ -9,7 +9,7 @@ import pytest
 
 from jsrl.errors import JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, zeros
 from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.refusals import Refusals

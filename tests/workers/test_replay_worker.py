@@ -8,13 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from jsrl.replay.host import HostReplay
-from jsrl.replay.host_files import load_replay, save_replay
-from jsrl.replay.host_rows import read_ids, rows_shape, windows_spec
-from jsrl.replay.limiter import Limiter, make_limiter
+from jsrl.replay.host.files import load_replay, save_replay
+from jsrl.replay.host.limiter import Limiter, make_limiter
+from jsrl.replay.host.replay import HostReplay
+from jsrl.replay.host.rows import read_ids, rows_shape, windows_spec
 from jsrl.transport.base import ProducerId
-from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
-from jsrl.transport.samples import bind_samples, connect_samples
+from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
+from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
 from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.learner.replay_link import ReplayConsumer

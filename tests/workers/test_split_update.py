@@ -28,8 +28,8 @@ from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.errors import NonFiniteUpdate
 from jsrl.networks.model import NetworkConfig
-from jsrl.replay.on_device import on_device
-from jsrl.settings import ReplayConfig
+from jsrl.replay.device.agent import on_device
+from jsrl.experiment.settings import ReplayConfig
 from jsrl.types import ArraySpec, Continuous, EnvSpec, make_trajectory_spec
 from jsrl.workers.learner.split_update import SplitUpdate
 

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from jsrl.services.control import ControlServer, Crash, Heartbeat, Stage
+from jsrl.runs.control import ControlServer, Crash, Heartbeat, Stage
 
 WORKER = """
 import os, sys, threading, time
-from jsrl.services.control import ControlClient
-from jsrl.services.metrics import Recorder
+from jsrl.runs.control import ControlClient
+from jsrl.metrics.metrics import Recorder
 from jsrl.workers.base import run
 
 class Sleeper:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make
-from jsrl.services.metrics import Recorder
+from jsrl.metrics.metrics import Recorder
 from jsrl.workers.actor.journaled import journaled
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job

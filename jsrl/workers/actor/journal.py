@@ -25,7 +25,7 @@ import numpy as np
 from jsrl.envs.base import EnvStep
 from jsrl.errors import SnapshotError
 from jsrl.plain_files import open_plain
-from jsrl.transport.schema import to_dtype
+from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array, ArraySpec, leaves
 
 FOLDER = "journal"  # of a run

@@ -10,7 +10,7 @@ from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.errors import EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
-from jsrl.transport.schema import to_dtype
+from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest, journal_path
 from jsrl.workers.base import Reporter

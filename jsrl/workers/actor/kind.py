@@ -6,8 +6,8 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.services.metric_names import Metric
-from jsrl.services.phases import Activity
+from jsrl.metrics.catalogue import Metric
+from jsrl.metrics.phases import Activity
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import CRASHES, Headline, Kind, Port
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jsrl.services.metrics import Recorder
-from jsrl.services.recordings import write_chunk
+from jsrl.metrics.metrics import Recorder
+from jsrl.recordings.recordings import write_chunk
 from jsrl.transport.base import Entry
 from jsrl.types import Trajectory, leaves, named_leaves, zeros
 from jsrl.workers.base import Reporter

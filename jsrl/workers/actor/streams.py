@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.services.metrics import Recorder
-from jsrl.services.names import Registration
+from jsrl.metrics.metrics import Recorder
+from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
-from jsrl.transport.inference import connect_inference
-from jsrl.transport.samples_copying import CopyingProducer
+from jsrl.transport.inference.roads import connect_inference
+from jsrl.transport.samples.copying import CopyingProducer
 from jsrl.transport.stream import epoch_at
 from jsrl.workers.ends import connect_writer, find_reader, names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job

@@ -17,8 +17,8 @@ import numpy as np
 from jsrl.envs.base import Episode, VectorEnv
 from jsrl.envs.faults import foreign
 from jsrl.errors import JsrlError, StreamClosed, StreamTimeout
-from jsrl.services.control import Command
-from jsrl.services.metrics import Recorder
+from jsrl.metrics.metrics import Recorder
+from jsrl.runs.control import Command
 from jsrl.transport.base import InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, version_epoch, version_updates
 from jsrl.workers.actor.group import Activity, Group

@@ -13,9 +13,9 @@ import numpy as np
 from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import VectorEnv
 from jsrl.errors import SnapshotError
-from jsrl.services.control import Command
-from jsrl.services.metrics import Recorder
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.metrics.metrics import Recorder
+from jsrl.runs.control import Command
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsSubscriber
 from jsrl.types import EnvSpec, version_updates
 from jsrl.workers.base import Reporter

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import SpecMismatch, StreamTimeout
-from jsrl.services.control import Command
-from jsrl.services.metrics import Recorder
+from jsrl.metrics.metrics import Recorder
+from jsrl.runs.control import Command
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
-from jsrl.transport.inference_ends import Unserved, unknown_policy
+from jsrl.transport.inference.ends import Unserved, unknown_policy
 from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, Served
 from jsrl.workers.base import Reporter

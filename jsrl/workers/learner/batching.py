@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jsrl.errors import StreamTimeout
-from jsrl.services.phases import Phases
+from jsrl.metrics.phases import Phases
 from jsrl.transport.base import Lease, SampleConsumer
 from jsrl.types import ArraySpec, Trajectory, map_trajectory, version_epoch, version_updates
 from jsrl.workers.refusals import Refusals

@@ -12,17 +12,17 @@ import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
 from jsrl.agents.finite import with_state_check
-from jsrl.building import agent_name, build_agent, check_split
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.experiment.building import agent_name, build_agent, check_split
 from jsrl.parallel import data_parallel
-from jsrl.replay.on_device import OnDevice, on_device
-from jsrl.replay.several import several_updates
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.replay.device.agent import OnDevice, on_device
+from jsrl.replay.device.several import several_updates
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, ParamsPublisher, SampleConsumer
-from jsrl.transport.hops import SAMPLES, hop_folder, ledger_path
-from jsrl.transport.ledger_page import begin_life, continued
-from jsrl.transport.replay_batch import replay_batch_spec
+from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.page import begin_life, continued
+from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.transport.stream import epoch_at
 from jsrl.types import ArraySpec, leaves, map_trajectory, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key

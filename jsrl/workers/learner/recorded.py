@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import RecordingError, SpecMismatch
-from jsrl.services.recordings import Chunk, Recording, open_recording, read_chunk
+from jsrl.recordings.recordings import Chunk, Recording, open_recording, read_chunk
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
-from jsrl.transport.hop_page import LOCAL, HopPage, new_life
+from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_life
 from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, named_leaves, zeros
 
 POOL_BYTES = 256 * 2**20

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.replay.host_rows import read_ids, windows_spec
+from jsrl.replay.host.rows import read_ids, windows_spec
 from jsrl.transport.base import Entry, Ledger, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.replay_batch import priorities_spec
+from jsrl.transport.samples.replay_batch import priorities_spec
 from jsrl.transport.stream import name_at
 from jsrl.types import Array, Trajectory
 from jsrl.workers.ends import connect_writer

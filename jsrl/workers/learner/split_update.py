@@ -25,7 +25,7 @@ import numpy as np
 from jsrl.agents.base import Agent, AgentState, Split, Update, UpdateOutput
 from jsrl.agents.finite import STATE, non_finite_metrics, what_is_bad
 from jsrl.errors import NonFiniteUpdate
-from jsrl.replay.on_device import ReplayExtra
+from jsrl.replay.device.agent import ReplayExtra
 from jsrl.types import Array, Trajectory, Tree
 
 POLICY, CRITIC = 0, 1

@@ -8,7 +8,7 @@ import jax
 
 from jsrl.agents.base import Agent, AgentState
 from jsrl.parallel import DataParallel
-from jsrl.replay.on_device import MADE, OnDevice
+from jsrl.replay.device.agent import MADE, OnDevice
 from jsrl.types import Array, map_trajectory
 from jsrl.workers.learner.split_update import SplitUpdate
 

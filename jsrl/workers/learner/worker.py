@@ -15,12 +15,12 @@ import numpy as np
 from jsrl.agents.base import Agent, AgentState
 from jsrl.agents.finite import STATE, non_finite_metrics, what_is_bad
 from jsrl.errors import NonFiniteUpdate, SnapshotError
+from jsrl.metrics.metrics import Recorder
 from jsrl.parallel import DataParallel, join_devices
-from jsrl.reference import spawn_environment
-from jsrl.replay.on_device import OnDevice
-from jsrl.services.control import Command
-from jsrl.services.metrics import Recorder
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.references.reference import spawn_environment
+from jsrl.replay.device.agent import OnDevice
+from jsrl.runs.control import Command
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher, SampleConsumer
 from jsrl.types import Trajectory, make_version
 from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
@@ -215,7 +215,7 @@ class Learner:
         self.save(wait=True)  # a resume goes on from here, with other trajectories
         raise NonFiniteUpdate(
             f"update {self.updates + 1} made {what_is_bad(bad, self._metrics)}; nothing of it was published. The state "
-            f"before it and its batch lie in {folder}. Replay it with: python -m jsrl.launch.replay_update {folder.parent}"
+            f"before it and its batch lie in {folder}. Replay it with: python -m jsrl.cli.replay_update {folder.parent}"
         )
 
     def _tell_finished(self) -> None:

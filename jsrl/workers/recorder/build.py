@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from jsrl.envs.rendering import RenderedEnv, make_rendered
-from jsrl.services.video_shelf import FOLDER, VideoShelf
+from jsrl.recordings.video_shelf import FOLDER, VideoShelf
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import subscribe
 from jsrl.workers.jobs import Job, make_recorder

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jsrl.services.metric_names import Metric
-from jsrl.services.phases import Activity
+from jsrl.metrics.catalogue import Metric
+from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Kind, Port
 
 ACTIVITIES = (

@@ -13,11 +13,11 @@ from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep
 from jsrl.envs.rendering import RenderedEnv
 from jsrl.errors import VideoError
-from jsrl.services.control import Command
-from jsrl.services.metrics import Recorder
-from jsrl.services.phases import Phases
-from jsrl.services.video import VideoWriter, require_video
-from jsrl.services.video_shelf import Video, VideoShelf
+from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.phases import Phases
+from jsrl.recordings.video import VideoWriter, require_video
+from jsrl.recordings.video_shelf import Video, VideoShelf
+from jsrl.runs.control import Command
 from jsrl.transport.base import ParamsSubscriber
 from jsrl.types import EnvSpec, version_updates
 from jsrl.workers.base import Reporter

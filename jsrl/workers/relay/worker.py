@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from jsrl.building import build_agent
-from jsrl.services.control import Command
-from jsrl.services.snapshots import SnapshotStore
+from jsrl.experiment.building import build_agent
+from jsrl.runs.control import Command
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher, subscribe

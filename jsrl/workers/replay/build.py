@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from jsrl.replay.host import HostReplay
-from jsrl.replay.host_files import load_replay
-from jsrl.replay.host_rows import rows_shape, windows_spec
-from jsrl.replay.limiter import make_limiter
+from jsrl.replay.host.files import load_replay
+from jsrl.replay.host.limiter import make_limiter
+from jsrl.replay.host.replay import HostReplay
+from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.transport.base import SampleProducer
-from jsrl.transport.replay_batch import priorities_spec, replay_batch_spec
+from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_reader
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder

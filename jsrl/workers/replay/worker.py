@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.errors import SnapshotError, StreamClosed, StreamTimeout
-from jsrl.replay.host import HostReplay
-from jsrl.replay.host_files import save_replay
-from jsrl.replay.limiter import Limiter
-from jsrl.services.control import Command
-from jsrl.services.metrics import Recorder
-from jsrl.services.phases import Phases
+from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.phases import Phases
+from jsrl.replay.host.files import save_replay
+from jsrl.replay.host.limiter import Limiter
+from jsrl.replay.host.replay import HostReplay
+from jsrl.runs.control import Command
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.workers.base import Reporter
 from jsrl.workers.peers import CONNECT_S, REFUSED_S, Peer

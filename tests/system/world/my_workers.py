@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from jsrl.graph.graph import Graph, node
-from jsrl.services.metric_names import Metric
-from jsrl.services.phases import Activity
+from jsrl.metrics.catalogue import Metric
+from jsrl.metrics.phases import Activity
 from jsrl.types import version_updates
 from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.ends import subscribe

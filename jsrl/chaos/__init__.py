@@ -1,0 +1,1 @@
+"""Chaos: kill workers of a run and see it recover."""

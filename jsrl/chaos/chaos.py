@@ -1,0 +1,317 @@
+"""A storm over a run: its sockets are flooded, its workers killed and stopped; a score card says how it took that."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from jsrl.chaos.card import Blow, Flood, ScoreCard
+from jsrl.chaos.hang import HungProcess
+from jsrl.errors import ConfigError
+from jsrl.launch.graph_file import graph_of
+from jsrl.transport.ledger.hops import read_hop
+from jsrl.workers.jobs import kind_of
+from jsrl.workers.kinds import own_kinds
+
+__all__ = ["Blow", "Flood", "ScoreCard", "Storm", "StormSettings", "storm_command"]
+
+MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
+METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
+FLOWING = 3  # trajectories that arrive after a replacement: the run works again
+
+
+@dataclass(frozen=True)
+class StormSettings:
+    """What a storm does.
+
+    Attributes:
+      storm_s: its duration. calm_s: before it, to measure the undisturbed throughput. every_s: mean time between blows.
+      kinds: of workers that are hit; None: every one whose kind does not say otherwise.
+      pauses: share of blows that stop a process instead of killing it. hangs: share that
+        stop its main thread alone, so that it lives and does nothing. seed: of the storm.
+      patience_s: within which a run must work again after a blow.
+      flood_s: between calm and storm, while strangers send and nothing else is done; they go on through the storm.
+    """
+
+    storm_s: float = 60.0
+    calm_s: float = 10.0
+    every_s: float = 5.0
+    kinds: tuple[str, ...] | None = None
+    pauses: float = 0.25
+    hangs: float = 0.0
+    seed: int = 0
+    patience_s: float = 60.0
+    flood_s: float = 10.0
+
+
+class Storm:
+    """A run in processes of its own, and what is done to them.
+
+    Args:
+      command: what starts the run. runs_dir, run_name: where its folder will be.
+      stranger: what starts a process that sends garbage to the sockets of the folder whose path is its first argument, until
+        SIGTERM, and then prints what it sent (`{"sent": {socket: messages}}`); None: no messages.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        runs_dir: Path,
+        run_name: str,
+        settings: StormSettings,
+        stranger: list[str] | None = None,
+    ) -> None:
+        self._settings, self._runs_dir, self._run_name = settings, runs_dir, run_name
+        self._stranger = stranger
+        self._rng = random.Random(settings.seed)
+        self.card = ScoreCard()
+        self._popen = subprocess.Popen(command)
+        self._seen: dict[int, psutil.Process] = {}
+        self._calm_lines = 0
+
+    def run(self) -> ScoreCard:
+        """Wait for calm, flood, storm, stop the run in order; return the score card."""
+        try:
+            if self._await_start():
+                self._measure()
+        finally:
+            self._stop()
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            self.card.result = json.loads((self._folder() / "result.json").read_text())
+        self.card.scores = self._scores()
+        self.card.left = [f"process {pid}" for pid, process in self._seen.items() if _runs(process)]
+        return self.card
+
+    def _await_start(self) -> bool:
+        while self._popen.poll() is None:
+            if self._produced() > FLOWING:
+                return True
+            time.sleep(STEP_S)
+        self.card.ended = f"exit status {self._popen.poll()} in its start"
+        return False
+
+    def _measure(self) -> None:
+        self.card.calm_per_s = self._rate_of_rest(self._settings.calm_s)
+        self._calm_lines = self._lines()
+        if self._stranger is not None:
+            self.card.flood = Flood()
+            with self._strangers("--jobs", str(self._folder() / "jobs")):
+                before = {name: process.pid for name, process in self._workers().items()}
+                self.card.flood.per_s = self._rate_of_rest(self._settings.flood_s)
+                now = {name: process.pid for name, process in self._workers().items()}
+            self.card.flood.replaced = sorted(name for name, pid in before.items() if now.get(name) != pid)
+        with self._strangers():
+            self._storm()
+        if self._popen.poll() is not None:
+            self.card.ended = f"exit status {self._popen.poll()}"
+
+    def _storm(self) -> None:
+        begun_s, before = time.monotonic(), self._produced()
+        until = begun_s + self._settings.storm_s
+        while time.monotonic() < until and self._popen.poll() is None:
+            self._rest(min(self._rng.expovariate(1.0 / self._settings.every_s), until - time.monotonic()))
+            if time.monotonic() < until:
+                self._strike()
+        self.card.storm_per_s = (self._produced() - before) / (time.monotonic() - begun_s)
+
+    def _rate_of_rest(self, duration_s: float) -> float:
+        """Return the trajectories produced per second while nothing is done."""
+        begun_s, before = time.monotonic(), self._produced()
+        self._rest(duration_s)
+        return (self._produced() - before) / (time.monotonic() - begun_s)
+
+    @contextlib.contextmanager
+    def _strangers(self, *arguments: str) -> Iterator[None]:
+        """Have a stranger send messages while the block lasts (where there is one), and count them."""
+        flood = self.card.flood
+        if self._stranger is None or flood is None:
+            yield
+            return
+        folders = [*Path("/dev/shm", f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
+        folders += [*Path(tempfile.gettempdir(), f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
+        if not folders:
+            flood.failed = "the run's folder of sockets was not found"
+            yield
+            return
+        words = [*self._stranger, str(folders[0]), *arguments, "--seed", str(self._rng.randrange(1 << 30))]
+        popen = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            yield
+        finally:
+            popen.terminate()
+            self._count_messages(popen, flood)
+
+    def _count_messages(self, popen: subprocess.Popen[str], flood: Flood) -> None:
+        """Add what a stranger says that it sent."""
+        try:
+            said = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
+            if popen.returncode == -signal.SIGTERM and not said:
+                return  # it was not even ready to be told
+            told = json.loads(said.splitlines()[-1])["sent"]
+            flood.sent = {name: flood.sent.get(name, 0) + told.get(name, 0) for name in {**flood.sent, **told}}
+        except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
+            popen.kill()
+            popen.wait()
+            flood.failed = f"the stranger ended with status {popen.returncode} ({type(error).__name__})"
+
+    def _rest(self, duration_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(max(0.0, duration_s))
+
+    def _strike(self) -> None:
+        """Hit one worker, and wait until it has been replaced and trajectories arrive again."""
+        workers = {name: process for name, process in self._workers().items() if self._is_hit(name)}
+        if not workers:
+            return
+        name = self._rng.choice(sorted(workers))
+        begun_s, victim, blow = time.monotonic(), workers[name], Blow(name, self._way())
+        self.card.blows.append(blow)
+        hung = strike(victim, blow)
+        try:
+            self._await_recovery(blow, victim, begun_s, hung)
+        finally:
+            if hung is not None:
+                hung.release()
+
+    def _is_hit(self, worker: str) -> bool:
+        """Return whether a worker may be hit: as the settings say, else as its kind says."""
+        if self._settings.kinds is not None:
+            return kind_of(worker) in self._settings.kinds
+        graph = graph_of(self._folder())
+        known = {kind.name: kind for kind in own_kinds()} if graph is None else graph.kinds
+        kind = known.get(worker if graph is not None else kind_of(worker))
+        return kind is None or kind.is_hit
+
+    def _way(self) -> str:
+        """Return how the next worker is hit."""
+        drawn, settings = self._rng.random(), self._settings
+        return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
+
+    def _await_recovery(self, blow: Blow, victim: psutil.Process, begun_s: float, hung: HungProcess | None) -> None:
+        """Wait until the victim has been replaced and trajectories arrive again, and note when that was."""
+        name, arrived = blow.worker, None
+        while self._popen.poll() is None and time.monotonic() - begun_s < self._settings.patience_s:
+            if hung is not None:
+                hung.bury()
+            found = self._workers().get(name)
+            if found is not None and found.pid != victim.pid:
+                arrived = self._produced() if arrived is None else arrived
+                if self._produced() >= arrived + FLOWING:
+                    blow.recovered_s = time.monotonic() - begun_s
+                    return
+            time.sleep(STEP_S)
+
+    def _workers(self) -> dict[str, psutil.Process]:
+        """Return worker name -> its living process: of an interpreter of its own, or forked by an actor host."""
+        found: dict[str, psutil.Process] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._popen.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    words = child.cmdline()
+                    self._seen[child.pid] = child
+                    if child.status() == psutil.STATUS_ZOMBIE:
+                        continue
+                    if "--name" in words:
+                        found[words[words.index("--name") + 1]] = child
+                    elif "actor-host" in words and re.fullmatch(
+                        r"actor-\d+", child.name()
+                    ):  # it takes its worker's name
+                        found[child.name()] = child
+        return found
+
+    def _folder(self) -> Path:
+        return next(self._runs_dir.glob(f"*/{self._run_name}"))
+
+    def _produced(self) -> int:
+        try:
+            ledger = read_hop(self._folder())
+        except StopIteration:
+            return 0
+        return ledger.produced if ledger is not None else 0
+
+    def _lines(self) -> int:
+        """Return how many lines of metrics the run has written."""
+        with contextlib.suppress(OSError, StopIteration):
+            return len((self._folder() / METRICS).read_bytes().splitlines())
+        return 0
+
+    def _scores(self) -> tuple[list[float], list[float]]:
+        """Return the evaluations' mean returns before and since the end of the calm."""
+        before, since = list[float](), list[float]()
+        with contextlib.suppress(OSError, StopIteration):
+            for number, text in enumerate((self._folder() / METRICS).read_bytes().splitlines()):
+                with contextlib.suppress(ValueError):
+                    score = json.loads(text).get(SCORE)
+                    if isinstance(score, int | float):
+                        (before if number < self._calm_lines else since).append(float(score))
+        return before, since
+
+    def _stop(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGTERM)
+        try:
+            self._popen.wait(self._settings.patience_s)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+            self.card.ended = f"it did not stop within {self._settings.patience_s:g} s of SIGTERM"
+        self._rest(MEAN_REST_S)
+
+
+def strike(victim: psutil.Process, blow: Blow) -> HungProcess | None:
+    """Kill, stop or hang a process as a blow says; return what holds it, where it hangs.
+
+    A process that cannot be made to hang is stopped, and the blow says so then.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if blow.how == "hang":
+            try:
+                return HungProcess(victim.pid)
+            except OSError:
+                blow.how = "pause"
+        victim.send_signal(signal.SIGSTOP if blow.how == "pause" else signal.SIGKILL)
+    return None
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def storm_command(script: Path, words: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:
+    """Return the command of a run that repairs itself, with what the user asked for on top.
+
+    `hangs`: the run shall find workers that hang within ten seconds, however long its updates are.
+
+    Raises:
+      ConfigError: no experiment was named, or the run would have no processes to hit.
+    """
+    if not words or words[0].startswith("-"):
+        raise ConfigError("name an experiment first, such as: python experiments/chaos.py ppo_cartpole")
+    if "serial" in words:
+        raise ConfigError("a serial run is one process; take --placement served, inline or apart.")
+    defaults = {
+        "--restart": "1000",
+        "--deadlines.silence-s": "3",
+        "--snapshots.period-s": "2",
+        "--supervision.max-backoff-s": "1",
+        "--total-env-steps": "1000000000",
+        "--display": "plain",
+        "--stop-at-return": "none",
+    } | ({"--deadlines.stuck-s": "10"} if hangs else {})
+    added = [word for name, value in defaults.items() if name not in words for word in (name, value)]
+    return [sys.executable, str(script), *words, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]

@@ -1,0 +1,209 @@
+"""The command line: NAME and plain options onto an Experiment. No subcommands; order never matters."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import io
+import json
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.experiment.options import Option, RunOptions, alternatives, find_option, is_sequence, options_of, type_text
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What was asked for: the experiment with its options applied, the run's options, and which ones were given."""
+
+    experiment: Experiment
+    run: RunOptions
+    given: frozenset[str] = frozenset()
+
+
+def _with_plan_file(words: Sequence[str]) -> list[str]:
+    """Return the words with `--plan FILE.svg` spelled out."""
+    for index, word in enumerate(words[:-1]):
+        if word == "--plan" and words[index + 1].endswith(".svg"):
+            return [*words[: index + 1], "--plan-file", *words[index + 1 :]]
+    return list(words)
+
+
+def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
+    """Apply `--option value` pairs to a default experiment: tyro converts and rebuilds, so that every check runs again.
+
+    Raises:
+      ConfigError: an unknown option (with the nearest known one), or a value that cannot be.
+    """
+    options = options_of(default) | options_of(RunOptions())
+    keys: dict[str, dict[str, Any]] = {}
+    whole: dict[str, Any] = {}
+    words: list[tuple[Option, list[str]]] = []
+    remaining = _with_plan_file(arguments)
+    while remaining:
+        token = remaining.pop(0)
+        if not token.startswith("--"):
+            raise ConfigError(f"{token!r} is not an option; options begin with --, and only NAME goes without.")
+        name, given, text = token[2:].partition("=")
+        name = name.replace("_", "-")
+        option = find_option(positive(name, options), options)
+        values = [text] if given else []
+        while remaining and not remaining[0].startswith("--") and not given:
+            values.append(remaining.pop(0))
+        if option.name != name and isinstance(option.default, dict):
+            if not values:
+                raise ConfigError(f"--{name} needs a value.")
+            keys.setdefault(option.name, {})[name[len(option.name) + 1 :].replace("-", "_")] = plain(" ".join(values))
+        elif values and (isinstance(option.default, dict) or (is_sequence(option.kind) and values[0][:1] == "[")):
+            whole[option.name] = json_value(option, " ".join(values))
+        else:
+            words.append((option, option_words(option, name, values)))
+    line = _tyro(words, default)
+    experiment = line.experiment
+    for name, value in whole.items():
+        experiment = _with(experiment, _path(name), value)
+    for name, entries in keys.items():
+        experiment = _with(experiment, _path(name), {**_at(experiment, _path(name)), **entries})
+    names = frozenset({option.name for option, _ in words} | set(whole) | set(keys))
+    return dataclasses.replace(line, experiment=experiment, given=names)
+
+
+def json_value(option: Option, text: str) -> Any:
+    """Return the JSON object or list that an option was given as a whole.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    value = plain(text)
+    if is_sequence(option.kind) and isinstance(value, list):
+        return tuple(value)
+    if isinstance(option.default, dict) and isinstance(value, dict):
+        return value
+    raise ConfigError(f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}.")
+
+
+def positive(name: str, options: dict[str, Option]) -> str:
+    """Return the switch that `no-a.b` or `a.no-b` turns off, or the name itself."""
+    for candidate in (name.removeprefix("no-"), name.replace(".no-", ".")):
+        if name not in options and candidate in options and options[candidate].kind is bool:
+            return candidate
+    return name
+
+
+def option_words(option: Option, name: str, values: list[str]) -> list[str]:
+    """Return the words that tyro shall read for one option.
+
+    Raises:
+      ConfigError: a value is missing, or there are too many.
+    """
+    if option.kind is bool:
+        negated = name != option.name
+        if values and (negated or values[0].lower() not in ("true", "false")):
+            raise ConfigError(f"--{name} is a switch; give it alone, or --{option.name} true or false.")
+        parent, dot, last = option.name.rpartition(".")
+        on = values[0].lower() == "true" if values else not negated
+        return [f"--{option.name}" if on else f"--{parent}{dot}no-{last}"]
+    if not values:
+        raise ConfigError(f"--{option.name} needs a value ({type_text(option.kind, option.name)}).")
+    if is_sequence(option.kind):
+        values = [word for value in values for word in value.strip("()[]").split(",") if word]
+    elif len(values) > 1:
+        raise ConfigError(f"--{option.name} takes one value, got {' '.join(values)!r}; options begin with --.")
+    return [f"--{option.name}", *(_spelled(value, alternatives(option.kind)) for value in values)]
+
+
+def _spelled(text: str, kinds: tuple[Any, ...]) -> str:
+    """Write none as None, 1e6 and 100_000 as whole numbers; leave everything else to be refused."""
+    if type(None) in kinds and text.lower() == "none":
+        return "None"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return str(int(number)) if int in kinds and number.is_integer() else text
+
+
+def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> CommandLine:
+    """Let tyro build the values; on failure find the option that it could not read."""
+    typed = _typed(default)
+    fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(Experiment)}
+    both_type = dataclasses.make_dataclass(
+        "Both",
+        [
+            ("experiment", Annotated[typed, tyro.conf.arg(name="")]),
+            ("run", Annotated[RunOptions, tyro.conf.arg(name="")]),
+        ],
+    )
+    before = both_type(typed(**fields), RunOptions())
+
+    def read(some: list[tuple[Option, list[str]]]) -> Any:
+        arguments = [word for _, option in some for word in option]
+        with contextlib.redirect_stderr(io.StringIO()):  # its own account of an error; ours is one sentence
+            return tyro.cli(
+                both_type, args=arguments, default=before, config=(tyro.conf.AvoidSubcommands,), console_outputs=False
+            )
+
+    try:
+        both = read(words)
+    except SystemExit:
+        for option, spelled in words:
+            try:
+                read([(option, spelled)])
+            except ConfigError:
+                continue  # it was read, and cannot stand without the others
+            except SystemExit:
+                raise ConfigError(_unreadable(option, " ".join(spelled[1:]))) from None
+        raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in words]}.") from None
+    fields = {f.name: getattr(both.experiment, f.name) for f in dataclasses.fields(Experiment)}
+    return CommandLine(dataclasses.replace(default, **fields), both.run)
+
+
+def _typed(default: Experiment) -> type:
+    """Return Experiment with its agent's own type, so that tyro sees the algorithm's options."""
+    agent = ("agent", type(default.agent), dataclasses.field(default=default.agent))
+    return dataclasses.make_dataclass("TypedExperiment", [agent], bases=(Experiment,), frozen=True)
+
+
+def _unreadable(option: Option, text: str) -> str:
+    choices = [
+        choice
+        for kind in alternatives(option.kind)
+        if typing.get_origin(kind) is typing.Literal
+        for choice in typing.get_args(kind)
+    ]
+    if option.name == "placement" and text == "fused":
+        return "--placement fused (environment and agent in one compiled program) is not available yet; use serial or inline."
+    near = difflib.get_close_matches(text, [str(c) for c in choices], n=1, cutoff=0.3)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}{hint}"
+
+
+def _path(name: str) -> list[str]:
+    return name.replace("-", "_").split(".")
+
+
+def _at(value: Any, path: list[str]) -> Any:
+    """Return the field of a config at `path`."""
+    return functools.reduce(getattr, path, value)
+
+
+def _with(value: Any, path: list[str], new: Any) -> Any:
+    """Return a config with `new` as its field at `path`."""
+    changed = new if len(path) == 1 else _with(getattr(value, path[0]), path[1:], new)
+    return dataclasses.replace(value, **{path[0]: changed})
+
+
+def plain(text: str) -> Any:
+    """Return a JSON value where the text is one, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)

@@ -1,0 +1,170 @@
+"""`python -m jsrl.cli.replay_update RUN`: make the update once more whose result was not finite, and show why.
+
+A run that meets such an update stops before anything of it is published, and keeps the state before it and its batch in
+RUN/failed-update. Here the agent is built from the run's own configuration and the update is repeated, alone, in this
+process: metrics, and which leaves of batch, old state and new state hold NaN or infinity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsrl.errors import ConfigError, JsrlError, SnapshotError
+from jsrl.experiment import Experiment
+from jsrl.experiment.building import build_agent, resolved_agent
+from jsrl.launch.plan import make_schemas
+from jsrl.references.reference import from_json
+from jsrl.runs.runs import RunFolder
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves
+from jsrl.workers.jobs import Schemas
+from jsrl.workers.learner.worker import FAILED_UPDATE
+
+
+class Replay(NamedTuple):
+    """An update, made again.
+
+    Attributes:
+      updates: made before it. state, batch: what it was given (batch [D, T+1, B/D, ...]). metrics: what it said.
+      new_state: what came of it, as host arrays.
+    """
+
+    updates: int
+    state: Tree
+    batch: Trajectory
+    metrics: dict[str, float]
+    new_state: Tree
+
+
+def replay_update(run: str, runs_dir: str = "runs") -> Replay:
+    """Make the failed update of a run again.
+
+    Raises:
+      ConfigError: there is no such run, or none of its updates failed.
+    """
+    import jax
+
+    from jsrl.parallel import data_parallel
+    from jsrl.replay.device.agent import update_keys
+    from jsrl.replay.device.several import several_updates
+    from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
+
+    folder = RunFolder.open(run, runs_dir)
+    store = SnapshotStore(folder.path / FAILED_UPDATE)
+    try:
+        meta = store.meta("latest")
+    except SnapshotError as error:
+        raise ConfigError(f"no update of {folder.name} failed: there is nothing in {store.folder}.") from error
+    known = [path for path in (str(folder.path / "source"), *meta.get("python_path", ())) if path not in sys.path]
+    sys.path[:0] = [path for path in known if Path(path).is_dir()]
+    experiment = from_json(folder.config)
+    schemas = make_schemas(experiment)
+    agent = build_agent(resolved_agent(experiment), schemas.env)
+    if experiment.has_replay_workers:
+        agent = several_updates(agent, experiment.updates_per_call)
+    shapes = jax.eval_shape(agent.init, stream_key(experiment.seed, INIT_STREAM))
+    through_replay = experiment.has_replay_workers or meta.get("windows")
+    schema = windows_schema if through_replay else batch_schema
+    template = {"state": shapes, "batch": schema(experiment, schemas, int(meta["devices"]))}
+    tree = store.load("latest", template).tree
+    devices = jax.local_devices()[: int(meta["devices"])]
+    batch = tree["batch"] if len(devices) == int(meta["devices"]) else on_one_device(tree["batch"])
+    update = data_parallel(agent.update, devices[: batch.is_first.shape[0]], donate=False)
+    key = jax.random.fold_in(stream_key(experiment.seed, UPDATE_STREAM), int(meta["updates"]))
+    if meta.get("windows"):
+        key = update_keys(key, int(meta["number"]))[1]
+    new_state, output = update(update.place(tree["state"]), batch, key)
+    fetched, metrics = update.fetch((new_state, output.metrics))
+    values = {name: float(value) for name, value in metrics.items()}
+    return Replay(int(meta["updates"]), tree["state"], batch, values, fetched)
+
+
+def batch_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
+    """Return the schema of a batch in device form, [D, T+1, B/D, ...]."""
+    columns = experiment.batch_columns // devices
+
+    def rows(leaf: Any) -> np.ndarray:
+        return np.zeros((devices, leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype)
+
+    def per_column(leaf: Any) -> np.ndarray:
+        return np.zeros((devices, columns, *leaf.shape[1:]), leaf.dtype)
+
+    return map_trajectory(rows, per_column, schemas.trajectory)
+
+
+def windows_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
+    """Return the schema of a batch of windows in device form, [D, W+1, B/D, ...]."""
+    replay, one = experiment.replay, schemas.trajectory
+    assert replay is not None
+    number = replay.batch_size * (experiment.updates_per_call if experiment.has_replay_workers else 1)
+    columns = number // devices
+    sampling = ArraySpec((columns,), "float32") if replay.prioritised else ()
+    version = one.version if experiment.has_replay_workers else ArraySpec(one.version.shape, "int32")  # on the device
+    return map_trajectory(
+        lambda leaf: np.zeros((devices, replay.window + 1, columns, *leaf.shape[2:]), leaf.dtype),
+        lambda leaf: np.zeros((devices, columns, *leaf.shape[1:]), leaf.dtype),
+        one._replace(sampling=sampling, version=version),
+    )
+
+
+def on_one_device(batch: Trajectory) -> Trajectory:
+    """Return a batch of several devices as a batch of one (equal but for rounding and noise)."""
+
+    def rows(x: np.ndarray) -> np.ndarray:
+        return np.concatenate(list(x), axis=1)[None]
+
+    def columns(x: np.ndarray) -> np.ndarray:
+        return np.concatenate(list(x), axis=0)[None]
+
+    return map_trajectory(rows, columns, batch)
+
+
+def non_finite(tree: Tree) -> list[str]:
+    """Return a line for every leaf that holds NaN or infinity: its name, and how many of its values do."""
+    lines = []
+    for name, leaf in named_leaves(tree):
+        values = np.asarray(leaf)
+        bad = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros((), bool)
+        if bad.any():
+            first = [int(i) for i in np.argwhere(bad)[0]]
+            lines.append(
+                f"{name}: {int(bad.sum())} of {values.size} values, the first at {first}: {values[tuple(first)]}"
+            )
+    return lines
+
+
+def report(replay: Replay) -> str:
+    """Return what a person wants to read of a replay."""
+    lines = [f"update {replay.updates + 1}, made again:"]
+    for name, value in replay.metrics.items():
+        lines.append(f"  {name:<24} {value:<14.6g}{'' if np.isfinite(value) else ' <- not finite'}")
+    given = {"the batch": replay.batch, "the state before": replay.state, "the state after": replay.new_state}
+    for what, tree in given.items():
+        bad = non_finite(tree)
+        lines.append(f"{what}: {'all values are finite' if not bad else f'{len(bad)} of {len(leaves(tree))} leaves:'}")
+        lines += [f"  {line}" for line in bad]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Replay, and print; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m jsrl.cli.replay_update", description=__doc__)
+    parser.add_argument("run", help="a run folder, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs")
+    options = parser.parse_args(arguments)
+    try:
+        text = report(replay_update(options.run, options.runs_dir))
+    except JsrlError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

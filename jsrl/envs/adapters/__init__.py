@@ -1,0 +1,1 @@
+"""Adapters: environments of other packages."""

@@ -1,0 +1,95 @@
+"""EnvPool's environments (ids `envpool:NAME`, or a Gymnasium id with backend `envpool`).
+
+EnvPool auto-resets at the next step, as the row table wants it, takes one seed per slot, and runs on one thread unless
+kwargs say `num_threads`. Pictures that it gives channels-first are handed on channels-last.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.rows import slot_seeds
+from jsrl.envs.vector import GymVectorEnv
+from jsrl.errors import ConfigError, MissingExtra
+from jsrl.references.importing import nearest
+
+MAX_CHANNELS = 16
+
+
+def make_pool(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], group: int = 0) -> GymVectorEnv:
+    """Build EnvPool's vector for `config`.
+
+    Raises:
+      MissingExtra: envpool is not installed. ConfigError: it has no such environment or option.
+    """
+    name = config.id.removeprefix("envpool:")
+    try:
+        import envpool
+    except ImportError:
+        raise MissingExtra(f"environment {config.id!r} needs EnvPool: pip install 'jsrl[envpool]'") from None
+    known = envpool.list_all_envs()
+    if name not in known:
+        raise ConfigError(f"EnvPool has no environment {name!r}{nearest(name, known)}")
+    kwargs: dict[str, Any] = {"num_threads": 1, **config.kwargs}
+    if config.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = config.max_episode_steps
+    seeds = slot_seeds(seed, group, num_envs)
+    with warnings.catch_warnings():
+        # its float64 bounds become float32 Boxes, about which Gymnasium warns
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+        try:
+            pool = envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seeds, **kwargs)
+            adapted = _Pool(pool, num_envs)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ConfigError(f"EnvPool could not make {name!r} with {kwargs}: {error}. Check env.kwargs") from error
+    return GymVectorEnv(adapted, config, seed, group)
+
+
+class _Pool(gymnasium.vector.VectorEnv):
+    """EnvPool's object seen as a Gymnasium vector environment (its own spaces are those of one environment)."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, pool: Any, num_envs: int):
+        self._pool: Any = pool
+        self.num_envs = num_envs
+        space, self.single_action_space = pool.observation_space, pool.action_space
+        self._is_picture = (
+            isinstance(space, gymnasium.spaces.Box)
+            and space.dtype == np.uint8
+            and len(space.shape) == 3
+            and space.shape[0] <= MAX_CHANNELS < space.shape[2]
+        )
+        if self._is_picture:
+            channels, height, width = space.shape
+            space = gymnasium.spaces.Box(0, 255, (height, width, channels), np.uint8)
+            self._picture = np.zeros((num_envs, height, width, channels), np.uint8)
+        self.single_observation_space = space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start every slot anew; seeds were given as the pool was made."""
+        observation, told = self._pool.reset()
+        return self._seen(observation), told
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step every slot."""
+        observation, reward, terminated, truncated, told = self._pool.step(actions)
+        return self._seen(observation), reward, terminated, truncated, told
+
+    def _seen(self, observation: Any) -> Any:
+        if not self._is_picture:
+            return observation
+        self._picture[...] = observation.transpose(0, 2, 3, 1)
+        return self._picture
+
+    def close(self, **_: Any) -> None:
+        """Stop the pool's threads."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            pool.close()

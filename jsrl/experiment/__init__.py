@@ -1,0 +1,29 @@
+"""Experiments: what a run is told, as frozen values. Import them from here."""
+
+from jsrl.experiment.experiment import (
+    ActorConfig,
+    AgentReference,
+    DeadlineConfig,
+    EvaluatorConfig,
+    Experiment,
+    InferenceConfig,
+    LearnerConfig,
+    RecorderConfig,
+    ReplayConfig,
+    SnapshotConfig,
+    SupervisionConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "AgentReference",
+    "DeadlineConfig",
+    "EvaluatorConfig",
+    "Experiment",
+    "InferenceConfig",
+    "LearnerConfig",
+    "RecorderConfig",
+    "ReplayConfig",
+    "SnapshotConfig",
+    "SupervisionConfig",
+]

@@ -1,0 +1,90 @@
+"""From what an experiment says of its agent to the agent itself, with its author's errors named as such."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jsrl.errors import AgentFault, ConfigError, JsrlError
+from jsrl.experiment import AgentReference, Experiment
+from jsrl.references.reference import Reference, resolve
+from jsrl.types import Tree
+
+
+def resolved_agent(experiment: Experiment) -> Any:
+    """Return the agent's config with what only the experiment knows filled in (`total_updates` of schedules)."""
+    agent = experiment.agent
+    if dataclasses.is_dataclass(agent) and getattr(agent, "total_updates", 0) is None:
+        return dataclasses.replace(agent, total_updates=experiment.total_updates)  # type: ignore[type-var]
+    return agent
+
+
+def compute_in_caller() -> None:
+    """Let what jax computes on CPU run in the thread that asks for it; nothing changes once jax has begun to compute.
+
+    By default jax hands each call to another thread and the caller waits for it, which takes longer than a small
+    network takes to act, and far longer where cores are busy.
+    """
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def build_agent(agent: Any, spec: Tree) -> Any:
+    """Build the agent that a config or AgentReference describes, for an environment's spec.
+
+    Raises:
+      ConfigError: the factory cannot be found. AgentFault: it raised.
+    """
+    compute_in_caller()
+    if isinstance(agent, AgentReference):
+        factory = agent.factory if callable(agent.factory) else resolve(Reference(agent.factory, {}))
+        with agent_faults(f"factory {agent_name(agent)}"):
+            return factory(spec, **agent.kwargs)
+    if not hasattr(type(agent), "factory"):
+        raise ConfigError(
+            f"agent is {agent!r}, which is neither a config such as PPOConfig nor an AgentReference; "
+            "wrap your own factory(spec, **kwargs) as AgentReference(factory, kwargs)."
+        )
+    factory = resolve(Reference(type(agent).factory, {}))
+    with agent_faults(f"factory {agent_name(agent)}"):
+        return factory(agent, spec)
+
+
+def agent_name(agent: Any) -> str:
+    """Return what messages call an agent: its factory."""
+    factory = agent.factory if isinstance(agent, AgentReference) else getattr(type(agent), "factory", agent)
+    return factory if isinstance(factory, str) else getattr(factory, "__qualname__", repr(factory))
+
+
+def check_split(agent: Any, name: str) -> None:
+    """Refuse an agent that has no two parts to be updated apart.
+
+    Raises:
+      ConfigError: it has none.
+    """
+    if agent.split is None:
+        raise ConfigError(
+            f"learner.split is actor-critic, but {name} has no updates of policy and critics apart (Agent.split): sac, td3 "
+            "and ddpg have. PPO and IMPALA update both in one gradient of one batch; spread that with learner.num_devices."
+        )
+
+
+@contextlib.contextmanager
+def agent_faults(where: str) -> Iterator[None]:
+    """Turn what an agent's own code raises inside the `with` block into an AgentFault that says where.
+
+    Raises:
+      AgentFault: from the error, which keeps its traceback.
+    """
+    try:
+        yield
+    except JsrlError:
+        raise
+    except Exception as error:
+        raise AgentFault(
+            f"the agent's {where} raised {type(error).__name__}: {error}. The traceback above is its own; "
+            "jsrl.agents.check.check_agent finds such errors in seconds, in your own process."
+        ) from error

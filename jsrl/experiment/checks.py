@@ -1,0 +1,272 @@
+"""What an experiment refuses, with the nearest values that work."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from typing import TYPE_CHECKING
+
+from jsrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jsrl.experiment import Experiment
+    from jsrl.experiment.settings import ReplayConfig
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """Return the divisors of `number` next to `wanted`, for messages."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    below = max((d for d in divisors if d <= wanted), default=None)
+    above = min((d for d in divisors if d >= wanted), default=None)
+    return " or ".join(str(d) for d in dict.fromkeys((below, above)) if d is not None)
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+      ConfigError: says which option, what it was, and the nearest values that work.
+    """
+    e = experiment
+    if isinstance(e.agent, dict | list | tuple):
+        raise ConfigError(
+            "several policies in one experiment are not available yet; give one agent (a config such as PPOConfig)."
+        )
+    _check_positive(e)
+    check_supervision(e)
+    if e.max_minutes is not None and not e.max_minutes > 0:
+        raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")
+    if e.stop_at_return is not None and not e.evaluator.enabled:
+        raise ConfigError(
+            f"stop_at_return={e.stop_at_return} is decided by the evaluator, which is off; set evaluator.enabled."
+        )
+    if e.num_envs % e.groups:
+        raise ConfigError(
+            f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use "
+            f"{'num_actors' if e.num_groups is None else 'num_groups'} {nearest_divisors(e.num_envs, e.groups)}, or num_envs "
+            f"{e.num_envs // e.groups * e.groups or e.groups} or {-(-e.num_envs // e.groups) * e.groups}."
+        )
+    if e.groups % e.actors:
+        raise ConfigError(
+            f"{e.groups} groups cannot be shared out evenly over {e.actors} actors; use num_actors "
+            f"{nearest_divisors(e.groups, e.actors)}, or a num_groups that is a multiple of {e.actors}."
+        )
+    if e.batch_columns % e.group_size or e.batch_columns > e.num_envs:
+        options = [k * e.group_size for k in range(1, e.groups + 1)]
+        nearest = min(options, key=lambda n: abs(n - e.batch_columns))
+        raise ConfigError(
+            f"batch_envs={e.batch_columns} is not a number of whole groups of {e.group_size} environments (of which there "
+            f"are {e.groups}); the nearest that works is {nearest}."
+        )
+    _check_devices_and_lag(e)
+    if e.replay is not None:
+        _check_replay(e, e.replay)
+    _check_split(e)
+    if e.recording is not None and (e.replay is not None or e.record is not None):
+        other = "replay" if e.replay is not None else f"record={e.record!r}"
+        raise ConfigError(
+            f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
+            "Leave one of them out (`run.py bc --recording DIR` has no replay)."
+        )
+    _check_recorder(e)
+    _check_bind(e)
+    _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
+
+
+def _check_positive(e: Experiment) -> None:
+    positive = {
+        "total_env_steps": e.total_env_steps,
+        "num_envs": e.num_envs,
+        "rollout_length": e.rollout_length,
+        "num_actors": e.num_actors,
+        "batch_envs": e.batch_columns,
+        "num_inference_servers": e.num_inference_servers,
+        "learner.reuse": e.learner.reuse,
+        "actor.blocks_per_group": e.actor.blocks_per_group,
+        "trace_spans": e.trace_spans,
+        "record_limit_mb": e.record_limit_mb,
+        "evaluator.num_envs": e.evaluator.num_envs,
+        "evaluator.episodes": e.evaluator.episodes,
+        "recorder.episodes": e.recorder.episodes,
+        "recorder.keep_newest": e.recorder.keep_newest,
+    }
+    for name, value in positive.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    if e.groups < 1:
+        raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
+
+
+def split_bind(bind: str) -> tuple[str, int | None]:
+    """Return the IP address and the first port that an option `bind` says; None: any free ports.
+
+    Raises:
+      ConfigError: it is not ADDRESS, ADDRESS:PORT, or for IPv6 [ADDRESS]:PORT.
+    """
+    found = re.fullmatch(r"\[(.*)\](?::(\d{1,5}))?", bind) or re.fullmatch(r"([^:]*)(?::(\d{1,5}))?", bind)
+    host, port = found.groups() if found else (bind, None)
+    try:
+        address = str(ipaddress.ip_address(host))
+        if port is not None and not 0 < int(port) < 65536:
+            raise ValueError(port)
+    except ValueError:
+        raise ConfigError(
+            f"bind is {bind!r}; expected an IP address of this host, such as 10.0.0.5, or 0.0.0.0 for all it has; with the "
+            "first of its ports 10.0.0.5:7000, for IPv6 [fd00::5]:7000."
+        ) from None
+    return address, None if port is None else int(port)
+
+
+def leaves_host(e: Experiment) -> bool:
+    """Return whether the options `bind` and `encrypt` ask for streams over TCP."""
+    address, port = split_bind(e.bind)
+    return e.encrypt or port is not None or not ipaddress.ip_address(address).is_loopback
+
+
+def _check_bind(e: Experiment) -> None:
+    if leaves_host(e) and e.road != "zeromq":
+        given = "encrypt" if e.encrypt else f"bind {e.bind}"
+        raise ConfigError(
+            f"{given} is for streams over ZeroMQ, but the road is {e.road}, which never leaves this host; add --road zeromq."
+        )
+
+
+def _check_recorder(e: Experiment) -> None:
+    fps, seconds = e.recorder.fps, e.recorder.max_seconds
+    if not seconds > 0 or (fps is not None and not fps > 0):
+        raise ConfigError(f"recorder.max_seconds is {seconds} and recorder.fps {fps}; they must be above 0.")
+    if not 0 <= e.recorder.niceness <= 19:
+        raise ConfigError(f"recorder.niceness is {e.recorder.niceness}; it must be from 0 to 19.")
+
+
+def _check_devices_and_lag(e: Experiment) -> None:
+    devices = e.learner.num_devices if e.learner.split == "none" else None
+    if devices is not None and (devices < 1 or e.batch_columns % devices):
+        raise ConfigError(
+            f"a batch of {e.batch_columns} environments cannot be split over learner.num_devices={devices}; use "
+            f"{nearest_divisors(e.batch_columns, max(1, devices))} devices, or a batch that is a multiple."
+        )
+    if not re.fullmatch(r"auto|cpu|gpu:\d+", e.inference.device):
+        raise ConfigError(f"inference.device is {e.inference.device!r}; use auto, cpu, or an index such as gpu:1.")
+    if e.max_policy_lag is not None and e.max_policy_lag < 0:
+        raise ConfigError(f"max_policy_lag is {e.max_policy_lag}; use 0 (synchronous), a positive number, or None.")
+    if e.order == "by_group" and e.batch_columns != e.num_envs:
+        raise ConfigError(
+            f"learner.order=by_group takes one trajectory of every group, but batch_envs={e.batch_columns} is not "
+            f"num_envs={e.num_envs}; use learner.order=fifo, or make them equal."
+        )
+    if e.max_policy_lag == 0 and e.order != "by_group" and not e.has_replay_workers:
+        raise ConfigError(
+            "max_policy_lag=0 (synchronous) needs batches of one trajectory of every group: batch_envs equal to num_envs "
+            "and learner.order auto or by_group. Otherwise allow a lag of at least 1."
+        )
+    if e.deterministic and e.order != "by_group":
+        raise ConfigError(
+            "deterministic mode takes the groups in order: use batch_envs equal to num_envs and learner.order auto or "
+            "by_group. (Serial placement is deterministic with any order.)"
+        )
+    if e.max_policy_lag == 0 and e.learner.reuse > 1:
+        raise ConfigError(
+            f"learner.reuse={e.learner.reuse} uses a batch for several updates, which max_policy_lag=0 excludes; use the "
+            f"agent's num_epochs for several passes, or allow a lag of at least {e.learner.reuse - 1}."
+        )
+    if e.deterministic and e.max_policy_lag != 0 and e.where.has_processes:
+        raise ConfigError(
+            f"deterministic mode awaits each version, which max_policy_lag={e.max_policy_lag} does not; use 0, or serial."
+        )
+
+
+def _check_split(e: Experiment) -> None:
+    if e.learner.split_lead < 0:
+        raise ConfigError(f"learner.split_lead is {e.learner.split_lead}; use 0 (taking turns) or more.")
+    if e.learner.split == "none":
+        return
+    if e.learner.num_devices not in (None, 2):
+        raise ConfigError(
+            f"learner.split puts the policy on one device and the critics on another, so learner.num_devices="
+            f"{e.learner.num_devices} cannot be; leave it out. To spread each batch over devices, leave learner.split out."
+        )
+    if e.replay is not None and e.replay.prioritised:
+        raise ConfigError(
+            "learner.split draws the same windows on both sides, which replay.prioritised would change on one of them alone; "
+            "set it to false."
+        )
+
+
+def _check_replay(e: Experiment, r: ReplayConfig) -> None:
+    at_least_one = {
+        "capacity": r.capacity,
+        "batch_size": r.batch_size,
+        "window": r.window,
+        "min_size": r.min_size,
+        "num_replays": r.num_replays,
+        "threads": r.threads,
+        "updates_per_call": 1 if r.updates_per_call is None else r.updates_per_call,
+    }
+    for name, value in at_least_one.items():
+        if value < 1:
+            raise ConfigError(f"replay.{name} is {value}; it must be at least 1.")
+    if r.samples_per_insert is not None and not r.samples_per_insert > 0:
+        raise ConfigError(
+            f"replay.samples_per_insert is {r.samples_per_insert}; it must be above 0 (batch_size x updates per env step), "
+            "or None for free-running."
+        )
+    for name, share in {"alpha": r.alpha, "beta": r.beta, "beta_end": r.beta_end}.items():
+        if not 0.0 <= share <= 1.0:
+            raise ConfigError(f"replay.{name} is {share}; it must lie between 0 and 1.")
+    if r.epsilon < 0 or not r.tolerance > 0:
+        raise ConfigError(
+            f"replay.epsilon is {r.epsilon} and replay.tolerance {r.tolerance}; use 0 or more, and above 0."
+        )
+    if r.min_size > r.capacity:
+        raise ConfigError(f"replay.min_size is {r.min_size}, above replay.capacity {r.capacity}: it is never reached.")
+    if e.learner.reuse > 1:
+        raise ConfigError(f"learner.reuse is {e.learner.reuse}; with replay use replay.updates_per_call instead.")
+    devices = (e.learner.num_devices or 1) if e.learner.split == "none" else 1
+    if r.batch_size % devices:
+        raise ConfigError(
+            f"replay.batch_size={r.batch_size} cannot be split over learner.num_devices={devices}; use "
+            f"{-(-r.batch_size // devices) * devices}."
+        )
+    if r.kind == "device":
+        _check_device_replay(e, r)
+    elif r.num_replays > e.actors:
+        raise ConfigError(
+            f"replay.num_replays={r.num_replays}, but only {e.actors} actor(s) feed them; use at most that."
+        )
+
+
+def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
+    if e.order != "by_group":
+        raise ConfigError(
+            f"replay.kind=device keeps a column for each environment, so batches hold all of them in order; leave batch_envs "
+            f"({e.batch_columns} of {e.num_envs}) and learner.order ({e.learner.order}) out, or use replay.kind=host."
+        )
+    if r.num_replays > 1:
+        raise ConfigError(f"replay.num_replays={r.num_replays} is for replay.kind=host; on the device there is one.")
+    if r.samples_per_insert is not None and r.updates_per_call is not None:
+        asked = r.samples_per_insert * e.rows_per_update / r.batch_size
+        if round(asked) != r.updates_per_call:
+            raise ConfigError(
+                f"replay.updates_per_call={r.updates_per_call}, but samples_per_insert={r.samples_per_insert:g} asks for "
+                f"{asked:g} updates per batch of {e.rows_per_update} env steps; leave one of them out."
+            )
+
+
+def check_supervision(e: Experiment) -> None:
+    """Refuse deadlines and budgets of restarts that cannot be.
+
+    Raises:
+      ConfigError: one is negative, or not a number of seconds.
+    """
+    for name, seconds in dataclasses.asdict(e.deadlines).items():
+        if not seconds > 0:
+            raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
+    if e.restart < 0:
+        raise ConfigError(f"restart is {e.restart}; it must be 0 (the first death ends the run) or more.")
+    for name, value in dataclasses.asdict(e.supervision).items():
+        if value is not None and not value >= 0:
+            raise ConfigError(f"supervision.{name} is {value}; it must be 0 or more.")
+    if not e.supervision.window_s > 0:
+        raise ConfigError(f"supervision.window_s is {e.supervision.window_s}; it must be above 0.")

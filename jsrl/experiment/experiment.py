@@ -1,0 +1,297 @@
+"""An experiment as a frozen value: environment + agent + limits + placement. It checks itself; nothing runs here.
+
+Totals are totals: `num_envs`, `rollout_length` and `batch_envs` describe what is learned from; placement and the number of
+actors only say who does the work, and never change it. What does not divide is refused, with the nearest numbers that do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment.checks import check, leaves_host, split_bind
+from jsrl.experiment.settings import (
+    ActorConfig,
+    AgentReference,
+    DeadlineConfig,
+    EvaluatorConfig,
+    InferenceConfig,
+    LearnerConfig,
+    RecorderConfig,
+    ReplayConfig,
+    SnapshotConfig,
+    SupervisionConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "AgentReference",
+    "DeadlineConfig",
+    "EvaluatorConfig",
+    "Experiment",
+    "InferenceConfig",
+    "LearnerConfig",
+    "RecorderConfig",
+    "ReplayConfig",
+    "SnapshotConfig",
+    "SupervisionConfig",
+]
+
+PlacementKind: TypeAlias = Literal["serial", "inline", "served", "apart"]
+
+
+class Placement(NamedTuple):
+    """What a placement means: workers have processes of their own, inference servers act, on a device of their own."""
+
+    has_processes: bool
+    has_servers: bool
+    servers_alone: bool = False
+
+
+PLACEMENTS: dict[str, Placement] = {
+    "serial": Placement(has_processes=False, has_servers=False),
+    "inline": Placement(has_processes=True, has_servers=False),
+    "served": Placement(has_processes=True, has_servers=True),
+    "apart": Placement(has_processes=True, has_servers=True, servers_alone=True),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that one run is; `run.py` prints it, stores it, and hands each worker its part."""
+
+    agent: Any
+    """A config such as PPOConfig (its class names its factory), or an AgentReference."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    name: str = "experiment"
+    total_env_steps: int = 1_000_000
+    """Stop after this many env steps were trained on (whole updates)."""
+    max_minutes: float | None = None
+    """Stop so many minutes after the first update; making environments and compiling do not count."""
+    stop_at_return: float | None = None
+    """Stop when one snapshot's greedy evaluation reaches this mean return."""
+    seed: int = 0
+    """Of environments, acting and learning; evaluations use others."""
+
+    num_envs: int = 16
+    """Environments in all, over every actor."""
+    rollout_length: int = 128
+    """Rows T of a trajectory."""
+    batch_envs: int | None = None
+    """Environments (columns) of one update's batch; None: num_envs, so that each update sees every environment once."""
+    max_policy_lag: int | None = 0
+    """Updates that rows may be behind the learner: 0 is synchronous (on-policy), None unbounded (IMPALA)."""
+
+    placement: PlacementKind = "served"
+    """serial: one process; inline: actors act; served: inference server on the learner's device; apart: on its own."""
+    num_actors: int = 1
+    """Actor processes; whole groups of environments are shared out over them."""
+    num_groups: int | None = None
+    """Groups of environments (each steps, acts and travels as one); None: chosen. Groups per actor = its ring."""
+    num_inference_servers: int = 1
+    """Inference servers, which share the actors between them."""
+    road: Literal["shared-memory", "zeromq"] = "shared-memory"
+    """What streams between processes go over; zeromq also between hosts, and without shared memory."""
+    bind: str = "127.0.0.1"
+    """IP address of this host that streams listen on, with road zeromq: ADDRESS or ADDRESS:FIRST_PORT (else free ports).
+    Streams over TCP are encrypted and only take who has the run's keys; 127.0.0.1 without a port means no TCP at all."""
+    encrypt: bool = False
+    """With road zeromq: streams over TCP with keys, also on loopback, instead of over Unix sockets."""
+    deterministic: bool = False
+    """Same bits for any placement and number of actors: fixed groups, never merged, taken in order (serial always is)."""
+    restart: int = 0
+    """How often each worker that died or hung is replaced (within supervision.window-s)."""
+    record: str | None = None
+    """Write every trajectory of the actors to this folder, for `recording` to read; None: nothing is written."""
+    record_limit_mb: int = 10_000
+    """Stop recording at so many MiB, over all actors; the run goes on."""
+    recording: str | None = None
+    """Learn from the trajectories in this folder; no actors then, and num_envs is the windows of a batch."""
+    trace: bool = False
+    """Write trace.json for ui.perfetto.dev: what every thread of every worker did when."""
+    trace_spans: int = 200_000
+    """Spans that a trace keeps at most, shared out over the workers; of each, the newest stay (about 100 bytes a span)."""
+
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    replay: ReplayConfig | None = None
+    """Where an off-policy agent's rows are kept and drawn from; None: rows are trained on as they come."""
+    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
+    recorder: RecorderConfig = field(default_factory=RecorderConfig)
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
+    deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    # Derived numbers are properties, never fields to be filled in.
+
+    @property
+    def where(self) -> Placement:
+        """Return what the placement means."""
+        return PLACEMENTS[self.placement]
+
+    @property
+    def groups(self) -> int:
+        """Return the number of groups of environments."""
+        if self.num_groups is not None:
+            return self.num_groups
+        if self.deterministic:
+            return math.gcd(self.num_envs, 4)
+        # As few groups as there must be: batches are whole groups, actors host whole groups; served ones want two each,
+        # so that one steps while the other waits for its actions.
+        fewest = math.lcm(self.num_envs // math.gcd(self.num_envs, self.batch_columns), self.actors)
+        return (
+            2 * fewest
+            if self.where.has_servers and fewest == self.actors and self.num_envs % (2 * fewest) == 0
+            else fewest
+        )
+
+    @property
+    def group_size(self) -> int:
+        """Return the environments B_g of one group."""
+        return self.num_envs // self.groups
+
+    @property
+    def ring(self) -> int:
+        """Return the groups of one actor."""
+        return self.groups // self.actors
+
+    @property
+    def actors(self) -> int:
+        """Return how many actors there are (one in serial mode)."""
+        return self.num_actors if self.where.has_processes else 1
+
+    @property
+    def batch_columns(self) -> int:
+        """Return the environments of one update's batch."""
+        return self.num_envs if self.batch_envs is None else self.batch_envs
+
+    @property
+    def rows_per_update(self) -> int:
+        """Return the env steps that one batch holds, or with replay workers those that it stands for.
+
+        Free-running replay workers follow no ratio; there it is what one trajectory of every environment holds.
+        """
+        replay = self.replay
+        if replay is not None and self.has_replay_workers and replay.samples_per_insert is not None:
+            return max(1, round(self.updates_per_call * replay.batch_size / replay.samples_per_insert))
+        return self.batch_columns * self.rollout_length
+
+    @property
+    def total_updates(self) -> int:
+        """Return the updates of the whole run."""
+        return max(1, math.ceil(self.total_env_steps / self.rows_per_update)) * self.updates_per_batch
+
+    @property
+    def has_replay_workers(self) -> bool:
+        """Return whether replay workers stand between actors and learner."""
+        return self.replay is not None and self.replay.kind == "host"
+
+    @property
+    def updates_per_call(self) -> int:
+        """Return the updates of one compiled call: K with replay, else 1."""
+        replay = self.replay
+        if replay is None or replay.updates_per_call is not None:
+            return 1 if replay is None else replay.updates_per_call or 1
+        if replay.kind == "host" or replay.samples_per_insert is None:
+            return 1
+        return max(1, round(replay.samples_per_insert * self.rows_per_update / replay.batch_size))
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Return the updates that are made with one batch."""
+        return self.learner.reuse * self.updates_per_call
+
+    @property
+    def learner_devices(self) -> int | None:
+        """Return the devices of the learner: two where policy and critics are split, else what was asked for."""
+        return 2 if self.learner.split != "none" else self.learner.num_devices
+
+    @property
+    def split_lead(self) -> int:
+        """Return the calls that policy and critics on two devices may be apart: 0 where every bit is fixed."""
+        return 0 if self.is_deterministic else self.learner.split_lead
+
+    @property
+    def order(self) -> str:
+        """Return which trajectories make a batch, with `auto` decided."""
+        if self.learner.order != "auto":
+            return self.learner.order
+        if self.has_replay_workers:
+            return "fifo"
+        on_device = self.replay is not None  # columns of its ring are environments
+        asked = self.max_policy_lag is not None or self.deterministic or on_device
+        by_group = self.batch_columns == self.num_envs and asked
+        return "by_group" if by_group else "fifo"
+
+    @property
+    def bind_to(self) -> tuple[str, int | None]:
+        """Return the IP address that streams listen on, and the first port; None: any that are free."""
+        return split_bind(self.bind)
+
+    @property
+    def encrypted(self) -> bool:
+        """Return whether streams between processes go over TCP, and so are encrypted; else they do not leave the host."""
+        return leaves_host(self) and self.road == "zeromq" and self.where.has_processes
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Return whether every bit of the run is fixed by the seed."""
+        return self.deterministic or not self.where.has_processes
+
+    @property
+    def min_updates_lag(self) -> int | None:
+        """Return K such that a group's trajectory n waits for version n x updates_per_batch - K; None: it never waits.
+
+        The last update with a batch, not the first, may be `max_policy_lag` ahead of its rows.
+        """
+        if self.max_policy_lag is None or self.order != "by_group":
+            return None
+        return self.max_policy_lag - (self.learner.reuse - 1)
+
+    @property
+    def evaluation_period(self) -> int:
+        """Return the updates between evaluations."""
+        env_steps = self.evaluator.period_env_steps or self.total_env_steps // 40
+        return max(1, env_steps * self.updates_per_batch // self.rows_per_update)
+
+    @property
+    def filming_period(self) -> int:
+        """Return the updates between videos."""
+        env_steps = self.recorder.period_env_steps or self.total_env_steps // 10
+        return max(1, env_steps * self.updates_per_batch // self.rows_per_update)
+
+    @property
+    def evaluation_env(self) -> EnvConfig:
+        """Return the evaluator's environment: raw rewards, whole games, own options on top."""
+        whole_games = dataclasses.replace(self.env.atari, episodic_life=False)
+        raw = dataclasses.replace(self.env, reward_clip=None, reward_scale=1.0, atari=whole_games)
+        return _with_options(raw, "evaluator.env", self.evaluator.env)
+
+    @property
+    def filmed_env(self) -> EnvConfig:
+        """Return the recorder's environment: the evaluator's, own options on top."""
+        return _with_options(self.evaluation_env, "recorder.env", self.recorder.env)
+
+
+def _with_options(env: EnvConfig, name: str, options: dict[str, Any]) -> EnvConfig:
+    """Return an environment with the options of `name` on top.
+
+    Raises:
+      ConfigError: there is no such option; with the nearest one.
+    """
+    known = {f.name for f in dataclasses.fields(env)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(known))}."
+        raise ConfigError(f"{name} has no option {unknown[0]!r}; {hint}")
+    return dataclasses.replace(env, **options)

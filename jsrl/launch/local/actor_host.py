@@ -1,0 +1,162 @@
+"""The controller's side of an actor host (jsrl.workers.actor_host): orders go out, births and deaths come back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from jsrl.references.reference import SpawnEnvironment
+from jsrl.runs.files import process_alive
+from jsrl.workers.actor_host import MAX_ORDER_BYTES, kill_group
+
+_POLL_S = 0.02
+
+
+class ActorHost:
+    """A running actor host.
+
+    Attributes:
+      popen: its process. log: what it and its modules wrote. mute: it did not tell of a death (somebody stopped it).
+    """
+
+    def __init__(self, control: str, folder: Path, spawn: SpawnEnvironment, variables: Mapping[str, str]) -> None:
+        logs = folder / "logs"
+        logs.mkdir(exist_ok=True)
+        self.log = logs / "actor-host.log"
+        self.mute = False
+        self._actors: list[HostedActor] = []
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.setblocking(False)
+        command = [sys.executable, "-m", "jsrl.workers", "actor-host", "--control", control]
+        with self.log.open("ab") as output, theirs:
+            self.popen = subprocess.Popen(
+                [*command, "--parent", str(os.getpid())],
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **spawn.variables, **variables},
+                cwd=spawn.working_directory,
+                start_new_session=True,
+            )
+
+    def start(self, job_path: Path, name: str, incarnation: int, log: Path) -> HostedActor:
+        """Order an actor; returns at once, with what will be known of it."""
+        actor = HostedActor(self, len(self._actors))
+        self._actors.append(actor)
+        order = {"number": actor.number, "job": str(job_path.absolute()), "name": name, "incarnation": incarnation}
+        message = json.dumps(order | {"log": str(log.absolute())}).encode()
+        assert len(message) < MAX_ORDER_BYTES, message
+        until = time.monotonic() + 10.0
+        while self.popen.poll() is None:  # its death is each actor's death, and told there
+            try:
+                self._connection.send(message)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                _await(self._connection, select.POLLOUT, _POLL_S)
+            except OSError:
+                break
+        return actor
+
+    def ends(self, timeout_s: float) -> bool:
+        """Return whether the host has ended, or does within `timeout_s`."""
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def listen(self, timeout_s: float = 0.0) -> None:
+        """Hear what the host says of its actors."""
+        if timeout_s:
+            _await(self._connection, select.POLLIN, timeout_s)
+        while True:
+            try:
+                message = self._connection.recv(MAX_ORDER_BYTES)
+            except (BlockingIOError, ConnectionResetError):
+                return
+            if not message:
+                return
+            fields = json.loads(message)
+            actor = self._actors[fields["number"]]
+            actor.pid = fields.get("pid", actor.pid)
+            actor.status = fields.get("status")
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the host, and with it whatever actors are left."""
+        self._connection.close()
+        try:
+            self.popen.wait(0.0 if self.mute else timeout_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
+                self.popen.wait(timeout_s)
+
+
+def _await(connection: socket.socket, event: int, timeout_s: float) -> None:
+    """Wait until a socket can be read or written; also one whose descriptor is beyond what `select` takes (1,023)."""
+    poller = select.poll()
+    poller.register(connection, event)
+    poller.poll(1000.0 * timeout_s)
+
+
+class HostedActor:
+    """An actor that a host forked, with what is asked of a subprocess.Popen.
+
+    Attributes:
+      number: of the order. pid: None until the host has told it. status: its exit status, once the host has told it.
+    """
+
+    def __init__(self, host: ActorHost, number: int) -> None:
+        self.host, self.number = host, number
+        self.pid: int | None = None
+        self.status: int | None = None
+
+    @property
+    def died_with_host(self) -> bool:
+        """Return whether it was the host's death that ended this actor."""
+        self.host.listen()
+        return self.status is None and self.host.popen.poll() is not None
+
+    def poll(self) -> int | None:
+        """Return the exit status, None while the actor lives."""
+        return -signal.SIGKILL if self.died_with_host else self.status
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit status, waiting for it.
+
+        Raises:
+          TimeoutExpired: it still runs.
+        """
+        until = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            left_s = until - time.monotonic()
+            if self.pid is not None and not process_alive(self.pid):
+                self.host.listen(0.0 if self.host.mute else 0.5)
+                if self.status is None and not self.host.ends(
+                    0.0 if self.host.mute else 0.5
+                ):  # its death may show a moment after the actor's
+                    self.host.mute, self.status = True, -signal.SIGKILL
+            elif left_s <= 0:
+                raise subprocess.TimeoutExpired(f"actor {self.pid} of {self.host.log.stem}", timeout)
+            else:
+                self.host.listen(min(left_s, _POLL_S))
+        return status
+
+    def kill(self) -> None:
+        """End the actor and whatever it started; where the host has not come to fork it yet, the host and all its actors."""
+        if self.poll() is None and self.pid is None:
+            self.host.popen.kill()
+            self.host.popen.wait(5.0)
+        elif self.status is None and self.pid is not None:
+            kill_group(self.pid)

@@ -1,0 +1,1 @@
+"""Metrics: names, sinks, phases, traces, the display."""

@@ -1,0 +1,303 @@
+"""What a person sees while a run goes on: a live picture on a terminal, one compact line now and then elsewhere.
+
+| mode | shows |
+|---|---|
+| auto | live on a terminal, else plain |
+| live | header, a table of worker kinds, the return's curve, the last messages; redrawn in place |
+| plain | one line every few seconds, messages as they come |
+| quiet | warnings and errors only |
+| log-only | nothing; lines and messages go to the log |
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import IO, Protocol
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from jsrl.errors import ConfigError
+from jsrl.metrics.display_state import DisplayState, WorkerRow, clock, percent, short
+from jsrl.metrics.sparkline import sparkline
+
+MODES = ("auto", "live", "plain", "quiet", "log-only")
+LEVELS = ("info", "warning", "error")
+_STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
+_BAR_WIDTH = 48
+
+
+class Display(Protocol):
+    """Something that shows a run; calls never block for long and never raise because of the terminal."""
+
+    def update(self, state: DisplayState) -> None:
+        """Show this moment (as often as one likes: drawing is throttled)."""
+        ...
+
+    def message(self, text: str, level: str = "info") -> None:
+        """Show a line of text; `level` is `info`, `warning` or `error`."""
+        ...
+
+    def close(self) -> None:
+        """Show the last moment and leave the terminal as it was; may be called twice."""
+        ...
+
+
+def make_display(
+    mode: str = "auto",
+    *,
+    log: Callable[[str], None] | None = None,
+    stream: IO[str] | None = None,
+    console: Console | None = None,
+    interval_s: float | None = None,
+) -> Display:
+    """Return the display for a mode.
+
+    Args:
+      mode: one of MODES. log: takes every line and message too, in every mode (the controller's log file).
+      stream: where to write (default: standard error, so that standard output stays free for results).
+      console: a rich console instead of `stream`. interval_s: between pictures (0.25) or lines (5).
+
+    Raises:
+      ConfigError: the mode is unknown.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"display mode {mode!r} is unknown; choose one of {', '.join(MODES)}.")
+    stream = stream or sys.stderr
+    if mode == "auto":
+        screen = console or Console(file=stream)
+        mode = "live" if screen.is_terminal and not screen.is_dumb_terminal else "plain"
+    if mode == "live":
+        return LiveDisplay(console or Console(file=stream), log, interval_s=interval_s or 0.25)
+    shown = {"plain": LEVELS, "quiet": ("warning", "error"), "log-only": ()}[mode]
+    file = console.file if console is not None else stream
+    return LineDisplay(file, log, shown=shown, lines=mode == "plain", interval_s=interval_s or 5.0)
+
+
+class _Rate:
+    """Env steps per second over the last half minute, or so."""
+
+    def __init__(self, window_s: float = 30.0):
+        self._window_s = window_s
+        self._points: deque[tuple[float, int]] = deque()
+
+    def __call__(self, state: DisplayState) -> float:
+        if self._points and state.env_steps < self._points[-1][1]:
+            self._points.clear()
+        self._points.append((state.elapsed_s, state.env_steps))
+        while len(self._points) > 2 and self._points[1][0] <= state.elapsed_s - self._window_s:
+            self._points.popleft()
+        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
+        return (last - first) / (last_s - first_s) if last_s - first_s >= 1 else state.env_steps_per_s
+
+
+def plain_line(state: DisplayState, env_steps_per_s: float) -> str:
+    """Return a moment as one line: time, steps (share), steps/s, updates, return, lag, time to go."""
+    share = state.share
+    parts = [f"{clock(state.elapsed_s):>7}", f"steps {short(state.env_steps)}" + _of(state) + _frames(state)]
+    if share is not None:
+        parts[-1] += f" ({percent(share)})"
+    parts += [f"{short(env_steps_per_s)} steps/s", f"updates {short(state.updates)}"]
+    if state.return_ is not None:
+        kind, value = state.return_
+        parts.append(f"return {short(value)} ({kind})")
+    if (lag := state.metric("learner/policy_lag_mean")) is not None:
+        parts.append(f"lag {short(lag)}")
+    if (to_go_s := state.to_go_s(env_steps_per_s)) is not None:
+        parts.append(f"{clock(to_go_s)} to go")
+    if state.stage:
+        parts.append(state.stage)
+    return "  ".join(parts)
+
+
+def _of(state: DisplayState) -> str:
+    return f" / {short(state.total_env_steps)}" if state.total_env_steps else ""
+
+
+def _frames(state: DisplayState) -> str:
+    return f" [{short(state.env_steps * state.action_repeat)} frames]" if state.action_repeat != 1 else ""
+
+
+class LineDisplay:
+    """Plain, quiet and log-only modes: lines of text, no control characters."""
+
+    def __init__(
+        self,
+        stream: IO[str],
+        log: Callable[[str], None] | None,
+        *,
+        shown: tuple[str, ...],
+        lines: bool,
+        interval_s: float,
+    ):
+        """Write messages of the levels in `shown`, and a line every `interval_s` when `lines`, to `stream`."""
+        self._stream = stream
+        self._log = log
+        self._shown = shown
+        self._lines = lines
+        self._interval_s = interval_s
+        self._next_s = 0.0
+        self._rate = _Rate()
+        self._unseen: DisplayState | None = None
+
+    def update(self, state: DisplayState) -> None:
+        """Write a line when the last one is old enough."""
+        self._unseen = state
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._interval_s
+            self._line()
+
+    def message(self, text: str, level: str = "info") -> None:
+        """Write a message at once."""
+        prefix = "" if level == "info" else f"{level}: "
+        if level in self._shown:
+            self._write(prefix + text)
+        if self._log is not None:
+            self._log(prefix + text)
+
+    def close(self) -> None:
+        """Write the last line if it was not shown yet."""
+        self._line()
+
+    def _line(self) -> None:
+        if self._unseen is None:
+            return
+        line = plain_line(self._unseen, self._rate(self._unseen))
+        self._unseen = None
+        if self._lines:
+            self._write(line)
+        if self._log is not None:
+            self._log(line)
+
+    def _write(self, line: str) -> None:
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # the reader of a pipe has gone, or the stream is closed: the run goes on
+            self._shown, self._lines = (), False
+
+
+class LiveDisplay:
+    """A picture redrawn in place."""
+
+    def __init__(self, console: Console, log: Callable[[str], None] | None, *, interval_s: float = 0.25):
+        """Draw on `console`, at most every `interval_s`; lines go to `log` every 5 s as in log-only mode."""
+        self._live = Live(console=console, auto_refresh=False, transient=False, redirect_stdout=False)
+        self._messages: deque[tuple[str, str]] = deque(maxlen=6)
+        self._behind = LineDisplay(sys.stderr, log, shown=(), lines=False, interval_s=5.0)
+        self._interval_s = interval_s
+        self._next_s = 0.0
+        self._rate = _Rate()
+        self._state = DisplayState(run="")
+        self._closed = False
+        self._live.start()
+
+    def update(self, state: DisplayState) -> None:
+        """Redraw when the last picture is old enough."""
+        self._state = state
+        self._behind.update(state)
+        self._draw()
+
+    def message(self, text: str, level: str = "info") -> None:
+        """Add a line to the last messages and redraw."""
+        self._behind.message(text, level)
+        self._messages.append((level, text))
+        self._next_s = 0.0
+        self._draw()
+
+    def close(self) -> None:
+        """Draw the last moment and give the terminal back."""
+        if self._closed:
+            return
+        self._next_s = 0.0
+        self._draw()
+        self._closed = True
+        self._behind.close()
+        try:
+            self._live.stop()
+        except OSError:  # the terminal has gone
+            pass
+
+    def _draw(self) -> None:
+        now_s = time.monotonic()
+        if self._closed or now_s < self._next_s:
+            return
+        self._next_s = now_s + self._interval_s
+        try:
+            self._live.update(picture(self._state, self._rate(self._state), list(self._messages)), refresh=True)
+        except OSError:  # the terminal has gone: the run goes on without a picture
+            self._closed = True
+
+
+def picture(state: DisplayState, env_steps_per_s: float, messages: list[tuple[str, str]]) -> RenderableType:
+    """Return the whole picture as something that rich can print."""
+    parts: list[RenderableType] = [_header(state, env_steps_per_s)]
+    if state.workers:
+        parts.append(_worker_table(state))
+    if state.evaluations:
+        parts.append(_returns(state))
+    for level, text in messages:
+        prefix = "" if level == "info" else f"{level}: "
+        parts.append(Text(prefix + text, style=_STYLES.get(level, ""), no_wrap=level == "info", overflow="ellipsis"))
+    return Group(*parts)
+
+
+def _header(state: DisplayState, env_steps_per_s: float) -> RenderableType:
+    share, to_go_s = state.share, state.to_go_s(env_steps_per_s)
+    facts = [
+        state.run,
+        clock(state.elapsed_s),
+        f"{short(state.env_steps)}{_of(state)} env steps{_frames(state)}",
+        "" if share is None else percent(share),
+        f"{short(env_steps_per_s)} steps/s",
+        f"{short(state.updates)} updates",
+        "" if to_go_s is None else f"{clock(to_go_s)} to go",
+    ]
+    parts: list[RenderableType] = [
+        Columns([Text(fact, style="" if index else "bold") for index, fact in enumerate(facts) if fact], padding=(0, 2))
+    ]
+    if share is not None:
+        filled = round(share * _BAR_WIDTH)
+        parts.append(Text.assemble(("━" * filled, "green"), ("─" * (_BAR_WIDTH - filled), "dim")))
+    if state.stage:
+        parts.append(Text(state.stage, style="italic"))
+    return Group(*parts)
+
+
+def _worker_table(state: DisplayState) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title, justify in (("worker", "left"), ("count", "right"), ("rate", "right"), ("queue", "right")):
+        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("waits for")
+    table.add_column("lag mean/p95/max", no_wrap=True)
+    lags = [state.metric(f"learner/policy_lag_{what}") for what in ("mean", "p95", "max")]
+    lag = "/".join(map(short, lags)) if any(value is not None for value in lags) else ""
+    for kind, count in state.workers.items():
+        row = state.rows.get(kind, WorkerRow())
+        value = state.metric(row.rate)
+        waits = [(what, state.metric(name)) for what, name in row.waits]
+        table.add_row(
+            kind,
+            str(count),
+            "" if value is None else f"{short(value)} {row.unit}",
+            short(state.metric(row.queue)) if row.queue else "",
+            ", ".join(f"{what} {percent(share)}" for what, share in waits if share is not None),
+            lag if row.queue else "",
+        )
+    return table
+
+
+def _returns(state: DisplayState) -> Text:
+    values = [value for _, value in state.evaluations]
+    at, newest = state.evaluations[-1]
+    text = f"return {short(newest)} at {short(at)}  best {short(max(values))}  "
+    if (spread := state.metric("evaluator/return_ci95")) is not None:
+        text = text.replace(" at ", f" ± {short(spread)} at ", 1)
+    return Text.assemble((text, "bold"), (sparkline(values, 40), "cyan"))

@@ -1,0 +1,318 @@
+"""Metrics: `Recorder` counts inside a worker, `MetricsHub` in the controller turns reports into one line at a time.
+
+Names are `worker/what_unit`, listed in `metric_names`, which also says how the reports of several workers of a kind
+become one number. Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import MissingExtra
+from jsrl.metrics.catalogue import Catalogue
+from jsrl.metrics.phases import REST, Phases
+from jsrl.metrics.sinks import JsonLinesSink, Line, Sink, TensorBoardSink
+from jsrl.metrics.tracing import Tracer
+
+_logger = logging.getLogger("jsrl.metrics")
+_RESERVOIR = 1024
+WHOLE_TIME = (
+    "_share",
+    "_per_s",
+)  # suffixes of what is a mean over the reports since the last line, not the last of them
+
+
+class Recorder:
+    """What a worker counts between two reports; every call is a dictionary access and an addition.
+
+    Attributes:
+      phases: where the time of the worker's main thread goes.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rest: str = REST,
+        tracer: Tracer | None = None,
+    ):
+        """Prefix every name with `kind` (`actor`, `learner`, ...).
+
+        Args:
+          kind: of the worker. clock: returns seconds. rest: what a worker does between its activities.
+          tracer: keeps the spans of all threads.
+        """
+        self._tracer, self._rest = tracer, rest
+        self._threads: dict[str, Phases] = {}
+        self.phases = self.thread("", rest)
+        self._kind = kind
+        self._clock = clock
+        self._rng = np.random.default_rng(0)
+        self._totals: dict[str, float] = {}
+        self._amounts: dict[str, float] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._since_s = self._clock()
+        self._amounts = dict.fromkeys(self._amounts, 0.0)  # what stands still has a rate of 0
+        self._times: dict[str, float] = {}
+        self._means: dict[str, list[float]] = {}
+        self._last: dict[str, float] = {}
+        self._maxima: dict[str, float] = {}
+        self._spreads: dict[str, _Spread] = {}
+
+    def thread(self, name: str, rest: str = REST) -> Phases:
+        """Return the phases of a further thread, reported as `NAME_activity_share`."""
+        phases = Phases(rest) if self._tracer is None else self._tracer.thread(name or "main", rest)
+        self._threads[f"{name}_" if name else ""] = phases
+        return phases
+
+    def begin(self) -> None:
+        """Forget what was counted so far, but for counts: the worker is ready, and shares and rates begin here."""
+        self.phases.begin()
+        self._begin()
+
+    def close(self) -> None:
+        """Write the trace, where there is one."""
+        if self._tracer is not None:
+            self._tracer.save()
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a count since the worker's start, reported as `name` (such as `episodes`)."""
+        self._totals[name] = self._totals.get(name, 0) + amount
+
+    def rate(self, name: str, amount: float = 1) -> None:
+        """Add to an amount that is reported per second, as `name_per_s`."""
+        self._amounts[name] = self._amounts.get(name, 0) + amount
+
+    def spent(self, name: str, seconds: float) -> None:
+        """Add time to an activity that is reported as a share of the time passed, as `name_share`."""
+        self._times[name] = self._times.get(name, 0.0) + seconds
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time inside the `with` block to `name_share`."""
+        start_s = self._clock()
+        try:
+            yield
+        finally:
+            self.spent(name, self._clock() - start_s)
+
+    def mean(self, name: str, value: float, weight: float = 1) -> None:
+        """Add to a mean, reported as `name` (end it with `_mean`, or what the catalogue calls it)."""
+        entry = self._means.setdefault(name, [0.0, 0.0])
+        entry[0] += value * weight
+        entry[1] += weight
+
+    def means(self, values: dict[str, float]) -> None:
+        """Add a dict of values, such as an update's metrics, to the means of the same names."""
+        for name, value in values.items():
+            self.mean(name, float(value))
+
+    def last(self, name: str, value: float) -> None:
+        """Keep the latest value, reported as `name`."""
+        self._last[name] = value
+
+    def maximum(self, name: str, value: float) -> None:
+        """Keep the largest value, reported as `name` (end it with `_max`)."""
+        self._maxima[name] = max(self._maxima.get(name, -math.inf), value)
+
+    def spread(self, name: str, values: Any) -> None:
+        """Add values (a number or an array), reported as `name_mean`, `_p50`, `_p95`, `_max`.
+
+        Mean and maximum are exact; percentiles come from a uniform sample of 1,024 values.
+        """
+        self._spreads.setdefault(name, _Spread(self._rng)).add(np.asarray(values, np.float64).reshape(-1))
+
+    def flush(self) -> dict[str, float]:
+        """Return everything since the last flush as a flat dict of full names, and begin anew (counts go on)."""
+        passed_s = max(self._clock() - self._since_s, 1e-9)
+        report = dict(self._totals)
+        report.update({f"{name}_per_s": amount / passed_s for name, amount in self._amounts.items()})
+        report.update({f"{name}_share": spent_s / passed_s for name, spent_s in self._times.items()})
+        for prefix, phases in self._threads.items():
+            if phases.used:
+                report.update({f"{prefix}{name}_share": share for name, share in phases.shares().items()})
+        report.update({name: total / weight for name, (total, weight) in self._means.items() if weight})
+        report.update(self._last)
+        report.update(self._maxima)
+        for name, spread in self._spreads.items():
+            report.update({f"{name}_{what}": value for what, value in spread.summary().items()})
+        self._begin()
+        return {f"{self._kind}/{name}": float(value) for name, value in report.items()}
+
+
+class _Spread:
+    """Mean and maximum of all values; percentiles of a uniform sample of bounded size."""
+
+    def __init__(self, rng: np.random.Generator):
+        self._rng = rng
+        self._sample = np.empty(_RESERVOIR)
+        self._count = 0
+        self._sum = 0.0
+        self._max = -math.inf
+
+    def add(self, values: np.ndarray) -> None:
+        if not values.size:
+            return
+        self._sum += float(values.sum())
+        self._max = max(self._max, float(values.max()))
+        room = max(_RESERVOIR - self._count, 0)
+        head, rest = values[:room], values[room:]
+        self._sample[self._count : self._count + head.size] = head
+        self._count += head.size
+        if rest.size:
+            order = self._count + 1 + np.arange(rest.size)
+            places = (self._rng.random(rest.size) * order).astype(np.int64)
+            kept = places < _RESERVOIR
+            self._sample[places[kept]] = rest[kept]
+            self._count += rest.size
+
+    def summary(self) -> dict[str, float]:
+        if not self._count:
+            return {}
+        p50, p95 = np.percentile(self._sample[: min(self._count, _RESERVOIR)], [50, 95])
+        return {"mean": self._sum / self._count, "p50": p50, "p95": p95, "max": self._max}
+
+
+@dataclass
+class _Report:
+    """The latest report of one worker; totals hold what earlier lives of the worker had counted.
+
+    `whole` has the values since the last line of metrics that shall speak for all of the time between two lines.
+    """
+
+    kind: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    arrived_s: float = 0.0
+    earlier_lives: dict[str, float] = field(default_factory=dict)
+    at_last_line: dict[str, float] = field(default_factory=dict)
+    whole: dict[str, list[float]] = field(default_factory=dict)
+
+    def total(self, name: str) -> float:
+        return self.earlier_lives.get(name, 0.0) + self.metrics.get(name, 0.0)
+
+
+class MetricsHub:
+    """Collects reports in the controller and writes lines to `metrics.jsonl` and to further sinks.
+
+    Attributes:
+      latest: the newest value of every metric, for displays. elapsed_s(): seconds since the run began.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tensorboard: str | os.PathLike[str] | None = None,
+        sinks: Iterable[Sink] = (),
+        catalogue: Catalogue | None = None,
+        on_warning: Callable[[str], None] | None = None,
+        stale_after_s: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Open (or continue) the file at `path`.
+
+        Args:
+          path: metrics.jsonl. tensorboard: folder for events; without tensorboardX one warning, nothing else.
+          sinks: further places for every line. catalogue: of the run's metrics.
+          on_warning: called with one line of text; default: logged.
+          stale_after_s: a worker silent for so long no longer counts in sums and means of its kind.
+          clock: returns seconds.
+        """
+        self._warn = on_warning or _logger.warning
+        self._catalogue = catalogue or Catalogue()
+        self._clock = clock
+        self._stale_after_s = stale_after_s
+        file = JsonLinesSink(Path(path))
+        self._sinks: list[Sink] = [file, *sinks]
+        if tensorboard is not None:
+            try:
+                self._sinks.append(TensorBoardSink(tensorboard))
+            except MissingExtra as error:
+                self._warn(str(error))
+        self._complained: set[int] = set()
+        self._start_s = clock() - float((file.last_line or {}).get("wall_s") or 0.0)
+        self._reports: dict[str, _Report] = {}
+        self._fresh: set[tuple[str, str]] = set()
+        self.latest: Line = dict(file.last_line or {})
+
+    def elapsed_s(self) -> float:
+        """Return seconds since the run began, over all resumes (time between them is not counted)."""
+        return self._clock() - self._start_s
+
+    def receive(self, worker: str, kind: str, metrics: dict[str, float]) -> None:
+        """Take a worker's report; it goes into the next line (rates and shares as means of all reports since the last)."""
+        report = self._reports.setdefault(worker, _Report(kind))
+        for name, value in metrics.items():
+            before = report.metrics.get(name, 0.0)
+            if self._catalogue.combination(name) == "total" and value < before:  # the worker was restarted
+                report.earlier_lives[name] = report.earlier_lives.get(name, 0.0) + before
+            if name.endswith(WHOLE_TIME):
+                report.whole.setdefault(name, []).append(value)
+            self._fresh.add((kind, name))
+        report.metrics.update(metrics)
+        report.metrics.update({name: float(np.mean(values)) for name, values in report.whole.items()})
+        report.arrived_s = self._clock()
+
+    def tick(self, env_steps: int, updates: int) -> Line:
+        """Write one line of what arrived since the last one (combined over workers) and return it."""
+        line = {name: self._combine(kind, name) for kind, name in sorted(self._fresh)}
+        self._fresh.clear()
+        for report in self._reports.values():
+            report.whole.clear()
+            totals = [name for name in report.metrics if self._catalogue.combination(name) == "total"]
+            report.at_last_line = {name: report.total(name) for name in totals}
+        return self.write(line, env_steps, updates)
+
+    def write(self, metrics: dict[str, float], env_steps: int, updates: int) -> Line:
+        """Write one line of given metrics at once (an evaluation: with the env steps of its snapshot) and return it."""
+        line = {"env_steps": int(env_steps), "updates": int(updates), "wall_s": round(self.elapsed_s(), 3), **metrics}
+        for sink in self._sinks:
+            try:
+                sink.write(line)
+            except (OSError, ValueError, TypeError) as error:
+                if id(sink) not in self._complained:
+                    self._complained.add(id(sink))
+                    where = getattr(sink, "path", type(sink).__name__)
+                    self._warn(
+                        f"metrics could not be written to {where} ({error}); lines are lost until it works again."
+                    )
+        self.latest.update(line)
+        return line
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                if id(sink) in self._complained:
+                    continue
+                self._warn(f"{type(sink).__name__} could not be closed ({error}).")
+
+    def _combine(self, kind: str, name: str) -> float:
+        how = self._catalogue.combination(name)
+        reports = [r for r in self._reports.values() if r.kind == kind and name in r.metrics]
+        if how == "total":
+            return sum(report.total(name) for report in reports)
+        alive = [r for r in reports if self._clock() - r.arrived_s <= self._stale_after_s] or reports
+        values = np.asarray([report.metrics[name] for report in alive], np.float64)
+        if how in ("sum", "max", "min"):
+            return float(getattr(np, how)(values))
+        weight = self._catalogue.weight_of(name)
+        weights = np.asarray([r.total(weight) - r.at_last_line.get(weight, 0.0) for r in alive]) if weight else None
+        if weights is not None and weights.sum() > 0:
+            return float(np.average(values, weights=weights))
+        return float(values.mean())

@@ -1,0 +1,167 @@
+"""Where lines of metrics go: one JSON-lines file, TensorBoard events, and whatever else offers `write` and `close`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from jsrl.errors import MissingExtra
+from jsrl.runs.files import json_ready
+
+Line = dict[str, Any]  # flat: name -> number (env_steps, updates and wall_s always among them)
+
+
+class Sink(Protocol):
+    """A place for lines of metrics; `write` may raise OSError, which is reported once and does not end the run."""
+
+    def write(self, metrics: Line) -> None:
+        """Take one line: a flat dict that always has env_steps, updates and wall_s."""
+        ...
+
+    def close(self) -> None:
+        """Finish; may be called twice."""
+        ...
+
+
+class AppendedFile:
+    """A file that only grows, by whole records: what did not fit on a full disk is cut off again, not kept for later."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab+", buffering=0)
+
+    def append(self, record: bytes) -> None:
+        """Append all of a record, or nothing of it.
+
+        Raises:
+          OSError: it could not be written; a later record may be.
+        """
+        size = self._file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            while written < len(record):
+                written += self._file.write(record[written:])
+        except OSError:
+            with contextlib.suppress(OSError):  # a device has no size
+                self._file.truncate(size)
+            raise
+
+    def tail(self, size_bytes: int) -> tuple[int, bytes]:
+        """Return (where the last bytes begin, the bytes)."""
+        size = self._file.seek(0, os.SEEK_END)
+        start = self._file.seek(size - min(size, size_bytes))
+        return start, self._file.read(size - start)  # a device may have bytes without end
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut the file off."""
+        self._file.truncate(size_bytes)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class JsonLinesSink:
+    """One flat JSON object a line, written line by line; NaN is null, infinities are the strings "inf" and "-inf".
+
+    Opening an existing file continues it; a last line that a killed process left unfinished is cut off.
+
+    Attributes:
+      last_line: the last complete line of a file that existed, else None.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.last_line: Line | None = None
+        self._file = AppendedFile(self.path)
+        self._continue()
+
+    def write(self, metrics: Line) -> None:
+        """Append one line."""
+        self._file.append((json.dumps(json_ready(metrics)) + "\n").encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _continue(self) -> None:
+        start, tail = self._file.tail(1 << 20)
+        complete = tail[: tail.rfind(b"\n") + 1]
+        if len(complete) < len(tail):
+            self._file.truncate(start + len(complete))
+        for text in reversed(complete.splitlines()):
+            try:
+                self.last_line = json.loads(text)
+                return
+            except ValueError:
+                continue
+
+
+class TensorBoardSink:
+    """TensorBoard events by tensorboardX's protocol buffers (no torch, no TensorFlow); the step axis is env steps.
+
+    tensorboardX's own writer is not used: its thread ends on a full disk, and then its full queue blocks the caller for ever.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        """Write into `folder`; its file is made with the first line.
+
+        Raises:
+          MissingExtra: tensorboardX is not installed.
+        """
+        try:
+            from tensorboardX import crc32c
+            from tensorboardX.proto import event_pb2, summary_pb2
+        except ImportError as error:
+            raise MissingExtra(
+                f"TensorBoard events need tensorboardX ({error}); install jsrl[tensorboard], or do without: "
+                "metrics.jsonl has everything."
+            ) from None
+        self._checksum, self._event, self._summary = crc32c.crc32c, event_pb2.Event, summary_pb2.Summary
+        self.path = Path(folder) / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._file: AppendedFile | None = None
+
+    def write(self, metrics: Line) -> None:
+        """Write every finite number but env_steps as a scalar, all of them as one event."""
+        if self._file is None:
+            self._file = self._begun()
+        values = [
+            self._summary.Value(tag=re.sub(r"[^-/\w.]", "_", name), simple_value=value)
+            for name, value in metrics.items()
+            if name != "env_steps" and isinstance(value, int | float) and math.isfinite(value)
+        ]
+        step, summary = int(metrics["env_steps"]), self._summary(value=values)
+        self._append(self._file, self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def _begun(self) -> AppendedFile:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = AppendedFile(self.path)
+        try:
+            self._append(file, self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    def _append(self, file: AppendedFile, event: Any) -> None:
+        """Append an event as a TFRecord: length, its checksum, content, its checksum."""
+        content = event.SerializeToString()
+        length = struct.pack("<Q", len(content))
+        file.append(length + self._masked(length) + content + self._masked(content))
+
+    def _masked(self, content: bytes) -> bytes:
+        checksum = self._checksum(content)
+        return struct.pack("<I", (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    def close(self) -> None:
+        """Close the events file."""
+        if self._file is not None:
+            self._file.close()

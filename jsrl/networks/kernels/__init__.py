@@ -1,0 +1,1 @@
+"""Kernels: convolutions, pooling and products that are fast on CPU."""

@@ -1,0 +1,263 @@
+"""Recordings: trajectories on disk, in files that numpy alone can read. No pickle.
+
+    FOLDER/recording.json            what was recorded: environment, schema of one trajectory, versions, whose
+    FOLDER/WRITER-LIFE-000007.npz    N trajectories: an array [N, T+1, B, ...] for each leaf of the schema, named by its
+                                     path (`observation/image`; `core/0` is [N, B, ...]), and `entry/group`,
+                                     `entry/sequence` [N]
+
+A file appears complete or not at all. Within a group, trajectories of consecutive sequence numbers join: row T of one is
+row 0 of the next. Several runs may record into one folder, if their schemas agree.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from jsrl.errors import CodecError, RecordingError, SpecMismatch
+from jsrl.plain_files import open_plain, read_npy_header
+from jsrl.runs.files import read_json, write_atomic, write_json
+from jsrl.transport.wire.schema import (
+    Leaf,
+    describe_difference,
+    flatten_schema,
+    schema_from_fields,
+    schema_to_fields,
+    to_dtype,
+)
+from jsrl.types import Trajectory, leaves
+
+MANIFEST, FORMAT = "recording.json", 1
+GROUP, SEQUENCE = "entry/group", "entry/sequence"
+_BROKEN = (  # what reading a broken file raises
+    zipfile.BadZipFile,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a recording holds.
+
+    Attributes:
+      env: the environment's spec as JSON. schema: leaves of one trajectory, as `schema_to_fields` gives them.
+      rows, envs: T and B of each trajectory. source: whose (experiment, or run and tag). versions: of packages.
+    """
+
+    env: dict[str, Any]
+    schema: list[Any]
+    rows: int
+    envs: int
+    source: str = ""
+    versions: dict[str, str] | None = None
+    format: int = FORMAT
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Return the schema of one trajectory."""
+        return schema_from_fields(self.schema)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One file of a recording, and how many trajectories it holds."""
+
+    path: Path
+    count: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A folder of recorded trajectories, opened for reading."""
+
+    folder: Path
+    manifest: Manifest
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def env_steps(self) -> int:
+        """Return the env steps (rows) in it."""
+        return sum(chunk.count for chunk in self.chunks) * self.manifest.rows * self.manifest.envs
+
+    @property
+    def trajectory_bytes(self) -> int:
+        """Return the bytes of one trajectory."""
+        return sum(math.prod(leaf.shape) * to_dtype(leaf.dtype).itemsize for leaf in self.manifest.leaves)
+
+
+def make_manifest(env: dict[str, Any], trajectory: Trajectory, *, source: str, versions: dict[str, str]) -> Manifest:
+    """Return the manifest of trajectories of this schema."""
+    rows, envs = trajectory.is_first.shape
+    return Manifest(env, schema_to_fields(flatten_schema(trajectory)), rows - 1, envs, source, versions)
+
+
+def begin_recording(folder: Path, manifest: Manifest) -> None:
+    """Make the folder ready for trajectories of this kind.
+
+    Raises:
+      RecordingError: it cannot be written, or holds something else. SpecMismatch: it holds trajectories of another kind.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / MANIFEST).exists():
+            if any(not path.name.startswith(".") for path in folder.iterdir()):
+                raise RecordingError(f"{folder} has files but no {MANIFEST}: give --record a folder of its own.")
+            write_json(folder / MANIFEST, asdict(manifest))
+            return
+    except OSError as error:
+        raise RecordingError(f"{folder} cannot be recorded to: {error}. Choose another folder.") from error
+    there = read_manifest(folder)
+    difference = describe_difference(there.leaves, manifest.leaves, str(folder), "this run")
+    if difference is not None:
+        raise SpecMismatch(f"{difference}. A recording holds trajectories of one kind; record into another folder.")
+    if there.env != manifest.env:
+        raise SpecMismatch(
+            f"{folder} was recorded from {there.env}, this run has {manifest.env}; record into another folder."
+        )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return what a recording holds.
+
+    Raises:
+      RecordingError: there is none, or it is not one that can be read here.
+    """
+    path = folder / MANIFEST
+    try:
+        found = read_json(path)
+    except FileNotFoundError as error:
+        raise RecordingError(
+            f"{folder} holds no recording (no {MANIFEST}); write one with `run.py NAME --record {folder}` or "
+            f"`python experiments/record.py RUN@best --to {folder}`."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise RecordingError(f"{path} cannot be read: {error}.") from error
+    version = found.get("format") if isinstance(found, dict) else None
+    if version != FORMAT:
+        raise RecordingError(
+            f"{path} has format {version!r}, expected {FORMAT}: it was written by another version of jsrl."
+        )
+    try:
+        manifest = msgspec.convert(found, Manifest)
+        assert_shapes(manifest)
+    except (msgspec.ValidationError, CodecError, ValueError) as error:
+        raise RecordingError(f"{path} is not a manifest of a recording: {error}.") from error
+    return manifest
+
+
+def assert_shapes(manifest: Manifest) -> None:
+    """Check that T and B are those of the leaves.
+
+    Raises:
+      ValueError: they are not.
+    """
+    shapes = {leaf.name: leaf.shape for leaf in manifest.leaves}
+    if shapes.get("is_first") != (manifest.rows + 1, manifest.envs) or manifest.rows < 1 or manifest.envs < 1:
+        raise ValueError(f"is_first is {shapes.get('is_first')}, rows {manifest.rows}, envs {manifest.envs}")
+
+
+def open_recording(folder: Path) -> Recording:
+    """Return a recording; looks into every file, and reads none of their rows yet.
+
+    Raises:
+      RecordingError: there is none, it is empty, or a file is broken; names the file.
+    """
+    manifest = read_manifest(folder)
+    chunks = tuple(_look(path) for path in sorted(folder.glob("*.npz")) if not path.name.startswith("."))
+    if not chunks:
+        raise RecordingError(
+            f"{folder} holds no trajectories yet (no *.npz beside {MANIFEST}); a run writes a file every minute, every 16 MiB "
+            "and when it ends."
+        )
+    return Recording(folder, manifest, chunks)
+
+
+def _look(path: Path) -> Chunk:
+    try:
+        with open_plain(path) as raw, zipfile.ZipFile(raw) as file:
+            return Chunk(path, _member_shape(file, raw, SEQUENCE)[0][0])
+    except _BROKEN as error:
+        raise _broken(path, error) from error
+
+
+def _member_shape(file: zipfile.ZipFile, raw: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Return shape and dtype of an array in a file, once it is seen that the file holds as many bytes as it declares.
+
+    Raises:
+      ValueError: it does not, or the array is compressed (ours are not): a small file could become a large array.
+    """
+    info = file.getinfo(f"{name}.npy")
+    size_bytes = os.fstat(raw.fileno()).st_size
+    if info.compress_type != zipfile.ZIP_STORED or not info.compress_size == info.file_size <= size_bytes:
+        raise ValueError(f"{name} is compressed, or larger than its file: {info.file_size} of {size_bytes} bytes")
+    with file.open(info) as member:
+        return read_npy_header(member, info.file_size)
+
+
+def _broken(path: Path, error: BaseException) -> RecordingError:
+    return RecordingError(
+        f"{path} is broken or truncated ({type(error).__name__}: {error}); move it away and the rest can be read."
+    )
+
+
+def write_chunk(path: Path, names: Sequence[str], taken: Sequence[tuple[int, int, Trajectory]]) -> int:
+    """Write trajectories as one file, which appears complete or not at all; return its bytes.
+
+    Args:
+      path: of the file. names: of the leaves. taken: (group, sequence, trajectory) of each.
+
+    Raises:
+      OSError: the disk does not want it.
+    """
+    columns = [leaves(trajectory) for _, _, trajectory in taken]
+    arrays = {name: np.stack([column[i] for column in columns]) for i, name in enumerate(names)}
+    arrays[GROUP] = np.array([group for group, _, _ in taken], np.int64)
+    arrays[SEQUENCE] = np.array([sequence for _, sequence, _ in taken], np.int64)
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]  # no objects: a schema has none
+    write_atomic(path, content.getvalue())
+    return content.tell()
+
+
+def read_chunk(recording: Recording, chunk: Chunk, names: Sequence[str]) -> list[np.ndarray]:
+    """Return the named leaves of a file, [N, T+1, B, ...] (`core` [N, B, ...]); every byte is checked (CRC-32).
+
+    Raises:
+      RecordingError: the file is broken, or its arrays are not those of the manifest.
+    """
+    schema = {leaf.name: leaf for leaf in recording.manifest.leaves}
+    try:
+        with open_plain(chunk.path) as raw, zipfile.ZipFile(raw) as file:
+            return [_read_member(file, raw, chunk.count, schema[name]) for name in names]
+    except _BROKEN as error:
+        raise _broken(chunk.path, error) from error
+
+
+def _read_member(file: zipfile.ZipFile, raw: IO[bytes], count: int, leaf: Leaf) -> np.ndarray:
+    shape, found = _member_shape(file, raw, leaf.name)
+    dtype = to_dtype(leaf.dtype)
+    fits = found == dtype or (found.kind == "V" and found.itemsize == dtype.itemsize)  # numpy's files know no bfloat16
+    if shape != (count, *leaf.shape) or not fits:
+        raise ValueError(f"{leaf.name} is {found}{list(shape)}, the manifest says {leaf}")
+    with file.open(f"{leaf.name}.npy") as member:
+        return np.lib.format.read_array(member, allow_pickle=False).view(dtype)

@@ -1,0 +1,96 @@
+"""The videos of a run: the best one and the newest, with what is known of each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jsrl.runs.files import read_json, write_json
+
+FOLDER, INDEX = "videos", "videos.json"
+
+
+@dataclass(frozen=True)
+class Video:
+    """One video.
+
+    Attributes:
+      file: its name in the folder. version_updates: updates that the params had seen. env_steps: trained on until then.
+      return_mean: of its episodes, raw. episodes: in it. frames, fps, width, height: of the file. best: the best so far.
+    """
+
+    file: str
+    version_updates: int
+    env_steps: int
+    return_mean: float
+    episodes: int
+    frames: int
+    fps: float
+    width: int
+    height: int
+    best: bool = False
+
+    def caption(self) -> str:
+        """Return a line for people."""
+        tag = "best · " if self.best else ""
+        whose = f"version {self.version_updates:,} · {self.env_steps:,} env steps"
+        return f"{tag}return {self.return_mean:,.1f} · {whose} · {self.frames / self.fps:.0f} s"
+
+
+class VideoShelf:
+    """A folder of videos that keeps the best and the newest.
+
+    Args:
+      folder: of the run's videos. keep_newest: so many, besides the best.
+    """
+
+    def __init__(self, folder: Path, keep_newest: int) -> None:
+        self.folder, self._keep_newest = folder, keep_newest
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob("*.mp4.part"):  # of a recorder that was killed
+            part.unlink(missing_ok=True)
+        self.videos = read_index(folder)
+
+    def path(self, env_steps: int, updates: int) -> Path:
+        """Return where the video of a version goes."""
+        return self.folder / f"steps-{env_steps:012d}-version-{updates:09d}.mp4"
+
+    def add(self, video: Video) -> None:
+        """Take a finished video, and delete those that are neither the best nor among the newest.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
+        videos = [known for known in self.videos if known.file != video.file] + [video]
+        best = max(videos, key=lambda one: one.return_mean)  # the first of equals: what was shown first stays
+        newest = videos[-self._keep_newest :]
+        kept = [one for one in videos if one is best or one in newest]
+        self.videos = [_tagged(one, one is best) for one in kept]
+        write_json(self.folder / INDEX, {"videos": [asdict(one) for one in self.videos]}, durable=False)
+        for dropped in (one for one in videos if one not in kept):
+            (self.folder / dropped.file).unlink(missing_ok=True)
+
+
+def _tagged(video: Video, best: bool) -> Video:
+    values: dict[str, Any] = asdict(video) | {"best": best}
+    return Video(**values)
+
+
+def read_index(folder: Path) -> list[Video]:
+    """Return the videos of a folder, oldest first; those whose file is gone, or that cannot be read, are left out."""
+    try:
+        entries = read_json(folder / INDEX)["videos"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    names = {field.name for field in fields(Video)}
+    entries = [entry for entry in entries if isinstance(entry, dict) and set(entry) == names]
+    return [Video(**entry) for entry in entries if (folder / str(entry["file"])).is_file()]
+
+
+def captions(run: Path) -> dict[str, str]:
+    """Return path relative to the run's folder -> what is known of each of its videos: the best, the newest, then others."""
+    known = sorted(reversed(read_index(run / FOLDER)), key=lambda one: not one.best)
+    found = {f"{FOLDER}/{one.file}": one.caption() for one in known}
+    others = sorted(path.name for path in (run / FOLDER).glob("*.mp4"))
+    return found | {f"{FOLDER}/{name}": name for name in others if f"{FOLDER}/{name}" not in found}

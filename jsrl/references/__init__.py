@@ -1,0 +1,1 @@
+"""References: how a user's code and values reach another process."""

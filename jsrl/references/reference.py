@@ -1,0 +1,350 @@
+"""References: how environments, agents and their arguments reach another process, as names and JSON, never pickled.
+
+A `Reference` is `module:function` plus keyword arguments; the process that needs the thing imports the function and
+calls it. `to_json` and `from_json` carry whole experiment trees the same way. What was defined in a notebook or a
+script has no module to import: jsrl.references.capture writes one.
+
+`from_json` imports and calls what its tags name: it is for files that their owner trusts as code (a run's folder), and
+for nothing else. Snapshots and streams never use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.references.importing import (
+    MAIN_MODULES,
+    SpawnEnvironment,
+    import_target,
+    importable_target,
+    init_fields,
+    nearest,
+    refuse,
+    spawn_environment,
+    split_target,
+    why_not_importable,
+)
+
+__all__ = [
+    "Reference",
+    "SourceCapture",
+    "SpawnEnvironment",
+    "call",
+    "from_json",
+    "reference_to",
+    "resolve",
+    "spawn_environment",
+    "to_json",
+]
+
+MAX_ARRAY_VALUES = 4096
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Something that a process makes for itself: a function's name, and what to call it with.
+
+    Attributes:
+      target: "module:qualname", such as "jsrl.agents.ppo:ppo".
+      kwargs: keyword arguments; whatever `to_json` accepts, other references included (which stay
+        references: the function decides whether to call them).
+    """
+
+    target: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        split_target(self.target)
+
+    def __str__(self) -> str:
+        """Return the call as a person would write it."""
+        return f"{self.target}({', '.join(f'{name}={value!r}' for name, value in self.kwargs.items())})"
+
+
+def reference_to(target: str | Callable[..., Any], **kwargs: Any) -> Reference:
+    """Return a reference to a function or class (or to its "module:qualname").
+
+    Raises:
+      ConfigError: a lambda or a function made inside another one, which no other process can find by its name.
+    """
+    if isinstance(target, str):
+        return Reference(target, kwargs)
+    module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname:
+        raise ConfigError(
+            f"{target!r} cannot be referred to by name; expected a function or class defined at the top level of a "
+            "module, script or notebook cell; give it a name there with `def`, and pass what it needs as arguments."
+        )
+    return Reference(importable_target(target) or f"{module}:{qualname}", kwargs)
+
+
+def resolve(reference: Reference | str) -> Any:
+    """Import what a reference names and return it, not called.
+
+    Raises:
+      ConfigError: the module cannot be found or imported, or has no such attribute; names the nearest ones.
+    """
+    return import_target(reference if isinstance(reference, str) else reference.target)
+
+
+def call(reference: Reference, *args: Any) -> Any:
+    """Import what a reference names and call it with `args` and the reference's keyword arguments.
+
+    Raises:
+      ConfigError: it cannot be imported, is not callable, or does not take these arguments.
+    """
+    function = resolve(reference)
+    if not callable(function):
+        raise ConfigError(
+            f"{reference.target!r} is a {type(function).__name__}, not a function or class; expected something to "
+            "call; wrap it in a function that returns it."
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return function(*args, **reference.kwargs)
+    try:
+        signature.bind(*args, **reference.kwargs)
+    except TypeError as error:
+        names = [name for name, parameter in signature.parameters.items() if parameter.kind != parameter.VAR_POSITIONAL]
+        unknown = [name for name in reference.kwargs if name not in names]
+        hint = "".join(nearest(name, names) for name in unknown[:1])
+        given = [*(f"<{type(arg).__name__}>" for arg in args), *(f"{name}=" for name in reference.kwargs)]
+        raise ConfigError(
+            f"{reference.target!r} cannot be called with ({', '.join(given)}): {error}{hint}; its signature is "
+            f"{signature}. Change the arguments of the reference."
+        ) from None
+    return function(*args, **reference.kwargs)
+
+
+# -- trees as JSON ----------------------------------------------------------------------------------------------------
+
+
+class SourceCapture(Protocol):
+    """What `to_json` asks of a jsrl.references.capture.Capture."""
+
+    def add(self, thing: Any, path: str = "") -> None:
+        """Take the source of a function or class that no other process can import."""
+        ...
+
+    def write(self) -> str:
+        """Write what was added, and return the module's name."""
+        ...
+
+    def target(self, thing: Any) -> str:
+        """Return the "module:qualname" under which an added thing can be imported once it is written."""
+        ...
+
+
+def to_json(value: Any, capture: SourceCapture | None = None, path: str = "") -> Any:
+    """Return a tree of plain JSON values from which `from_json` makes an equal tree in another process.
+
+    None, bool, int, float, str, list and dict with str keys stand for themselves; everything else is a dict with one
+    `$` tag: infinite floats, tuples, sets, numpy scalars, dtypes and small arrays, paths, enum members, functions and
+    classes, functools.partial, References, NamedTuples, and dataclass instances (their init fields; flax modules too).
+
+    Args:
+      value: the tree.
+      capture: takes what is defined in a notebook or script; without one such definitions are refused. Convert what
+        belongs together in one call, so that all of it lands in one module.
+      path: what messages call the tree, such as `agent`.
+
+    Raises:
+      ConfigError: something in it cannot be rebuilt; names where it is, why, and the way out.
+    """
+    if capture is not None:
+        added = _Encoder(capture, collecting=True)
+        added.encode(value, path, 0)
+        if added.captured:
+            capture.write()
+    return _Encoder(capture, collecting=False).encode(value, path, 0)
+
+
+class _Encoder:
+    """One walk over a tree; the first of two only hands definitions to the capture."""
+
+    def __init__(self, capture: SourceCapture | None, collecting: bool) -> None:
+        self._capture = capture
+        self._collecting = collecting
+        self.captured = False
+
+    def encode(self, value: Any, path: str, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise refuse(path, value, f"is nested deeper than {MAX_DEPTH} levels", "does it hold itself?")
+        if value is None or type(value) in (bool, str):
+            return value
+        if isinstance(value, enum.Enum):
+            if value.name not in type(value).__members__:
+                raise refuse(path, value, "is a combination of flags, which has no name", "pass the flags as a list")
+            return {"$enum": self._name(type(value), path), "name": value.name}
+        if isinstance(value, np.generic):
+            return {"$scalar": str(value.dtype), "value": self._plain(value, path)}
+        if type(value) is int:
+            return value if -(2**63) <= value < 2**63 else {"$int": str(value)}
+        if type(value) is float:
+            return value if math.isfinite(value) else {"$float": str(value)}
+        return self._container(value, path, depth + 1)
+
+    def _container(self, value: Any, path: str, depth: int) -> Any:
+        if isinstance(value, Reference):
+            return {
+                "$reference": self._target(value.target, path),
+                "kwargs": self._dict(value.kwargs, f"{path}.kwargs" if path else "kwargs", depth),
+            }
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self._instance(value, {name: getattr(value, name) for name in value._fields}, path, depth)
+        if type(value) is list:
+            return self._list(value, path, depth)
+        if type(value) is tuple:
+            return {"$tuple": self._list(value, path, depth)}
+        if type(value) in (set, frozenset):
+            return {f"${type(value).__name__}": self._list(sorted(value, key=repr), path, depth)}
+        if type(value) is dict or (isinstance(value, Mapping) and type(value).__name__ == "FrozenDict"):
+            return self._dict(value, path, depth)
+        if isinstance(value, np.ndarray):
+            return self._array(value, path)
+        if isinstance(value, np.dtype):
+            return {"$dtype": str(value)}
+        if isinstance(value, pathlib.PurePath):
+            return {"$path": str(value)}
+        if isinstance(value, functools.partial):
+            return {
+                "$partial": self.encode(value.func, f"{path}.func" if path else "func", depth),
+                "args": self._list(value.args, f"{path}.args" if path else "args", depth),
+                "kwargs": self._dict(value.keywords, path, depth),
+            }
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self._instance(value, init_fields(value, path), path, depth)
+        return {"$function": self._name(value, path)}
+
+    def _list(self, values: Any, path: str, depth: int) -> list[Any]:
+        return [self.encode(value, f"{path}[{index}]", depth) for index, value in enumerate(values)]
+
+    def _dict(self, values: Mapping[Any, Any], path: str, depth: int) -> dict[str, Any]:
+        if all(type(key) is str and not key.startswith("$") for key in values):
+            return {key: self.encode(value, f"{path}.{key}" if path else key, depth) for key, value in values.items()}
+        pairs = []
+        for key, value in values.items():
+            pairs.append([self.encode(key, f"{path}[{key!r}]", depth), self.encode(value, f"{path}[{key!r}]", depth)])
+        return {"$dict": pairs}
+
+    def _instance(self, value: Any, fields: dict[str, Any], path: str, depth: int) -> dict[str, Any]:
+        return {"$type": self._name(type(value), path), "fields": self._dict(fields, path, depth)}
+
+    def _plain(self, value: Any, path: str) -> Any:
+        if value.dtype.kind in "biufU":
+            listed = value.tolist()
+            return self.encode(listed, path, 0) if not isinstance(listed, list) else self._list(listed, path, 0)
+        raise refuse(path, value, f"is of dtype {value.dtype}, which has no JSON form", "use numbers or strings")
+
+    def _array(self, value: np.ndarray, path: str) -> dict[str, Any]:
+        if value.size > MAX_ARRAY_VALUES:
+            reason = f"is an array of {value.size} values, shape {value.shape}; at most {MAX_ARRAY_VALUES} can travel"
+            raise refuse(
+                path, value, reason, "save it to a file and pass the file's path, to be loaded by your function"
+            )
+        return {"$array": str(value.dtype), "shape": list(value.shape), "values": self._plain(value.reshape(-1), path)}
+
+    def _name(self, thing: Any, path: str) -> str:
+        target = importable_target(thing)
+        if target is not None:
+            return target
+        if self._capture is None:
+            home = f"is defined in {getattr(thing, '__module__', '')}, which no other process can import"
+            reason = home, "move the definition to a module of its own and import it there"
+            raise refuse(path, thing, *(why_not_importable(thing) or reason))
+        self.captured = True
+        if self._collecting:
+            self._capture.add(thing, path)
+            return ""
+        return self._capture.target(thing)
+
+    def _target(self, target: str, path: str) -> str:
+        module, _ = split_target(target)
+        return self._name(import_target(target), path) if module in MAIN_MODULES else target
+
+
+def from_json(tree: Any, path: str = "") -> Any:
+    """Return the tree that `to_json` was given, importing and making what its tags name.
+
+    Only for JSON that is trusted like code: whoever writes it chooses what is imported and called.
+
+    Raises:
+      ConfigError: an unknown tag, a name that cannot be imported, or fields that its class does not take.
+    """
+    if isinstance(tree, list):
+        return [from_json(value, f"{path}[{index}]") for index, value in enumerate(tree)]
+    if not isinstance(tree, dict):
+        return tree
+    tag = next((key for key in tree if key.startswith("$")), None)
+    if tag is None:
+        return {key: from_json(value, f"{path}.{key}" if path else key) for key, value in tree.items()}
+    decoder = _DECODERS.get(tag)
+    if decoder is None:
+        raise ConfigError(
+            f"{path or 'tree'}: unknown tag {tag!r}{nearest(tag, _DECODERS)}; expected one of {', '.join(_DECODERS)}. "
+            "Was it written by a newer jsrl?"
+        )
+    return decoder(tree, path)
+
+
+def _make_instance(tree: dict[str, Any], path: str) -> Any:
+    cls = import_target(tree["$type"])
+    if not isinstance(cls, type) or not (dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")):
+        raise ConfigError(
+            f"{path or 'tree'}: {tree['$type']!r} is not a dataclass or NamedTuple; only these are made from fields."
+        )
+    fields = from_json(tree["fields"], path)
+    try:
+        return cls(**fields)
+    except TypeError as error:
+        names = list(inspect.signature(cls).parameters)
+        unknown = [name for name in fields if name not in names]
+        hint = "".join(nearest(name, names) for name in unknown[:1])
+        raise ConfigError(
+            f"{path or 'tree'}: {tree['$type']!r} cannot be made from {', '.join(fields)}: {error}{hint}. It takes "
+            f"{', '.join(names)}; was this written by another version of that class?"
+        ) from error
+
+
+def _make_partial(tree: dict[str, Any], path: str) -> Any:
+    args, kwargs = from_json(tree["args"], path), from_json(tree["kwargs"], path)
+    return functools.partial(from_json(tree["$partial"], path), *args, **kwargs)
+
+
+def _make_member(tree: dict[str, Any], path: str) -> enum.Enum:
+    members, name = import_target(tree["$enum"]).__members__, tree["name"]
+    if name not in members:
+        raise ConfigError(f"{path}: {tree['$enum']!r} has no member {name!r}; it has {', '.join(members)}.")
+    return members[name]
+
+
+_DECODERS: dict[str, Callable[[dict[str, Any], str], Any]] = {
+    "$float": lambda tree, path: float(tree["$float"]),
+    "$int": lambda tree, path: int(tree["$int"]),
+    "$tuple": lambda tree, path: tuple(from_json(tree["$tuple"], path)),
+    "$set": lambda tree, path: set(from_json(tree["$set"], path)),
+    "$frozenset": lambda tree, path: frozenset(from_json(tree["$frozenset"], path)),
+    "$dict": lambda tree, path: {from_json(k, path): from_json(v, path) for k, v in tree["$dict"]},
+    "$scalar": lambda tree, path: np.dtype(tree["$scalar"]).type(from_json(tree["value"], path)),
+    "$array": lambda tree, path: np.array(from_json(tree["values"], path), tree["$array"]).reshape(tree["shape"]),
+    "$dtype": lambda tree, path: np.dtype(tree["$dtype"]),
+    "$path": lambda tree, path: pathlib.Path(tree["$path"]),
+    "$enum": _make_member,
+    "$function": lambda tree, path: import_target(tree["$function"]),
+    "$partial": _make_partial,
+    "$type": _make_instance,
+    "$reference": lambda tree, path: Reference(tree["$reference"], from_json(tree["kwargs"], path)),
+}

@@ -1,0 +1,1 @@
+"""Replay on the learner's devices."""

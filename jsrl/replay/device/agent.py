@@ -1,0 +1,276 @@
+"""`with_replay`: an off-policy agent that learns from windows, as an agent that learns from the actors' trajectories.
+
+The ring lives in AgentState.extra. One update adds a trajectory and makes K updates of the agent with windows drawn from
+the ring, in one compiled call; every placement, snapshots and resume work with it as with any other agent.
+
+On D devices every device holds the whole ring: the devices' shares of the trajectory are gathered, all draw the same
+windows and each learns from its part of them, so that D devices do what one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.agents.base import Agent, AgentState, UpdateOutput
+from jsrl.errors import ConfigError
+from jsrl.experiment.settings import ReplayConfig
+from jsrl.replay.device.ring import (
+    Ring,
+    RingShape,
+    add,
+    draw,
+    init_ring,
+    num_starts,
+    read,
+    reprioritise,
+    ring_shape,
+    size,
+    weights_of,
+)
+from jsrl.replay.device.tree import SumTree
+from jsrl.types import Array, Trajectory, Tree, map_trajectory
+
+MADE = "replay/updates_made"  # metric: 0 before `min_size` rows are in
+
+
+class Failure(NamedTuple):
+    """The update whose metrics were not finite. number: its place in its call (-1: none). ids, weights: its windows."""
+
+    number: Array
+    ids: Array
+    weights: Array
+
+
+class ReplayExtra(NamedTuple):
+    """AgentState.extra of an agent with replay. agent: its own extra. ring: () in a snapshot without rows.
+
+    made: int32, updates of the agent so far.
+    """
+
+    agent: Tree
+    ring: Any
+    made: Array
+    failure: Failure
+
+
+class _Carry(NamedTuple):
+    """What changes from update to update of one call: the agent's own state, the ring's priorities, a failure."""
+
+    state: AgentState
+    tree: SumTree
+    highest: Array
+    failure: Failure
+
+
+class OnDevice(NamedTuple):
+    """An agent with replay, and the ways to take its state apart.
+
+    agent: the combination. shape: of the ring.
+    pack: state -> what a snapshot keeps. unpack: (packed, () -> a fresh state of the combination) -> state.
+    failed: state -> (the agent's own state before the update that failed, its windows, its number in its call).
+    """
+
+    agent: Agent
+    shape: RingShape
+    pack: Any
+    unpack: Any
+    failed: Any
+
+
+def update_keys(key: Array, number: int | Array) -> tuple[Array, Array]:
+    """Return (key to draw with, key of the agent's update) for update `number` of a call."""
+    draws, updates = jax.random.split(jax.random.fold_in(key, number))
+    return draws, updates
+
+
+def with_replay(
+    agent: Agent,
+    config: ReplayConfig,
+    spec: Trajectory,
+    *,
+    frames: int | None = None,
+    total_updates: int | None = None,
+    check_finite: bool = True,
+) -> Agent:
+    """Return `agent` with a replay ring on the device; see `on_device` for the arguments."""
+    return on_device(agent, config, spec, frames=frames, total_updates=total_updates, check_finite=check_finite).agent
+
+
+def on_device(
+    agent: Agent,
+    config: ReplayConfig,
+    spec: Trajectory,
+    *,
+    frames: int | None = None,
+    total_updates: int | None = None,
+    check_finite: bool = True,
+) -> OnDevice:
+    """Combine an off-policy agent with a ring on the device.
+
+    Args:
+      agent: its `update` learns from windows [W+1, M, ...]. config: of the replay.
+      spec: schema [T+1, N, ...] of the trajectories that the combined update is given.
+      frames: EnvSpec.frames of the environment. total_updates: of the agent in the whole run, for beta (None: fixed).
+      check_finite: leave the state as it was when an update's metrics are not finite, and make no further one.
+
+    Raises:
+      ConfigError: the ring is too small, or priorities are wanted of an agent that gives none.
+    """
+    shape = ring_shape(
+        spec, capacity=config.capacity, window=config.window, frames=frames, prioritised=config.prioritised
+    )
+    most = (shape.capacity - 1) * shape.num_envs
+    if config.min_size > most:
+        raise ConfigError(
+            f"replay.min_size {config.min_size} is never reached: of replay.capacity {config.capacity} the ring holds at most "
+            f"{most} rows of {shape.num_envs} environments at once; lower min_size, or raise capacity."
+        )
+    combined = _Combined(agent, config, shape, spec, total_updates, check_finite)
+
+    def pack(state: AgentState) -> AgentState:
+        return state if config.save else state._replace(extra=state.extra._replace(ring=()))
+
+    def unpack(packed: AgentState, make: Callable[[], AgentState]) -> AgentState:
+        return packed if config.save else packed._replace(extra=packed.extra._replace(ring=make().extra.ring))
+
+    return OnDevice(
+        agent._replace(init=combined.init, update=combined.update), shape, pack, unpack, combined.before_failure
+    )
+
+
+@dataclass(frozen=True)
+class _Combined:
+    """The functions of the combination; see `on_device` for the attributes."""
+
+    agent: Agent
+    config: ReplayConfig
+    shape: RingShape
+    spec: Trajectory
+    total_updates: int | None
+    check_finite: bool
+
+    @property
+    def calls(self) -> int:
+        """Return K, the updates of one call."""
+        return self.config.updates_per_call or 1
+
+    def init(self, key: Array) -> AgentState:
+        """Return the agent's state with an empty ring."""
+        state, number = self.agent.init(key), self.config.batch_size
+        failure = Failure(_none(), jnp.zeros(number, jnp.int32), jnp.zeros(number, jnp.float32))
+        ring = init_ring(self.shape, self.spec)
+        return state._replace(extra=ReplayExtra(state.extra, ring, jnp.zeros((), jnp.int32), failure))
+
+    def update(
+        self, state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        """Add a trajectory [T+1, N, ...] and make K updates with windows (none before `min_size` rows are in)."""
+        extra: ReplayExtra = state.extra
+        ring = add(self.shape, extra.ring, _all_columns(trajectory, axis_name))
+        before = _Carry(
+            state._replace(extra=extra.agent), ring.tree, ring.highest, extra.failure._replace(number=_none())
+        )
+        held = size(self.shape, ring)
+        ready = (held >= self.config.min_size) & (num_starts(self.shape, ring) > 0)
+
+        def learn(carry: _Carry) -> tuple[_Carry, dict[str, Array]]:
+            def one(now: _Carry, number: Array) -> tuple[_Carry, dict[str, Array]]:
+                return self._update_once(now, ring, number, key, extra.made, axis_name)
+
+            return jax.lax.scan(one, carry, jnp.arange(self.calls, dtype=jnp.int32))
+
+        def wait(carry: _Carry) -> tuple[_Carry, dict[str, Array]]:
+            shapes = jax.eval_shape(learn, carry)[1]
+            return carry, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        after, metrics = jax.lax.cond(ready, learn, wait, before)
+        made = jnp.where(ready, self.calls, 0).astype(jnp.int32)
+        kept = ring._replace(tree=after.tree, highest=after.highest)
+        own = ReplayExtra(after.state.extra, kept, extra.made + made, after.failure)
+        means = {name: values.astype(jnp.float32).mean() for name, values in metrics.items()}
+        means |= {MADE: made.astype(jnp.float32), "replay/size": held.astype(jnp.float32)}
+        return after.state._replace(extra=own), UpdateOutput(means)
+
+    def _update_once(
+        self, now: _Carry, ring: Ring, number: Array, key: Array, made: Array, axis_name: str | None
+    ) -> tuple[_Carry, dict[str, Array]]:
+        draw_key, update_key = update_keys(key, number)
+        ring = ring._replace(tree=now.tree, highest=now.highest)
+        ids, chances = draw(self.shape, ring, draw_key, self.config.batch_size)
+        weights = weights_of(chances, self._beta(made + number))
+        windows = self._windows(ring, _share(ids, axis_name), _share(weights, axis_name))
+        state, output = self.agent.update(now.state, windows, update_key, axis_name=axis_name)
+        good = jnp.array(True)
+        failure = now.failure
+        if self.check_finite:
+            good = _finite(output.metrics) & (failure.number < 0)
+            state = _choose(good, state, now.state)
+            failure = _choose(good | (failure.number >= 0), failure, Failure(number, ids, weights))
+        if self.config.prioritised:
+            places = jnp.where(good, ids, jnp.iinfo(jnp.int32).max)  # beyond the tree: ignored
+            priorities = jnp.where(good, _gathered(_priorities(output), axis_name), 0.0)
+            ring = reprioritise(ring, places, priorities, alpha=self.config.alpha, epsilon=self.config.epsilon)
+        return _Carry(state, ring.tree, ring.highest, failure), output.metrics
+
+    def _beta(self, made: Array) -> Array:
+        share = jnp.minimum(made / float(self.total_updates), 1.0) if self.total_updates else jnp.zeros(())
+        return self.config.beta + share * (self.config.beta_end - self.config.beta)
+
+    def _windows(self, ring: Ring, ids: Array, weights: Array) -> Trajectory:
+        return read(self.shape, ring, ids)._replace(sampling=weights if self.config.prioritised else ())
+
+    def before_failure(self, state: AgentState) -> tuple[AgentState, Trajectory, Array]:
+        """Return (the agent's own state before the update that failed, its windows, its number in its call)."""
+        extra: ReplayExtra = state.extra
+        windows = self._windows(extra.ring, extra.failure.ids, extra.failure.weights)
+        return state._replace(extra=extra.agent), windows, extra.failure.number
+
+
+def _none() -> Array:
+    return jnp.full((), -1, jnp.int32)
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
+
+
+def _share(x: Array, axis_name: str | None) -> Array:
+    """Return this device's part of an array [M, ...] that all devices hold."""
+    if axis_name is None:
+        return x
+    count = x.shape[0] // jax.lax.axis_size(axis_name)
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis_name) * count, count)
+
+
+def _gathered(x: Array, axis_name: str | None, axis: int = 0) -> Array:
+    return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+
+
+def _all_columns(trajectory: Trajectory, axis_name: str | None) -> Trajectory:
+    """Return the trajectory with the columns of all devices."""
+    return map_trajectory(lambda x: _gathered(x, axis_name, 1), lambda x: _gathered(x, axis_name), trajectory)
+
+
+# -- one update -------------------------------------------------------------------------------------------------------
+
+
+def _priorities(output: UpdateOutput) -> Array:
+    if output.priorities is None:
+        raise ConfigError(
+            "prioritised replay needs an agent that returns priorities ([B], such as absolute TD errors); this one returns "
+            "none. Set replay.prioritised to false, or choose another agent."
+        )
+    return output.priorities
+
+
+def _finite(metrics: dict[str, Array]) -> Array:
+    checks = [jnp.all(jnp.isfinite(value)) for value in metrics.values()]
+    return jnp.all(jnp.array(checks)) if checks else jnp.array(True)
+
+
+def _choose(condition: Array, yes: Tree, no: Tree) -> Tree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -1,0 +1,294 @@
+"""Replay on the device: a ring of rows [C, N] and what to draw from it, as pure functions over one pytree.
+
+`add` writes the T rows of a trajectory behind those before, and its bootstrap row behind them, where row 0 of the next
+trajectory takes its place: windows run over the seams. A column is an environment, so trajectories of a column must
+follow each other; where an environment began anew in between, row 0 is_first although the bootstrap row was not: a gap, at
+which windows end with the bootstrap row (jsrl/replay/device/gaps.py).
+
+A window starts at a row of mask 1 (of agents with a core: at row 0 of a trajectory, where the core is known) and has
+`window` rows and a bootstrap row. Frames of a stack are stored once (EnvSpec.frames) and stacked again as they are drawn.
+
+Everything is written in place where the state is donated: nothing here copies the ring.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.errors import ConfigError
+from jsrl.replay.device.gaps import Found, Gaps, find_gaps, is_kept, keep, mend, no_gaps, put_observation
+from jsrl.replay.device.tree import FAN_OUT, SumTree, find, init_tree, set_weights
+from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory
+
+DRAWS = 4  # uniform draws of a start before one of mask 0 is taken after all
+
+
+@dataclass(frozen=True)
+class RingShape:
+    """What is fixed about a ring.
+
+    Attributes:
+      capacity: rows C of each environment, a multiple of `num_rows`. num_envs: N. num_rows: T of what is added.
+      window: rows of a window. stride: rows between starts: 1, or T where only row 0 of a trajectory has its core.
+      frames: frames per observation (None: stored as it is). prioritised: whether starts have priorities.
+    """
+
+    capacity: int
+    num_envs: int
+    num_rows: int
+    window: int
+    stride: int = 1
+    frames: int | None = None
+    prioritised: bool = False
+
+    @property
+    def history(self) -> int:
+        """Return the rows before a window that its oldest stack reaches back to."""
+        return (self.frames or 1) - 1
+
+
+class Ring(NamedTuple):
+    """The state.
+
+    Attributes:
+      rows: leaves [C * N, ...], row-major (`core`: [C / T * N, ...]). fresh: bool [C * N], where a stack begins (or ()).
+      tree: priorities of starts [C / stride * N] (or ()). highest: float32, the highest priority so far.
+      written: int32, rows per environment so far. gaps: bootstrap rows that were not followed by the next trajectory.
+    """
+
+    rows: Trajectory
+    fresh: Any
+    tree: SumTree
+    highest: Array
+    written: Array
+    gaps: Gaps
+
+
+class Draw(NamedTuple):
+    """Windows: `windows` [W+1, M, ...], `ids` int32 [M] of their starts, `chances` float32 [M] up to a common factor."""
+
+    windows: Trajectory
+    ids: Array
+    chances: Array
+
+
+def ring_shape(spec: Trajectory, *, capacity: int, window: int, frames: int | None, prioritised: bool) -> RingShape:
+    """Return the shape of a ring for trajectories of a schema.
+
+    Args:
+      spec: schema [T+1, N, ...] of what will be added. capacity: env steps over all environments (rounded to whole
+        trajectories). window, frames, prioritised: see RingShape.
+
+    Raises:
+      ConfigError: the ring would be too small for its windows.
+    """
+    num_rows, num_envs = spec.is_first.shape[0] - 1, spec.is_first.shape[1]
+    stride = num_rows if leaves(spec.core) else 1
+    rows = max(1, round(capacity / (num_envs * num_rows))) * num_rows
+    shape = RingShape(rows, num_envs, num_rows, window, stride, frames, prioritised)
+    needed = 2 * num_rows + window + shape.history + 1
+    if rows < needed:
+        raise ConfigError(
+            f"replay.capacity {capacity} is {rows} rows of each of {num_envs} environments; trajectories of {num_rows} rows "
+            f"and windows of {window} need {needed}: set it to {-(-needed // num_rows) * num_rows * num_envs} or more."
+        )
+    if rows * num_envs >= 1 << 31:
+        raise ConfigError(f"replay.capacity {capacity} is too large: a ring has at most 2^31 rows.")
+    return shape
+
+
+def init_ring(shape: RingShape, spec: Trajectory) -> Ring:
+    """Return an empty ring for trajectories of a schema (`spec.version` is not kept)."""
+    size = shape.capacity * shape.num_envs
+
+    def rows(leaf: Any) -> Array:
+        return jnp.zeros((size, *leaf.shape[2:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    def columns(leaf: Any) -> Array:
+        return jnp.zeros((size // shape.num_rows, *leaf.shape[1:]), leaf.dtype)
+
+    kept = spec._replace(version=(), sampling=())
+    stored = map_trajectory(rows, columns, kept)
+    fresh: Any = ()
+    if shape.frames is not None:
+        stored = stored._replace(observation=stored.observation[..., -1])
+        fresh = jnp.zeros(size, bool)
+    tree = init_tree(size // shape.stride) if shape.prioritised else ()
+    gaps = no_gaps(stored.observation, shape.num_envs)
+    return Ring(stored, fresh, tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32), gaps)
+
+
+def add(shape: RingShape, ring: Ring, trajectory: Trajectory) -> Ring:
+    """Return the ring with the rows of a trajectory [T+1, N, ...], over the oldest ones."""
+    at = ring.written % shape.capacity
+    given = trajectory._replace(version=(), sampling=())
+    fresh: Any = ()
+    if shape.frames is not None:
+        observation = trajectory.observation
+        older = jnp.any(observation[..., :-1] != 0, axis=tuple(range(2, observation.ndim)))
+        fresh = _write(shape, ring.fresh, trajectory.is_first & ~older, at)
+        given = given._replace(observation=observation[..., -1])
+    after = (at + shape.num_rows) % shape.capacity
+    gaps = keep(ring.gaps, given.observation, given.is_first, at, after)
+
+    def rows(stored: Array, new: Array) -> Array:
+        return _write(shape, stored, new.astype(stored.dtype), at)
+
+    def columns(stored: Array, new: Array) -> Array:
+        start = at // shape.num_rows * shape.num_envs
+        return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), start, 0)
+
+    stored = map_trajectory(rows, columns, ring.rows, given)
+    ring = ring._replace(rows=stored, fresh=fresh, written=ring.written + shape.num_rows, gaps=gaps)
+    return _open_starts(shape, ring) if shape.prioritised else ring
+
+
+def _write(shape: RingShape, stored: Array, new: Array, at: Array) -> Array:
+    """Write rows 0 to T-1 at row `at`, which is a multiple of T, and row T behind them."""
+    num_rows, envs = shape.num_rows, shape.num_envs
+    flat = new.reshape(-1, *new.shape[2:])
+    stored = jax.lax.dynamic_update_slice_in_dim(stored, flat[: num_rows * envs], at * envs, 0)
+    after = (at + num_rows) % shape.capacity * envs
+    return jax.lax.dynamic_update_slice_in_dim(stored, flat[num_rows * envs :], after, 0)
+
+
+def size(shape: RingShape, ring: Ring) -> Array:
+    """Return how many env steps the ring holds."""
+    return jnp.minimum(ring.written, shape.capacity - 1) * shape.num_envs
+
+
+def num_starts(shape: RingShape, ring: Ring) -> Array:
+    """Return how many rows windows can start at, those of mask 0 included."""
+    return _starts(shape, ring)[1] * shape.num_envs
+
+
+def _starts(shape: RingShape, ring: Ring) -> tuple[Array, Array]:
+    """Return (oldest start as a row counted from the first ever, number of starts) of each environment."""
+    lost = ring.written - shape.capacity + 1
+    oldest = jnp.where(lost > 0, lost + shape.history, 0)
+    oldest = (oldest + shape.stride - 1) // shape.stride * shape.stride
+    return oldest, jnp.maximum((ring.written - shape.window - oldest) // shape.stride + 1, 0)
+
+
+def _mask(shape: RingShape, ring: Ring, ids: Array) -> Array:
+    """Return bool [..]: mask of the rows that windows `ids` start at; sequences may start at any."""
+    if shape.stride > 1:
+        return jnp.ones(ids.shape, bool)
+    rows, envs = ids // shape.num_envs, ids % shape.num_envs
+    acts = ring.rows.acts[ids] != 0
+    following = (rows + 1) % shape.capacity
+    goes_on = ~ring.rows.is_first[following * shape.num_envs + envs] | is_kept(ring.gaps, following, envs)
+    return acts.reshape(*ids.shape, -1).any(axis=-1) & goes_on
+
+
+# -- priorities -------------------------------------------------------------------------------------------------------
+
+
+def _open_starts(shape: RingShape, ring: Ring) -> Ring:
+    """Give the windows that a trajectory completed the highest priority, and those that lost rows none."""
+    before = ring.written - shape.num_rows
+    overwritten = before + jnp.arange(0, shape.num_rows + 1 + shape.history, shape.stride)
+    completed = before - shape.window + 1 + jnp.arange(shape.num_rows)
+    if shape.stride > 1:
+        last = (ring.written - shape.window) // shape.stride * shape.stride
+        completed = jnp.where(last > before - shape.window, last, -1)[None]
+    closed, opened = _ids(shape, overwritten), _ids(shape, completed)
+    reopened = (overwritten >= completed[0]) & (overwritten <= completed[-1])
+    weights = jnp.where(_mask(shape, ring, opened), ring.highest, 0.0)
+    places = [_where(shape, ~reopened, closed), _where(shape, completed >= 0, opened)]
+    families = jnp.concatenate([_families(closed), _families(opened)])
+    both = jnp.concatenate([jnp.zeros(closed.shape), weights])
+    return ring._replace(tree=set_weights(ring.tree, jnp.concatenate(places), both, families))
+
+
+def _ids(shape: RingShape, rows: Array) -> Array:
+    """Return the starts of all environments at these rows (counted from the first ever), row-major."""
+    places = rows // shape.stride % (shape.capacity // shape.stride) * shape.num_envs
+    return (places[:, None] + jnp.arange(shape.num_envs)).reshape(-1)
+
+
+def _where(shape: RingShape, rows: Array, ids: Array) -> Array:
+    """Return the starts at those rows that are true, and for the others one that is ignored."""
+    return jnp.where(jnp.repeat(rows, shape.num_envs), ids, jnp.iinfo(jnp.int32).max)
+
+
+def _families(run: Array) -> Array:
+    """Return the families of a run of places; where it begins anew at 0, its largest and 0 are ends as well."""
+    return jnp.concatenate([run[::FAN_OUT], run[-1:], jnp.max(run)[None], jnp.zeros(1, run.dtype)]) // FAN_OUT
+
+
+def reprioritise(ring: Ring, ids: Array, priorities: Array, *, alpha: float, epsilon: float) -> Ring:
+    """Return the ring with new priorities [M] (0 or more, such as absolute TD errors) of the windows drawn as `ids`."""
+    weights = (jnp.abs(priorities) + epsilon) ** alpha
+    highest = jnp.maximum(ring.highest, weights.max())
+    return ring._replace(tree=set_weights(ring.tree, ids, weights.astype(jnp.float32)), highest=highest)
+
+
+# -- drawing ----------------------------------------------------------------------------------------------------------
+
+
+def draw(shape: RingShape, ring: Ring, key: Array, number: int) -> tuple[Array, Array]:
+    """Return (ids int32 [number], chances float32 [number] up to a factor) of windows: evenly, or by priority."""
+    if shape.prioritised:
+        offsets = jax.random.uniform(key, (number,))
+        return find(ring.tree, (jnp.arange(number) + offsets) / number)
+    oldest, count = _starts(shape, ring)
+    chosen = jax.random.randint(key, (DRAWS, number), 0, jnp.maximum(count, 1) * shape.num_envs)
+    row, env = oldest + chosen // shape.num_envs * shape.stride, chosen % shape.num_envs
+    ids = row // shape.stride % (shape.capacity // shape.stride) * shape.num_envs + env
+    first = jnp.argmax(_mask(shape, ring, ids), axis=0)
+    return jnp.take_along_axis(ids, first[None], axis=0)[0], jnp.ones(number, jnp.float32)
+
+
+def weights_of(chances: Array, beta: Array) -> Array:
+    """Return importance weights: (chance / the smallest of the batch)^-beta, at most 1."""
+    return (jnp.maximum(chances, 1e-30) / jnp.maximum(chances.min(), 1e-30)) ** -beta
+
+
+def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
+    """Return the windows [W+1, M, ...] that start at `ids` (version is 0: it is not kept)."""
+    start, env = ids // shape.num_envs * shape.stride, ids % shape.num_envs
+
+    def ring_rows(rows: Array) -> Array:
+        return (start + rows[:, None]) % shape.capacity
+
+    here = ring_rows(jnp.arange(shape.window + 1))
+    gap, here = find_gaps(ring.gaps, here, env), here * shape.num_envs + env
+    stored = ring.rows._replace(observation=())
+
+    drawn = map_trajectory(lambda leaf: leaf[here], lambda leaf: leaf[ids], stored)  # a core: ids count trajectories
+    drawn = mend(gap, drawn)
+    if shape.frames is None:
+        observation: Tree = jax.tree.map(lambda leaf: leaf[here], ring.rows.observation)
+        observation = put_observation(ring.gaps, gap, observation)
+    else:
+        around = ring_rows(jnp.arange(-shape.history, shape.window + 1)) * shape.num_envs + env
+        observation = _stack(shape, ring, around, gap)
+    return drawn._replace(observation=observation, version=jnp.zeros(drawn.is_first.shape, jnp.int32))
+
+
+def _stack(shape: RingShape, ring: Ring, places: Array, gap: Found) -> Array:
+    """Return stacks [W+1, M, ..., frames] from rows that begin `history` before the window; black before a start."""
+    frames, count = ring.rows.observation[places], shape.window + 1
+    frames = put_observation(ring.gaps, gap, frames, shape.history)
+    at_gap = gap.found & (jnp.arange(len(places))[:, None] == gap.at + shape.history)
+    fresh = ring.fresh[places] & ~at_gap  # the bootstrap row's stack goes on
+    goes_on = jnp.ones((count, *fresh.shape[1:]), bool)
+    stacked = []
+    for back in range(shape.history + 1):
+        begin = shape.history - back
+        part = frames[begin : begin + count]
+        stacked.append(part * goes_on.reshape(*goes_on.shape, *(1,) * (part.ndim - 2)).astype(part.dtype))
+        goes_on = goes_on & ~fresh[begin : begin + count]
+    return jnp.stack(stacked[::-1], axis=-1)
+
+
+def size_bytes(shape: RingShape, spec: Trajectory) -> int:
+    """Return the bytes that a ring takes."""
+    state = jax.eval_shape(lambda: init_ring(shape, spec))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

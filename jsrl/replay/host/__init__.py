@@ -1,0 +1,1 @@
+"""Replay in host memory, for replay workers."""

@@ -1,0 +1,258 @@
+"""Replay on the host: who may be drawn, how often, and what became of it; the rows themselves are HostRows's.
+
+One thread inserts; any number of threads draw. A drawing thread reads without the lock: rows are given up before they
+are overwritten, so a look afterwards shows which windows were lost meanwhile, and those are drawn anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.replay.host.rows import HostRows, Lane, RowsShape, make_ids, read_ids, windows_spec
+from jsrl.replay.host.tree import HostTree
+from jsrl.types import Trajectory, map_trajectory, map_tree
+
+LEAST = 1e-12  # weight of a window, so that it can be drawn at all
+
+
+class HostReplay:
+    """Windows of rows, drawn evenly or by priority.
+
+    Args:
+      shape: of the rows. spec: schema of one group's trajectory. prioritised, alpha, epsilon: see ReplayConfig.
+      seed: of the draws. replay: number of this replay worker, which its ids carry.
+
+    Attributes:
+      inserted, drawn, evicted, ignored: env steps put in, windows drawn, env steps overwritten, priorities that came too
+        late for their window.
+      num_starts: windows that can be drawn.
+    """
+
+    def __init__(
+        self,
+        shape: RowsShape,
+        spec: Trajectory,
+        *,
+        prioritised: bool = False,
+        alpha: float = 0.6,
+        epsilon: float = 1e-6,
+        seed: int = 0,
+        replay: int = 0,
+    ) -> None:
+        self.shape, self._spec, self._replay = shape, spec, replay
+        self.rows = HostRows(shape, spec)
+        self.prioritised, self._alpha, self._epsilon = prioritised, alpha, epsilon
+        self.lock = threading.RLock()
+        self.lanes = [Lane() for _ in range(shape.lanes)]
+        self._starts_at = np.zeros((shape.lanes, shape.capacity), np.int32)
+        self.num_starts = 0
+        self._pending: list[list[int]] = [[] for _ in range(shape.lanes)]
+        room = shape.capacity * shape.group_size
+        self._tree = HostTree(shape.size) if prioritised else None
+        self._order = np.zeros((0 if prioritised else shape.lanes, room), np.int64)
+        self._highest = 1.0
+        self._rng = np.random.default_rng(seed)
+        self.inserted = self.drawn = self.evicted = self.ignored = 0
+
+    @property
+    def size(self) -> int:
+        """Return the env steps that are held."""
+        return sum(lane.written - lane.oldest for lane in self.lanes) * self.shape.group_size
+
+    # -- inserting (one thread) ---------------------------------------------------------------------------------------
+
+    def insert(self, lane_number: int, life: tuple[int, int], trajectory: Trajectory) -> None:
+        """Put in a trajectory [T+1, B_g, ...].
+
+        Args:
+          lane_number: which group's. life: (incarnation, sequence); what does not follow the last one leaves a gap, at
+            which the last bootstrap row is kept.
+        """
+        shape, lane = self.shape, self.lanes[lane_number]
+        joined = lane.last is not None and life == (lane.last[0], lane.last[1] + 1)
+        gap = lane.last is not None and not joined
+        at = lane.written + gap
+        end = at + shape.num_rows
+        with self.lock:
+            self._evict(lane_number, end - shape.capacity + 1)
+        if gap:
+            place = self.rows.begin(lane_number, lane.written)
+            self.rows.rows.discount[place : place + shape.group_size] = 1.0
+        self.rows.write(lane_number, at, trajectory, seam=gap)
+        with self.lock:
+            if not joined:
+                lane.segment = at
+            if shape.with_core:
+                self._pending[lane_number].append(at)
+            lane.written, lane.last = end, life
+            self._open(lane_number)
+            self.inserted += shape.num_rows * shape.group_size
+
+    def _evict(self, number: int, lost: int) -> None:
+        """Give up what lies before row `lost` of a lane, and the starts whose stacks reach before it."""
+        lane, shape = self.lanes[number], self.shape
+        if lost <= 0:
+            return
+        first = min(lost + shape.history, lane.opened)
+        gone = np.arange(lane.head, max(first, lane.head))
+        self.evicted += max(0, lost - lane.oldest) * shape.group_size
+        lane.oldest = max(lost, lane.oldest)
+        if not len(gone):
+            return
+        lane.head = int(gone[-1]) + 1
+        spots = gone % shape.capacity
+        left = int(self._starts_at[number, spots].sum())
+        self.num_starts -= left
+        if self._tree is None:
+            lane.starts_left += left
+        else:
+            self._tree.set(self._places(number, gone).reshape(-1), 0.0)
+        self._starts_at[number, spots] = 0
+
+    def _open(self, number: int) -> None:
+        """Let windows that are complete now be drawn."""
+        lane, shape = self.lanes[number], self.shape
+        until = lane.written - shape.window + 1
+        times = np.arange(max(lane.opened, lane.head), max(until, lane.opened, lane.head))
+        lane.opened = max(until, lane.opened)
+        if shape.with_core:
+            waiting = self._pending[number]
+            times = np.array([t for t in waiting if t < until and t >= lane.head], np.int64)
+            self._pending[number] = [t for t in waiting if t >= until]
+        if not len(times):
+            return
+        open_ = np.ones((len(times), shape.group_size), bool) if shape.with_core else self.rows.masks(number, times)
+        open_ &= self._whole_stacks(number, times)
+        places = self._places(number, times)[open_]
+        self._starts_at[number, times % shape.capacity] = open_.sum(axis=1)
+        self.num_starts += len(places)
+        if self._tree is not None:
+            self._tree.set(places, self._highest)
+        else:
+            order = self._order[number]
+            order[(lane.starts_joined + np.arange(len(places))) % len(order)] = places
+            lane.starts_joined += len(places)
+
+    def _whole_stacks(self, number: int, times: np.ndarray) -> np.ndarray:
+        """Return bool [len(times), B_g]: whether the stacks of these rows reach no further back than their segment."""
+        lane, shape = self.lanes[number], self.shape
+        whole = np.ones((len(times), shape.group_size), bool)
+        for i in np.flatnonzero(times - lane.segment < shape.history):
+            if times[i] >= lane.segment:
+                back = self._places(number, np.arange(lane.segment, times[i] + 1))
+                whole[i] = self.rows.fresh[back].any(axis=0)
+        return whole
+
+    def _places(self, number: int, times: np.ndarray) -> np.ndarray:
+        return self.rows.begin(number, times)[:, None] + np.arange(self.shape.group_size)
+
+    # -- drawing (any thread) -----------------------------------------------------------------------------------------
+
+    def draw(self, into: Trajectory, beta: float = 1.0) -> np.ndarray:
+        """Draw as many windows as `into` [W+1, M, ...] has columns; return their ids int64 [M].
+
+        With priorities, `into.sampling` gets the importance weights (chance / the smallest of the batch)^-beta.
+
+        Raises:
+          ConfigError: nothing can be drawn yet.
+        """
+        number = into.is_first.shape[1]
+        with self.lock:
+            places, times, chances = self._choose(number)
+            self.drawn += number
+        self.rows.read(places, into)
+        with self.lock:
+            lost = self._lost(places, times)
+            if lost.any():
+                places[lost], times[lost], chances[lost] = self._choose(int(lost.sum()))
+                self._read_again(places, np.flatnonzero(lost), into)
+        if self.prioritised:
+            into.sampling[...] = (chances / chances.min()) ** -beta
+        return make_ids(places, times // self.shape.capacity, self._replay)
+
+    def _choose(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (places, rows since the first ever, chances up to a factor) of windows."""
+        if not self.num_starts:
+            raise ConfigError("replay has no window to draw yet; insert at least one whole window first.")
+        if self._tree is not None:
+            points = (np.arange(number) + self._rng.random(number)) / number
+            places = self._tree.find(points)
+            chances = self._tree.weights[places]
+        else:
+            counts = np.array([lane.starts_joined - lane.starts_left for lane in self.lanes])
+            upto = counts.cumsum()
+            chosen = self._rng.integers(0, upto[-1], number)
+            lane = np.searchsorted(upto, chosen, side="right")
+            begin = np.array([lane.starts_left for lane in self.lanes])
+            places = self._order[lane, (begin[lane] + chosen - (upto - counts)[lane]) % self._order.shape[1]]
+            chances = np.ones(number)
+        return places, self._times(places), chances
+
+    def _times(self, places: np.ndarray) -> np.ndarray:
+        """Return which row (since the first ever) of its lane each place holds now."""
+        lane, within = np.divmod(places, self.shape.capacity * self.shape.group_size)
+        written = np.array([lane.written for lane in self.lanes])[lane]
+        return written - (written - within // self.shape.group_size) % self.shape.capacity
+
+    def _lost(self, places: np.ndarray, times: np.ndarray) -> np.ndarray:
+        head = np.array([max(lane.head, lane.oldest) for lane in self.lanes])
+        return times < head[places // (self.shape.capacity * self.shape.group_size)]
+
+    def _read_again(self, places: np.ndarray, columns: np.ndarray, into: Trajectory) -> None:
+        spec = windows_spec(self._spec, window=self.shape.window, number=len(columns), weighted=False)
+        again = map_tree(lambda leaf: leaf.zeros(), spec)
+        self.rows.read(places[columns], again)
+
+        def rows(out: Any, new: Any) -> None:
+            out[:, columns] = new
+
+        def per_column(out: Any, new: Any) -> None:
+            out[columns] = new
+
+        map_trajectory(rows, per_column, into._replace(sampling=()), again)
+
+    def feedback(self, ids: np.ndarray, priorities: np.ndarray) -> None:
+        """Give windows new priorities (0 or more); those overwritten meanwhile, and ids below 0, are ignored."""
+        if self._tree is None or not len(ids):
+            return
+        sent = np.asarray(ids) >= 0
+        ids, priorities = np.asarray(ids)[sent], np.asarray(priorities, np.float64)[sent]
+        _, laps, places = read_ids(ids)
+        weights = np.maximum((np.abs(priorities) + self._epsilon) ** self._alpha, LEAST)
+        with self.lock:
+            times = self._times(places)
+            same = make_ids(places, times // self.shape.capacity, 0) == make_ids(places, laps, 0)
+            valid = same & ~self._lost(places, times) & (self._tree.weights[places] > 0) & np.isfinite(weights)
+            self.ignored += int(len(ids) - valid.sum())
+            if valid.any():
+                self._tree.set(places[valid], weights[valid])
+                self._highest = max(self._highest, float(weights[valid].max()))
+
+    # -- snapshots ----------------------------------------------------------------------------------------------------
+
+    @property
+    def index_arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays that say what can be drawn, beside those of the rows."""
+        found: dict[str, np.ndarray] = {"starts_at": self._starts_at, "order": self._order}
+        return found if self._tree is None else found | {"weights": self._tree.weights}
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Return the numbers that a snapshot keeps."""
+        names = ("inserted", "drawn", "evicted", "ignored")
+        return {name: getattr(self, name) for name in names} | {"highest": self._highest}
+
+    def take_up(self, lanes: list[dict[str, int]], counters: dict[str, float]) -> None:
+        """Go on from a snapshot whose arrays have been written into this replay's: the next trajectories leave a gap."""
+        for number, stored in enumerate(lanes):
+            self.lanes[number] = Lane(**(stored | {"last": (-1, -1)}))  # type: ignore[arg-type]
+        for name in ("inserted", "drawn", "evicted", "ignored"):
+            setattr(self, name, int(counters[name]))
+        self._highest = float(counters["highest"])
+        self.num_starts = int(self._starts_at.sum())
+        if self._tree is not None:
+            self._tree.set(np.arange(self.shape.size), self._tree.weights.copy())

@@ -1,0 +1,31 @@
+"""What limits a run, in words, from its own measurements: one verdict of a table, and the option that would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jsrl.report.evidence import Facts, gather
+from jsrl.report.verdicts import SERIAL, VERDICTS
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What limits a run: `kind` names the verdict (a key for programs), `text` says it and what would help."""
+
+    kind: str
+    text: str
+
+
+def find_bottleneck(metrics: Mapping[str, float], facts: Facts) -> Bottleneck:
+    """Return what limits a run.
+
+    Args:
+      metrics: means over its steady part, by full name (`actor/env_share`, `system/actor_cpu_share`, ...).
+      facts: of the experiment and the machine.
+    """
+    evidence = gather(metrics, facts)
+    for kind, applies, text in SERIAL if facts.placement == "serial" else VERDICTS:
+        if applies(evidence):
+            return Bottleneck(kind, text(evidence))
+    raise AssertionError("the last verdict always applies")

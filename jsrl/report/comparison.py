@@ -1,0 +1,181 @@
+"""Runs side by side: seeds summed up with intervals, two runs compared. Plain text, numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.metrics.display_state import clock, short
+from jsrl.metrics.sparkline import sparkline
+from jsrl.runs.runs import Run
+
+END_METRICS = (
+    "evaluator/return_mean",
+    "actor/return_mean",
+    "actor/env_steps_per_s",
+    "learner/updates_per_s",
+    "learner/policy_lag_mean",
+    "learner/entropy",
+    "learner/explained_variance",
+)
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean of the middle half along the last axis; ends that lie only partly inside count partly.
+
+    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice, arXiv:2108.13264.
+    """
+    count = values.shape[-1]
+    edges = np.arange(count + 1) / count
+    inside = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
+    return np.sort(values, axis=-1) @ (inside / inside.sum())
+
+
+def bootstrap_interval(
+    values: np.ndarray, statistic: Any = None, *, confidence: float = 0.95, resamples: int = 5000
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a statistic (default: the mean) over values [seeds].
+
+    The resamples are always the same, so that a table is. With fewer than 2 values both ends are the value.
+    """
+    values = np.asarray(values, np.float64)
+    rng = np.random.default_rng(0)
+    drawn = values[rng.integers(0, values.size, (resamples, values.size))]
+    results = np.mean(drawn, axis=-1) if statistic is None else statistic(drawn)
+    low, high = np.percentile(results, [50 * (1 - confidence), 50 * (1 + confidence)])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One experiment's seeds at the end of their curves, with 95% intervals for the mean and the interquartile mean."""
+
+    experiment: str
+    seeds: int
+    mean: float
+    interval: tuple[float, float]
+    iqm: float
+    iqm_interval: tuple[float, float]
+    lowest: float
+    highest: float
+    env_steps: float
+
+
+def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: int = 1) -> list[Summary]:
+    """Return one Summary per experiment, of the mean of each run's `last` values of `key`.
+
+    Raises:
+      ConfigError: a run has no such metric.
+    """
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        env_steps, values = run.curve(key)
+        if not values.size:
+            raise ConfigError(f"run {run.name} has no finite value of {key}; leave it out, or choose another metric.")
+        ends = groups.setdefault(run.folder.path.parent.name, [])
+        ends.append((float(values[-last:].mean()), float(env_steps[-1])))
+    found = []
+    for experiment, ends in groups.items():
+        values, env_steps = np.array(ends).T
+        found.append(
+            Summary(
+                experiment,
+                len(ends),
+                float(values.mean()),
+                bootstrap_interval(values),
+                float(interquartile_mean(values)),
+                bootstrap_interval(values, interquartile_mean),
+                float(values.min()),
+                float(values.max()),
+                float(env_steps.mean()),
+            )
+        )
+    return found
+
+
+def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: int = 1) -> str:
+    """Return a table: mean and interquartile mean over seeds with 95% bootstrap intervals, one line per experiment."""
+    header = ("experiment", "seeds", "env steps", "mean [95%]", "IQM [95%]", "lowest", "highest")
+    rows = []
+    for summary in summaries(runs, key, last=last):
+        mean = f"{short(summary.mean)} [{short(summary.interval[0])}, {short(summary.interval[1])}]"
+        iqm = f"{short(summary.iqm)} [{short(summary.iqm_interval[0])}, {short(summary.iqm_interval[1])}]"
+        ends = (short(summary.lowest), short(summary.highest))
+        rows.append((summary.experiment, str(summary.seeds), short(summary.env_steps), mean, iqm, *ends))
+    note = "\none seed says little: its interval is a point." if any(row[1] == "1" for row in rows) else ""
+    return f"{key}, {'end value' if last == 1 else f'mean of the last {last} values'}\n{_table(header, rows)}{note}"
+
+
+def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
+    """Return a text: what differs in configuration and origin, end values of metrics, curves as lines of bars."""
+    parts = [f"A: {left.name}\nB: {right.name}"]
+    differences = config_differences(left.config, right.config) + [
+        entry
+        for what in ("commit", "packages", "hardware")
+        for entry in config_differences({what: left.environment.get(what)}, {what: right.environment.get(what)})
+    ]
+    rows = [(name, _value(a), _value(b)) for name, a, b in differences]
+    parts.append(_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware")
+    shared = [key for key in keys if key in left.metrics or key in right.metrics]
+    ends = [(key, short(_end(left, key)), short(_end(right, key)), _change(left, right, key)) for key in shared]
+    length = [
+        (run.metrics.get("env_steps", np.zeros(0)), run.metrics.get("wall_s", np.zeros(0))) for run in (left, right)
+    ]
+    spans = [(short(steps[-1]), clock(walls[-1])) if steps.size else ("-", "-") for steps, walls in length]
+    limits = [("env_steps", spans[0][0], spans[1][0], ""), ("wall clock", spans[0][1], spans[1][1], "")]
+    parts.append(_table(("end value", "A", "B", "B - A"), [*limits, *ends]))
+    for key in shared:
+        curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in (left, right)]
+        if min(curve.size for curve in curves) >= 2:
+            lines = [f"  {letter} {sparkline(c, 50)} {_range(c)}" for letter, c in zip("AB", curves, strict=True)]
+            parts.append("\n".join([key, *lines]))
+    return "\n\n".join(parts)
+
+
+def config_differences(left: Any, right: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Return (dotted name, left value, right value) of every leaf that differs; an absent one is None."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        names = [*left, *(name for name in right if name not in left)]
+        return [
+            entry
+            for name in names
+            for entry in config_differences(left.get(name), right.get(name), _dotted(prefix, name))
+        ]
+    return [] if left == right else [(prefix, left, right)]
+
+
+def _dotted(prefix: str, name: str) -> str:
+    """Return the name of an entry; layers that only the stored form has (`fields`, `$tuple`) leave no trace."""
+    if name in ("fields", "$tuple"):
+        return prefix
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _end(run: Run, key: str) -> float | None:
+    values = run.curve(key)[1] if key in run.metrics else np.zeros(0)
+    return float(values[-1]) if values.size else None
+
+
+def _change(left: Run, right: Run, key: str) -> str:
+    a, b = _end(left, key), _end(right, key)
+    return "" if a is None or b is None else f"{'+' if b >= a else ''}{short(b - a)}"
+
+
+def _range(curve: np.ndarray) -> str:
+    return f"{short(float(curve.min()))} to {short(float(curve.max()))}, {curve.size} values"
+
+
+def _value(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,231 @@
+"""A run's report as one HTML page that needs nothing else: no network, no scripts. Whatever a run says is escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import numpy as np
+
+from jsrl.launch.graph_file import kinds_of
+from jsrl.launch.result import INTENDED
+from jsrl.metrics.phases import PHASES, of_main_thread
+from jsrl.report.charts import Series, chart
+from jsrl.report.graph import dataflow
+from jsrl.report.style import STYLE
+from jsrl.report.text import lag_text, number, origin_lines, outcome_lines, percent
+from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
+
+if TYPE_CHECKING:
+    from jsrl.report.report import RunReport
+
+
+def page(report: RunReport) -> str:
+    """Return the whole page."""
+    sections = [
+        _header(report),
+        _figures(report),
+        f'<section class="verdict"><h2>What limits it</h2><p>{escape(report.bottleneck.text)}</p></section>',
+        _warnings(report),
+        _section("Curves", "".join(curves(report)), "grid2"),
+        _section("Where time went", _time(report)),
+        _section("Dataflow", _dataflow(report)),
+        _section("Trajectories", _ledgers(report)),
+        _section("Videos", _videos(report), "grid2"),
+        _section("Where it comes from", _pairs(origin_lines(report))),
+        _section("Options", _options(report)),
+        _section("Files", _files(report)),
+    ]
+    title = escape(report.name)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}</style></head>\n<body><main>\n"
+        + "\n".join(section for section in sections if section)
+        + "\n</main></body></html>\n"
+    )
+
+
+def _dataflow(report: RunReport) -> str:
+    picture = dataflow(report)
+    return f'<div class="scroll">{picture}</div>' if picture else ""
+
+
+def _section(title: str, content: str, kind: str = "") -> str:
+    if not content:
+        return ""
+    inner = f'<div class="{kind}">{content}</div>' if kind else content
+    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
+
+
+def _header(report: RunReport) -> str:
+    mood = (
+        "good"
+        if report.ended in INTENDED
+        else "bad"
+        if report.error or report.ended.startswith("killed")
+        else "neutral"
+    )
+    lines = outcome_lines(report)
+    badge = f'<span class="badge {mood}">{escape(report.ended)}</span>'
+    error = f'<pre class="error">{escape(report.error)}</pre>' if report.error else ""
+    rest = "".join(f"<p>{escape(name)}: {escape(value)}</p>" for name, value in lines[1:])
+    return f"<header><h1>{escape(report.name)} {badge}</h1>{rest}{error}</header>"
+
+
+def _figures(report: RunReport) -> str:
+    """Return the numbers that one looks at first."""
+    figures = [(f"{name} per second", number(value)) for name, value in report.rates.items()]
+    if lag := lag_text(report):
+        figures.append(("policy lag, p95", lag.split("p95 ")[1].split(",")[0] + " updates"))
+    score = report.result.get("final") or report.result.get("evaluation") or {}
+    if score:
+        figures.insert(0, ("return", f"{number(score['return_mean'])} ± {number(score['return_ci95'])}"))
+    cards = "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in figures
+    )
+    return f'<section class="cards">{cards}</section>' if cards else ""
+
+
+def _warnings(report: RunReport) -> str:
+    return _section("Warnings", "".join(f'<pre class="warning">{escape(text)}</pre>' for text in report.warnings))
+
+
+def curves(report: RunReport) -> list[str]:
+    """Return the charts that there are numbers for."""
+    columns, wall_s = report.columns, report.columns.get("wall_s", np.zeros(0))
+    env_steps = columns.get("env_steps", np.zeros(0))
+    nothing = np.full(len(env_steps), np.nan)
+
+    def over(x: np.ndarray, *named: tuple[str, str]) -> list[Series]:
+        return [Series(name, x, columns[metric]) for name, metric in named if metric in columns]
+
+    scores = over(env_steps, ("evaluation", "evaluator/return_mean"))
+    scores = [Series(s.name, s.x, s.y, columns.get("evaluator/return_ci95", nothing)) for s in scores]
+    returns = [*scores, *over(env_steps, ("training", "actor/return_mean"))]
+    rates = over(wall_s, ("taken by actors", "actor/env_steps_per_s"))
+    rates.append(_trained(wall_s, env_steps, columns.get("learner/update_share", nothing)))
+    lags = over(env_steps, ("p50", "learner/policy_lag_p50"), ("p95", "learner/policy_lag_p95"))
+    shares = over(
+        wall_s,
+        ("environments (actors)", "actor/env_share"),
+        ("waiting for actions (actors)", "actor/wait_inference_share"),
+        ("updates (learner)", "learner/update_share"),
+        ("waiting for batches (learner)", "learner/wait_batch_share"),
+    )
+    cores = over(
+        wall_s,
+        *((kind.plural, f"system/{kind.prefix}_cpu_share") for kind in kinds_of(report.folder)),
+        ("others", "system/others_cpu_share"),
+    )
+    memory = over(wall_s, *((kind.plural, f"system/{kind.prefix}_rss_mb") for kind in kinds_of(report.folder)))
+    drawn = [
+        chart("Return of an episode", "env steps", returns),
+        chart("Env steps per second", "seconds", rates, from_zero=True),
+        chart("Policy lag, updates", "env steps", lags, from_zero=True),
+        chart("Shares of time", "seconds", shares, from_zero=True),
+        chart("CPU, cores", "seconds", cores, from_zero=True),
+        chart("Resident memory, MB", "seconds", memory, from_zero=True),
+    ]
+    return [one for one in drawn if one]
+
+
+def _trained(wall_s: np.ndarray, env_steps: np.ndarray, reported: np.ndarray) -> Series:
+    """Return env steps trained per second, from the counter in one line to that some lines later: updates come in lumps."""
+    lines = np.flatnonzero(np.isfinite(reported))[:-1]  # the last line is written after the end
+    apart = 3 if len(lines) > 12 else 1
+    passed_s = wall_s[lines[apart:]] - wall_s[lines[:-apart]]
+    steps = env_steps[lines[apart:]] - env_steps[lines[:-apart]]
+    fine = (passed_s > 0) & (steps >= 0)
+    return Series("trained", wall_s[lines[apart:]][fine], steps[fine] / passed_s[fine])
+
+
+def _time(report: RunReport) -> str:
+    """Return a bar and a row of a table for each kind of worker."""
+    if not report.workers:
+        return ""
+    used = [phase for phase in PHASES if any(worker.phases[phase] >= 0.0005 for worker in report.workers)]
+    keys = "".join(f'<span class="key"><i class="{phase}"></i>{phase}</span>' for phase in used)
+    rows = []
+    for worker in report.workers:
+        name = worker.kind.title if worker.count == 1 else f"{worker.kind.plural} ({worker.count})"
+        activities = sorted(of_main_thread(worker.kind.all_activities), key=lambda a: PHASES.index(a.phase))
+        spent = [(a, worker.activities.get(a.name, 0.0)) for a in activities]
+        spans = "".join(
+            f'<i class="{a.phase}" style="width:{100 * share:.2f}%" title="{a.name} {percent(share)}"></i>'
+            for a, share in spent
+            if share > 0
+        )
+        cells = "".join(f"<td>{percent(worker.phases[phase])}</td>" for phase in used)
+        cpu = "-" if worker.cpu is None else f"{worker.cpu:.2f}"
+        rows.append(
+            f'<tr><th>{escape(name)}</th><td class="bar"><div>{spans}</div></td>{cells}<td>{cpu}</td>'
+            f"<td>{number(worker.rss_mb)}</td></tr>"
+        )
+    head = "".join(f"<th>{phase}</th>" for phase in used)
+    table = (
+        f'<table class="numbers"><thead><tr><th>worker</th><th class="bar">of its time</th>{head}<th>cores</th>'
+        f"<th>MB</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+    return f'<p class="legend">{keys}</p><div class="scroll">{table}</div>{_activities(report)}'
+
+
+def _activities(report: RunReport) -> str:
+    """Return every activity with what it means, folded away."""
+    rows = "".join(
+        f"<tr><th>{escape(f'{worker.kind.prefix}/{a.name}')}</th><td>{percent(worker.activities[a.name])}</td><td>{a.phase}</td>"
+        f'<td class="text">{escape(a.meaning)}</td><td class="text">{escape(a.healthy)}</td></tr>'
+        for worker in report.workers
+        for a in worker.kind.all_activities
+        if a.name in worker.activities
+    )
+    head = "<tr><th>activity</th><th>share</th><th>phase</th><th>meaning</th><th>healthy</th></tr>"
+    table = f'<table class="numbers"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+    return f'<details><summary>every activity</summary><div class="scroll">{table}</div></details>'
+
+
+def _ledgers(report: RunReport) -> str:
+    hops = {name: f"<h3>{escape(name)}</h3>{_ledger(hop_ledger(counts))}" for name, counts in report.hops.items()}
+    return (_ledger(hop_ledger(report.ledger)) if report.ledger else "") + "".join(hops.values())
+
+
+def _ledger(ledger: HopLedger) -> str:
+    rows = [("produced", ledger.produced), ("consumed", ledger.consumed)]
+    rows += [(f"dropped: {reason}", count) for reason, count in sorted(ledger.dropped.items())]
+    rows.append(("in flight at the end", ledger.in_flight))
+    rows += [("unknown", ledger.unknown)] if ledger.unknown else []
+    rows += [("produced on top, at most", ledger.uncounted)] if ledger.uncounted else []
+    body = "".join(f"<tr><th>{escape(name)}</th><td>{number(count)}</td></tr>" for name, count in rows)
+    mood = "good" if ledger.balanced else "bad"
+    verdict = f'<span class="badge {mood}">{escape(ledger.verdict)}</span>'
+    return f'<table class="numbers narrow"><tbody>{body}</tbody></table><p>{verdict}</p>'
+
+
+def _videos(report: RunReport) -> str:
+    return "".join(
+        f'<figure><video controls preload="metadata" src="{quote(path)}"></video>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        for path, caption in report.videos.items()
+    )
+
+
+def _pairs(pairs: list[tuple[str, str]]) -> str:
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs)
+    return f"<dl>{rows}</dl>"
+
+
+def _options(report: RunReport) -> str:
+    if not report.options:
+        return ""
+    rows = "".join(
+        f'<tr><th>{escape(name)}</th><td class="text">{escape(str(value))}</td></tr>'
+        for name, value in report.options.items()
+    )
+    return f"<details><summary>{len(report.options)} options</summary><table><tbody>{rows}</tbody></table></details>"
+
+
+def _files(report: RunReport) -> str:
+    links = "".join(f'<li><a href="{quote(name)}">{escape(name)}</a></li>' for name in report.files)
+    hint = "<p>Open trace.json in ui.perfetto.dev.</p>" if "trace.json" in report.files else ""
+    return f'<ul class="files">{links}</ul>{hint}' if links else ""

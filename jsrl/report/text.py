@@ -1,0 +1,127 @@
+"""A run's report as text: the summary that stands at its end, and report.txt."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import TYPE_CHECKING
+
+from jsrl.launch.result import ledger_lines, score
+from jsrl.metrics.phases import of_main_thread
+
+if TYPE_CHECKING:
+    from jsrl.report.report import RunReport, WorkerTime
+
+WIDTH = 120
+
+
+def number(value: float | None) -> str:
+    """Return a number for people: 12,345, 12.3, 0.0123; "-" for None."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage."""
+    return f"{100 * share:.0f}%"
+
+
+def summary(report: RunReport) -> str:
+    """Return rates, where time went, lag and the bottleneck, a line each."""
+    lines = []
+    if report.rates:
+        lines.append("rates: " + ", ".join(f"{number(value)} {name}/s" for name, value in report.rates.items()))
+    if report.workers:
+        lines.append("where time went:")
+        lines += [f"  {worker_line(worker)}" for worker in report.workers]
+    if lag := lag_text(report):
+        lines.append(f"policy lag: {lag}")
+    lines += textwrap.wrap(f"bottleneck: {report.bottleneck.text}", WIDTH, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def worker_line(worker: WorkerTime) -> str:
+    """Return where the time of one kind of worker went, as a line."""
+    name = worker.kind.title if worker.count == 1 else f"{worker.kind.plural} ({worker.count})"
+    parts = []
+    for phase, share in sorted(worker.phases.items(), key=lambda entry: -entry[1]):
+        if share >= 0.005:
+            parts.append(f"{phase} {percent(share)}" + (reasons(worker) if phase == "wait" else ""))
+    taken = [] if worker.cpu is None else [f"{worker.cpu:.2f} cores"]
+    taken += [] if worker.rss_mb is None else [f"{worker.rss_mb:,.0f} MB"]
+    return f"{name:<17} {', '.join(parts)}" + (f"; {', '.join(taken)}" if taken else "")
+
+
+def reasons(worker: WorkerTime) -> str:
+    """Return what a worker waited for, in brackets."""
+    waits = [a for a in of_main_thread(worker.kind.all_activities) if a.phase == "wait"]
+    named = {a.waits_for or a.name: worker.activities.get(a.name, 0.0) for a in waits}
+    named = {name: share for name, share in named.items() if share >= 0.005}
+    if len(named) == 1:
+        return f" ({next(iter(named))})"
+    return " (" + ", ".join(f"{name} {percent(share)}" for name, share in named.items()) + ")" if named else ""
+
+
+def lag_text(report: RunReport) -> str:
+    """Return the policy lag's median, 95th percentile and maximum, or an empty string."""
+    lags = [report.steady.get(f"learner/policy_lag_{what}") for what in ("p50", "p95")]
+    if lags[0] is None or lags[1] is None:
+        return ""
+    column = report.columns["learner/policy_lag_max"]
+    most = max(value for value in column if math.isfinite(value))
+    return f"p50 {number(lags[0])}, p95 {number(lags[1])}, largest {number(most)} updates"
+
+
+def origin_lines(report: RunReport) -> list[tuple[str, str]]:
+    """Return what is needed to repeat the run: (name, value)."""
+    facts = report.environment
+    hardware = facts.get("hardware", {})
+    commit = str(facts.get("commit") or "unknown") + (
+        " with uncommitted changes" if facts.get("uncommitted_changes") else ""
+    )
+    machine = (
+        f"{hardware.get('processor', '?')}, {hardware.get('cores', '?')} cores, {hardware.get('memory_gb', '?')} GB"
+    )
+    devices = ", ".join(hardware.get("accelerators", ())) or "no accelerator"
+    packages = ", ".join(f"{name} {version}" for name, version in facts.get("packages", {}).items())
+    return [
+        ("command", str(facts.get("command", "?"))),
+        ("started", str(facts.get("started", "?"))),
+        ("commit", commit),
+        ("machine", f"{machine}, {devices}"),
+        ("versions", f"Python {facts.get('python', '?')}, {packages}"),
+    ]
+
+
+def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
+    """Return how the run ended and what it reached: (name, value)."""
+    result = report.result
+    env_steps = result.get("env_steps", report.last("env_steps"))
+    updates, wall_s = result.get("updates", report.last("updates")), result.get("wall_s", report.last("wall_s"))
+    lines = [
+        ("ended", report.ended + (f": {report.error}" if report.error else "")),
+        ("reached", f"{number(env_steps)} env steps, {number(updates)} updates in {number(wall_s)} s"),
+    ]
+    for title, name in (("evaluation", "evaluation"), ("final evaluation", "final")):
+        if result.get(name):
+            at = f" at {number(result[name]['env_steps'])} env steps" if "env_steps" in result[name] else ""
+            lines.append((title, score(result[name]) + at))
+    return lines
+
+
+def document(report: RunReport) -> str:
+    """Return report.txt."""
+    lines = [report.name, "=" * len(report.name), ""]
+    for name, value in outcome_lines(report):
+        lines += textwrap.wrap(f"{name}: {value}", WIDTH, subsequent_indent="  ")
+    lines += ["", summary(report), ""]
+    lines += ledger_lines(report.ledger, report.hops) or ["ledger: none was written"]
+    lines.append("")
+    for name, value in origin_lines(report):
+        lines += textwrap.wrap(f"{name}: {value}", WIDTH, subsequent_indent="  ")
+    if report.warnings:
+        lines += ["", *report.warnings]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,305 @@
+"""The table of verdicts on a run: when each applies, and the sentence that says it and names the option that would help.
+
+A worker that waits is not the limit; one that works while others wait for it is, unless every core is busy already, in
+which case the machine is. CPU time tells environments that compute from environments that wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from jsrl.report.evidence import Evidence
+
+WAITS = 0.25  # a worker that waits for less than this share of its time is busy
+
+# -- the parts of sentences -------------------------------------------------------------------------------------------
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage."""
+    return f"{100 * share:.0f}%"
+
+
+def cores_text(e: Evidence) -> str:
+    """Return how many cores are busy."""
+    cores = e.facts.cores
+    if not e.cpu:
+        return f"this machine has {cores} core{'s' if cores > 1 else ''}"
+    others = f" (other programs take {e.others:.1f})" if e.others >= 0.15 * cores else ""
+    if e.full:
+        return {1: "the one core is busy", 2: "both cores are busy"}.get(cores, f"all {cores} cores are busy") + others
+    return f"{e.cores_used:.1f} of {cores} cores are used{others}"
+
+
+def actors_advice(e: Evidence) -> str:
+    """Return how many actors would help, as an option that works, or why none does."""
+    free = e.facts.cores - e.cores_used - e.others
+    room_for = e.facts.actors + max(1, int(free / max(e.cpu_per_actor, 0.1)))
+    enough = math.ceil(
+        e.facts.actors / max(1.0 - e.learner_waits, 0.05)
+    )  # more than the learner could take helps nobody
+    fitting = [n for n in e.facts.more_actors if n <= min(room_for, enough)]
+    if fitting:
+        return f"raise --num-actors to {fitting[-1]}"
+    if e.facts.more_actors:
+        return f"raise --num-actors to {e.facts.more_actors[0]}"
+    return "raise --num-envs, so that there are groups for more --num-actors"
+
+
+def learner_waits_text(e: Evidence) -> str:
+    """Return how long the learner waits."""
+    return f"the learner waits {percent(e.learner_waits)} of its time for batches"
+
+
+def groups_advice(e: Evidence) -> str:
+    """Return how to put more groups of environments into each actor."""
+    if e.facts.more_groups is not None:
+        return f"--num-groups {e.facts.more_groups} gives each actor more groups, so that one steps while others wait"
+    return "more --num-envs in more groups keep each actor busy while it waits"
+
+
+# -- verdicts: (name, whether it applies, what it says); the first that applies is it ----------------------------------
+
+Verdict = tuple[str, Callable[[Evidence], bool], Callable[[Evidence], str]]
+
+
+def _unknown(e: Evidence) -> bool:
+    return "actor" not in e.shares or "learner" not in e.shares
+
+
+def _learner_text(e: Evidence) -> str:
+    busy = e.share("learner", "update", "publish", "snapshot", "transport")
+    waits = e.share("actor", "wait_block", "wait_params", "wait_inference")
+    text = f"Updates limit this run: the learner trains {percent(e.share('learner', 'update'))} of its time "
+    text += f"({percent(busy)} with publishing) and actors wait {percent(waits)} of theirs; {cores_text(e)}"
+    if e.facts.accelerators > 1:
+        return text + ". More devices help (--learner.num-devices), then a larger batch."
+    if e.facts.accelerators or e.room:
+        return (
+            text
+            + ". Fewer epochs, a smaller network or a larger batch (--batch-envs, --num-envs) make updates cheaper."
+        )
+    return text + ", so only cheaper updates help: fewer epochs, a smaller network, or an accelerator."
+
+
+def _publishing_text(e: Evidence) -> str:
+    share = e.share("learner", "publish", "snapshot")
+    return (
+        f"Publishing limits this run: the learner spends {percent(share)} of its time handing out params and snapshots. "
+        "Larger batches publish less often (--batch-envs, --rollout-length), and so does a longer --snapshots.period-s."
+    )
+
+
+def _machine_text(e: Evidence) -> str:
+    takers = sorted(e.cpu.items(), key=lambda entry: -entry[1])[:3]
+    parts = ", ".join(f"{WHO[kind]} {cores:.1f}" for kind, cores in takers)
+    text = f"The machine limits this run: {cores_text(e)} ({parts}), so more processes will not help here. "
+    first = takers[0][0]
+    if first == "evaluator" or e.cpu.get("evaluator", 0.0) > 0.2 * e.facts.cores:
+        return text + "Evaluate less often: a larger --evaluator.period-env-steps, or fewer --evaluator.episodes."
+    if first == "recorder":
+        return text + "Film less often: a larger --recorder.period-env-steps, or a larger --recorder.niceness."
+    return text + {
+        "actor": "Cheaper environments or acting would help.",
+        "inference": "A smaller network would help, or larger inference batches (more slots per group).",
+        "learner": "Fewer epochs or a smaller network would help, or an accelerator.",
+    }.get(first, "Fewer of them would help.")
+
+
+def _crowded_text(e: Evidence) -> str:
+    return (
+        f"Other programs limit this run: they take {e.others:.1f} of {e.facts.cores} cores, this run {e.cores_used:.1f}. On "
+        "an idle machine it would be faster, and these measurements would be others."
+    )
+
+
+WHO = {
+    "actor": "actors",
+    "inference": "inference servers",
+    "learner": "the learner",
+    "evaluator": "the evaluator",
+    "recorder": "the recorder",
+    "replay": "replay",
+    "parameter_server": "the parameter server",
+}
+
+
+def _environments_text(e: Evidence) -> str:
+    spent = f"actors spend {percent(e.share('actor', 'env'))} of their time stepping and {learner_waits_text(e)}"
+    text = f"Environments limit this run: {spent}; {cores_text(e)}"
+    if e.full and e.others > e.cores_used:
+        return text + ". On an idle machine they would have more of it."
+    if e.full:
+        return text + ", so more actors will not help here; a faster environment would (--env.backend, fewer wrappers)."
+    if e.cpu and e.cpu_per_actor < 0.5:
+        return text + f", because the environments wait rather than compute: {actors_advice(e)}."
+    return text + f": {actors_advice(e)}."
+
+
+def _acting_text(e: Evidence) -> str:
+    text = (
+        f"Acting limits this run: actors spend {percent(e.share('actor', 'act'))} of their time choosing actions and "
+        f"{learner_waits_text(e)}; {cores_text(e)}"
+    )
+    if e.room:
+        return text + f": {actors_advice(e)}."
+    return text + (
+        ". Fewer, larger groups act in larger batches (--num-groups, --num-envs); --placement served acts once for all actors."
+    )
+
+
+def _inference_text(e: Evidence) -> str:
+    servers = e.facts.servers
+    text = (
+        f"Inference limits this run: {'the server acts' if servers == 1 else 'servers act'} "
+        f"{percent(e.share('inference', 'act', 'transport'))} of the time, actors wait "
+        f"{percent(e.share('actor', 'wait_inference'))} of theirs for actions and {learner_waits_text(e)}; {cores_text(e)}"
+    )
+    if e.room and e.facts.actors > servers:
+        return text + f": try --num-inference-servers {servers + 1}, or --placement inline for a small network."
+    if e.room:
+        return (
+            text + ": try --placement inline, which acts in every actor, or --inference.threads 2 for a large network."
+        )
+    return (
+        text + ". A smaller network or larger groups (fewer --num-groups) make acting cheaper; so does an accelerator."
+    )
+
+
+def _alternating_text(e: Evidence) -> str:
+    waits = e.share("actor", "wait_inference", "wait_params", "wait_block")
+    return (
+        f"Taking turns limits this run: with --max-policy-lag 0 actors wait {percent(waits)} of their time while the learner "
+        f"trains, and {learner_waits_text(e)} while they step; {cores_text(e)}. --max-policy-lag 1 lets both go on at once."
+    )
+
+
+def _latency_text(e: Evidence) -> str:
+    return (
+        f"Round trips limit this run: actors wait {percent(e.share('actor', 'wait_inference'))} of their time for actions "
+        f"while the server has nothing to do for {percent(e.share('inference', 'wait'))} of its own; {cores_text(e)}. "
+        f"{groups_advice(e)[0].upper()}{groups_advice(e)[1:]}; {actors_advice(e)}."
+    )
+
+
+def _transport_text(e: Evidence) -> str:
+    text = (
+        f"Moving rows limits this run: actors spend {percent(e.share('actor', 'transport'))} of their time writing rows and "
+        f"requests; {cores_text(e)}. "
+    )
+    if e.facts.zeromq:
+        return text + "--road shared-memory is faster on one machine."
+    if e.room:
+        return text + f"{actors_advice(e)[0].upper()}{actors_advice(e)[1:]}."
+    return text + "Larger groups (fewer --num-groups) move more rows at once."
+
+
+def _blocks_text(e: Evidence) -> str:
+    return (
+        f"Room in the sample stream limits this run: actors wait {percent(e.share('actor', 'wait_block'))} of their time for "
+        f"blocks although {learner_waits_text(e)}. Raise --actor.blocks-per-group, or use larger batches."
+    )
+
+
+def _joining_text(e: Evidence) -> str:
+    return (
+        f"Joining rows into batches limits this run: the thread that does it works "
+        f"{percent(e.share('learner', 'prefetch_transport'))} of its time and {learner_waits_text(e)}. Smaller observations "
+        "help (uint8 instead of float32), or fewer and longer trajectories (--rollout-length)."
+    )
+
+
+def _replay_text(e: Evidence) -> str:
+    inserts, draws = e.share("replay", "insert"), e.share("replay", "draw", "draw_draw")
+    help_text = "raise --replay.threads" if draws > inserts else "raise --replay.num-replays"
+    return (
+        f"Replay limits this run: it writes rows for {percent(inserts)} of its time, draws batches for {percent(draws)}, and "
+        f"{learner_waits_text(e)}; {cores_text(e)}"
+        + (f": {help_text}." if e.room else ". Smaller observations or batches (--replay.batch-size) would help.")
+    )
+
+
+def _balanced_text(e: Evidence) -> str:
+    return (
+        f"Nothing stands out: the learner works {percent(1 - e.learner_waits)} of its time, actors step environments "
+        f"{percent(e.share('actor', 'env'))} and wait {percent(_actor_waits(e))} of theirs; {cores_text(e)}."
+    )
+
+
+def _actor_waits(e: Evidence) -> float:
+    return e.share("actor", "wait_inference", "wait_params", "wait_block")
+
+
+def _mostly(e: Evidence, *activities: str) -> bool:
+    """Return whether actors spend most of their time in one of some activities."""
+    own = e.shares.get("actor", {})
+    rest = [share for activity, share in own.items() if activity not in activities]
+    return bool(own) and e.share("actor", *activities) >= max(rest, default=0.0)
+
+
+def _starved(e: Evidence) -> bool:
+    return e.learner_waits >= WAITS
+
+
+def _alternating(e: Evidence) -> bool:
+    lost = min(_actor_waits(e), e.learner_waits)
+    waits_for_params = e.share("inference", "wait_params") + e.share("actor", "wait_params")
+    return e.facts.synchronous and not e.full and lost >= WAITS and waits_for_params >= 0.15
+
+
+def _says_nothing(e: Evidence) -> str:
+    return "The run was too short to say what limits it."
+
+
+VERDICTS: tuple[Verdict, ...] = (
+    ("unknown", _unknown, _says_nothing),
+    ("publishing", lambda e: not _starved(e) and e.share("learner", "publish", "snapshot") >= 0.3, _publishing_text),
+    ("updates", lambda e: not _starved(e), _learner_text),
+    ("replay", lambda e: max(e.share("replay", "draw_draw"), e.share("replay", "insert", "draw")) >= 0.7, _replay_text),
+    ("joining", lambda e: e.share("learner", "prefetch_transport") >= 0.7, _joining_text),
+    ("alternating", _alternating, _alternating_text),
+    ("environments", lambda e: _mostly(e, "env"), _environments_text),
+    ("acting", lambda e: _mostly(e, "act"), _acting_text),
+    ("crowded", lambda e: e.full and e.others > e.cores_used, _crowded_text),
+    ("machine", lambda e: e.full, _machine_text),
+    (
+        "inference",
+        lambda e: _mostly(e, "wait_inference") and e.share("inference", "act", "transport") >= 0.6,
+        _inference_text,
+    ),
+    ("latency", lambda e: _mostly(e, "wait_inference"), _latency_text),
+    ("room", lambda e: _mostly(e, "wait_block"), _blocks_text),
+    ("transport", lambda e: _mostly(e, "transport"), _transport_text),
+    ("balanced", lambda e: True, _balanced_text),
+)
+
+
+def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
+    """Return who does what for how much of the one process's time, largest first."""
+    entries = [
+        (WORK[activity], share)
+        for kind, own in e.shares.items()
+        for activity, share in own.items()
+        if activity in WORK and kind not in ("evaluator", "recorder")
+    ]
+    entries.append(("evaluating", e.share("evaluator", "env", "act", "publish", "other")))
+    return sorted(entries, key=lambda entry: -entry[1])
+
+
+WORK = {"env": "stepping environments", "act": "acting", "update": "updates", "transport": "moving rows"}
+
+
+def _serial_text(e: Evidence) -> str:
+    turns = [f"{what} {percent(share)}" for what, share in _turns(e) if share >= 0.01]
+    text = f"This run is serial, one process that does everything in turn: {', '.join(turns)}."
+    cores = e.facts.cores
+    if cores == 1:
+        return text + f" On one core, only cheaper {_turns(e)[0][0]} would help."
+    return text + f" It uses one of {cores} cores; --placement inline or served uses the others."
+
+
+SERIAL: tuple[Verdict, ...] = (
+    ("unknown", _unknown, _says_nothing),
+    ("serial", lambda e: True, _serial_text),
+)

@@ -1,0 +1,372 @@
+"""The control road: workers tell the controller how they are, the controller tells them what to do.
+
+Fixed-schema msgpack messages over one ZeroMQ ROUTER at the controller and a DEALER per worker, on a Unix socket that only
+its owner can open, or over tcp with the run's keys. Every worker runs one thread that owns its socket, so that heartbeats
+go on while the worker works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from socket import socketpair
+from typing import Any
+
+import msgspec
+import zmq
+
+from jsrl.errors import AccessDenied, CodecError, StreamClosed
+from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_bytes
+from jsrl.runs.stacks import all_stacks, main_stack
+from jsrl.transport.meeting.curve import (
+    Handshakes,
+    bind_guarded,
+    incoming,
+    introduce,
+    keys_to_bind,
+    keys_to_connect,
+    outgoing,
+    shut,
+)
+from jsrl.transport.meeting.handshake import bind
+from jsrl.transport.meeting.keys import KeyPath
+
+_logger = logging.getLogger("jsrl.control")
+MAX_MESSAGE_BYTES = 16 << 20
+HEARTBEAT_S = 0.2
+_HURRY_S = 0.02  # between looks at memory that grows fast
+MARGIN_BYTES = 256 << 20  # that the controller may grow before its socket is made anew
+MAX_MESSAGES = 4096  # taken in at once
+
+
+class Message(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
+    """What a worker says of itself; `worker` and `incarnation` say who."""
+
+    worker: str
+    incarnation: int
+
+
+class Stage(Message, tag="stage"):
+    """Where a worker is on its way to being ready, and its process id."""
+
+    stage: str
+    pid: int
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Alive; `activity` is what the worker is inside of, since `activity_s` seconds (empty: between steps)."""
+
+    progress: int
+    activity: str = ""
+    activity_s: float = 0.0
+
+
+class Report(Message, tag="report"):
+    """Metrics since the last report, and facts that only this worker knows."""
+
+    metrics: dict[str, float]
+    facts: dict[str, Any] = {}
+
+
+class Event(Message, tag="event"):
+    """Something to tell the user (`warning`, `note`) or to act on (`finished`, `evaluated`)."""
+
+    name: str
+    text: str = ""
+    facts: dict[str, Any] = {}
+
+
+class Crash(Message, tag="crash"):
+    """The last words of a worker: error type, message and traceback."""
+
+    error: str
+    text: str
+    trace: str
+
+
+class Stacks(Message, tag="stacks"):
+    """What every thread is doing: the answer to `stacks`, and sent with the last words of a worker that hangs."""
+
+    text: str
+
+
+class Bye(Message, tag="bye"):
+    """A worker has closed in order; `facts` holds its ledger and last counters."""
+
+    facts: dict[str, Any] = {}
+
+
+class Command(msgspec.Struct, forbid_unknown_fields=True):
+    """What the controller asks of a worker: `stop`, `stacks`, `snapshot`, `evaluate`, ..."""
+
+    name: str
+    facts: dict[str, Any] = {}
+
+
+AnyMessage = Stage | Heartbeat | Report | Event | Crash | Stacks | Bye
+
+
+class ControlClient:
+    """A worker's end of the control road. The thread beats; everything else is queued to it.
+
+    Attributes:
+      stop: set when the controller said stop, or is gone.
+      refused: why the controller did not let this end in (which sets `stop` too), or None.
+      commands: what else the controller asked for.
+      stuck_s: how long one turn of the worker's loop may take (None: for ever). turned_s: when the present turn began, by
+        the monotonic clock; 0: the worker is not at work, nothing is expected of it.
+      memory: what watches this process's memory; None: nothing does.
+    """
+
+    def __init__(
+        self, address: str, worker: str, incarnation: int, *, parent_pid: int | None = None, keys: KeyPath = None
+    ) -> None:
+        self._keys = keys_to_connect(keys)
+        self.worker, self.incarnation = worker, incarnation
+        self.stop = threading.Event()
+        self.refused: AccessDenied | None = None
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.progress = 0
+        self.stuck_s: float | None = None
+        self.turned_s = 0.0
+        self.memory: MemoryWatch | None = None
+        self._activity: tuple[object, float, float | None] = ("", 0.0, None)
+        self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._bell, self._rung = socketpair()
+        self._bell.setblocking(False)
+        self._address, self._parent_pid = address, parent_pid
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._thread.start()
+
+    def send(self, kind: type[Message], **fields: Any) -> None:
+        """Queue a message to the controller."""
+        self._outgoing.put(kind(worker=self.worker, incarnation=self.incarnation, **fields))
+        self._ring()
+
+    def stage(self, stage: str) -> None:
+        """Say which stage of the start this worker is in; `ready` ends it."""
+        self.send(Stage, stage=stage, pid=os.getpid())
+
+    def entering(self, activity: object, deadline_s: float | None = None) -> None:
+        """Note what the worker enters (its `str`); after `deadline_s` inside it, the process ends with a typed report."""
+        self._activity = (activity, time.monotonic(), deadline_s)
+
+    def left(self) -> None:
+        """Note that the worker is between activities again."""
+        self._activity = ("", 0.0, None)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what is queued and end the thread."""
+        self._closing.set()
+        self._ring()
+        self._thread.join(timeout_s)
+
+    def _ring(self) -> None:
+        """Wake the thread, which sleeps from one heartbeat to the next: each waking takes the interpreter from the worker."""
+        with contextlib.suppress(OSError):  # full: it was rung already; closed: nobody sends any more
+            self._bell.send(b"!")
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.IDENTITY, f"{self.worker}/{self.incarnation}".encode())
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        introduce(socket, self._address, self._keys)
+        handshakes = Handshakes(socket, self._address, self._keys)
+        socket.connect(self._address)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._rung, zmq.POLLIN)
+        beat_at = 0.0
+        try:
+            while self._let_in(handshakes):
+                closing = self._closing.is_set()  # what was queued before that is sent
+                while not self._outgoing.empty():
+                    self._say(socket, self._outgoing.get())
+                if closing:
+                    return
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + HEARTBEAT_S
+                    self._beat(socket)
+                self._check_memory(socket)
+                pause_s = min(
+                    beat_at - time.monotonic(), _HURRY_S if self.memory and self.memory.hurries else HEARTBEAT_S
+                )
+                ready = dict(poller.poll(max(0, int(1000 * pause_s) + 1)))
+                if self._rung.fileno() in ready:
+                    self._rung.recv(1 << 16)
+                if socket in ready:
+                    self._take(socket.recv())
+        finally:
+            self._bell.close()
+            self._rung.close()
+            handshakes.close()
+            socket.close()
+            context.term()
+
+    def _let_in(self, handshakes: Handshakes) -> bool:
+        """Return whether messages can be sent; over tcp that takes a handshake, which may fail for good."""
+        while not handshakes.made and self._address.startswith("tcp://") and not self._closing.is_set():
+            try:
+                handshakes.look()
+            except AccessDenied as error:
+                _logger.error("%s", error)
+                self.refused = error
+                self.stop.set()
+                return False
+            handshakes.monitor.poll(20)
+        return handshakes.made or not self._address.startswith("tcp://")
+
+    def _say(self, socket: zmq.Socket, message: Message) -> None:
+        socket.send_multipart(outgoing([msgspec.msgpack.encode(message)], self._keys))
+
+    def _beat(self, socket: zmq.Socket) -> None:
+        entered, since, deadline_s = self._activity
+        activity = str(entered)
+        inside_s = time.monotonic() - since if activity else 0.0
+        beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
+        self._say(socket, beat)
+        if self._parent_pid is not None and os.getppid() != self._parent_pid:
+            self.stop.set()
+        if deadline_s is not None and activity and inside_s > deadline_s:
+            text = (
+                f"{activity} did not return within {deadline_s:g} s. Expected a step of the environment to take less; if it "
+                "is only slow, raise actor.step_deadline_s, else look at the stack below."
+            )
+            self._give_up(socket, "EnvironmentFault", text, 70)
+        turned_s = self.turned_s  # the worker's thread writes it
+        turn_s = time.monotonic() - turned_s
+        if self.stuck_s is not None and deadline_s is None and turned_s and turn_s > self.stuck_s:
+            text = (
+                f"its loop has not come round for {turn_s:.1f} s, though the process lives. Expected a turn within "
+                f"{self.stuck_s:g} s; if it is only slow (one update of a large network), raise deadlines.stuck_s, else look "
+                "at the stack below."
+            )
+            self._give_up(socket, "WorkerStuck", text, 71)
+
+    def _check_memory(self, socket: zmq.Socket) -> None:
+        exceeded = self.memory.look() if self.memory is not None else None
+        if exceeded is not None:
+            self._give_up(socket, "MemoryExceeded", exceeded, 72)
+
+    def _give_up(self, socket: zmq.Socket, error: str, text: str, status: int) -> None:
+        """End the process with last words: what it hangs in cannot be interrupted from here."""
+        crash = Crash(self.worker, self.incarnation, error, text, main_stack())
+        self._say(socket, Stacks(self.worker, self.incarnation, all_stacks()))
+        self._say(socket, crash)
+        socket.context.destroy(linger=300)  # returns once they are sent
+        os._exit(status)
+
+    def _take(self, frame: bytes) -> None:
+        """Obey a command; what is none is dropped."""
+        try:
+            command = msgspec.msgpack.decode(frame, type=Command)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            _logger.warning("a command of the controller cannot be read (%s); it was dropped", error)
+            return
+        self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        if command.name == "stop":
+            self.stop.set()
+        elif command.name == "stacks":
+            self.send(Stacks, text=all_stacks())
+        else:
+            self.commands.put(command)
+
+
+class ControlServer:
+    """The controller's end of the control road; over tcp it needs `keys`, as every stream."""
+
+    def __init__(self, address: str, *, keys: KeyPath = None, margin_bytes: int = MARGIN_BYTES) -> None:
+        self._keys = keys_to_bind(address, keys)
+        self.refused = 0  # messages that are not ours, or cannot be right
+        self._complained: set[str] = set()
+        self._margin_bytes, self._baseline_bytes = margin_bytes, resident_bytes()
+        self._open(address)
+
+    def _open(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        old = os.umask(0o177)
+        try:
+            self.address, self._gate = bind_guarded(self._socket, address, self._keys, bind)
+        finally:
+            os.umask(old)
+
+    def _relieve(self) -> list[AnyMessage]:
+        """Make the socket anew where this process has grown by the margin; return the messages that had come whole.
+
+        A connection that sends messages without end, which ZeroMQ keeps and does not show, is lost with what it sent. Workers
+        connect again by themselves.
+        """
+        before = resident_bytes()
+        if before <= self._baseline_bytes + self._margin_bytes:
+            return []
+        messages = self._take()
+        shut(self._context, self._socket, self._gate, 0)
+        self._open(self.address)
+        give_freed_memory_back()
+        now = resident_bytes()
+        if before - now < self._margin_bytes // 2:  # the memory is somebody else's in this process
+            self._baseline_bytes = now
+        else:
+            told = "%s held %d MiB of messages that never end; its connections were made anew: look who else connects"
+            _logger.warning(told, self.address, (before - now) // MIB)
+        return messages
+
+    def poll(self, timeout_s: float) -> list[AnyMessage]:
+        """Return what workers said, waiting up to `timeout_s` for the first message."""
+        if self._socket.closed:
+            raise StreamClosed("the control road is closed; nothing can be asked of workers any more.")
+        messages = self._relieve()
+        if not self._socket.poll(0 if messages else int(timeout_s * 1000)):
+            return messages
+        return messages + self._take()
+
+    def _take(self) -> list[AnyMessage]:
+        messages: list[AnyMessage] = []
+        for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from looking after its workers
+            if not self._socket.poll(0):
+                break
+            frames = self._socket.recv_multipart()
+            try:
+                frame = incoming(frames, self._keys, MAX_MESSAGE_BYTES)[-1]
+                messages.append(msgspec.msgpack.decode(frame, type=AnyMessage))
+            except (CodecError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                if not self.refused:
+                    _logger.warning("a message on the control road is not ours (%s); it was dropped", error)
+                self.refused += 1
+        return messages
+
+    def refuse(self, message: Message, why: str) -> None:
+        """Count a message whose body cannot be right, and log the first of each worker."""
+        self.refused += 1
+        if message.worker not in self._complained:
+            self._complained.add(message.worker)
+            kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
+            _logger.warning(
+                "a control message of %s was dropped (%s: %s); the run goes on, and further ones are only counted",
+                message.worker,
+                kind,
+                why,
+            )
+
+    def tell(self, worker: str, incarnation: int, name: str, **facts: Any) -> None:
+        """Send a command; lost when the worker is gone."""
+        frame = msgspec.msgpack.encode(Command(name, facts))
+        self._socket.send_multipart([f"{worker}/{incarnation}".encode(), frame])
+
+    def close(self) -> None:
+        """Close the socket."""
+        if not self._socket.closed:
+            shut(self._context, self._socket, self._gate, 0)

@@ -1,0 +1,116 @@
+"""What may stand in a worker's messages: checked before the controller counts with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+
+from jsrl.runs.control import AnyMessage, Bye, Event, Heartbeat, Report, Stage
+
+MOST = 2**53  # of any count: what a float still tells apart
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+
+
+class Facts(msgspec.Struct):
+    """Facts of a report or a goodbye that the controller knows; others are only shown."""
+
+    updates: Count = 0
+    env_steps: Count = 0
+
+
+class Finished(msgspec.Struct):
+    """All updates are made."""
+
+    updates: Count
+    env_steps: Count
+
+
+class Score(msgspec.Struct):
+    """An evaluation's."""
+
+    return_mean: float
+    return_ci95: float
+    episodes: Count
+    return_std: float = 0.0
+    length_mean: float = 0.0
+
+
+class Evaluated(Score, kw_only=True):
+    """A score, and of which snapshot."""
+
+    updates: Count
+    env_steps: Count
+    metrics: dict[str, float]
+
+
+class Filmed(msgspec.Struct):
+    """A video, and of which snapshot."""
+
+    updates: Count
+    env_steps: Count
+    metrics: dict[str, float]
+
+
+class Told(msgspec.Struct):
+    """A warning or note."""
+
+    once: str = ""
+
+
+EVENTS: dict[str, type[msgspec.Struct]] = {
+    "finished": Finished,
+    "evaluated": Evaluated,
+    "evaluated finally": Score,
+    "filmed": Filmed,
+    "warning": Told,
+    "note": Told,
+}
+
+
+def complaint(message: AnyMessage) -> str:
+    """Return why the body of a message cannot be right; empty: it can."""
+    if isinstance(message, Report):
+        return _named(message.metrics) or _unlike(message.facts, Facts)
+    if isinstance(message, Bye):
+        return _unlike(message.facts, Facts)
+    if isinstance(message, Event):
+        body = EVENTS.get(message.name)
+        return _unlike(message.facts, body) if body is not None else ""
+    if isinstance(message, Heartbeat):
+        return _unlike({"progress": message.progress}, _Beat)
+    if isinstance(message, Stage):
+        return _unlike({"pid": message.pid}, _Place)
+    return ""
+
+
+class _Beat(msgspec.Struct):
+    progress: Count
+
+
+class _Place(msgspec.Struct):
+    pid: Count
+
+
+def _unlike(facts: dict[str, Any], body: type[msgspec.Struct]) -> str:
+    """Return how facts differ from their schema; all numbers of a score must be finite, but for metrics."""
+    try:
+        found = msgspec.convert(facts, body)
+    except (msgspec.ValidationError, RecursionError) as error:
+        return f"{error}"
+    if isinstance(found, Score):
+        wrong = [name for name, value in facts.items() if name != "metrics" and not _finite(value)]
+        if wrong:
+            return f"{wrong[0][:80]} is {facts[wrong[0]]!r:.80}, expected a finite number"
+    return _named(getattr(found, "metrics", {}))
+
+
+def _named(metrics: dict[str, float]) -> str:
+    """Return which metric's name is none of a worker's, such as `env_steps`, which the controller counts itself."""
+    wrong = [name for name in metrics if "/" not in name]
+    return f"metric {wrong[0][:80]!r} has no worker in its name, expected such as actor/episodes" if wrong else ""
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

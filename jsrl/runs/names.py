@@ -1,0 +1,135 @@
+"""Names: who listens where. A registry for one host, kept as small files in the run folder.
+
+`NameService` is the protocol; another implementation (over the network) can take the place of `FileNames`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.runs.files import folder_lock, process_alive, read_json, write_json
+
+
+@dataclass(frozen=True)
+class Registration:
+    """Where a name is found: address, which life of the worker says so, its process, until when (Unix seconds)."""
+
+    name: str
+    address: str
+    incarnation: int
+    pid: int
+    host: str
+    expires_s: float
+
+
+class NameService(Protocol):
+    """Names to addresses, with leases: an entry that is not renewed in time counts as absent."""
+
+    def register(self, name: str, address: str, incarnation: int = 0, *, lease_s: float = 30.0) -> Registration:
+        """Say (or say again, which renews the lease) where `name` is found.
+
+        Raises:
+          StreamClosed: a later incarnation has registered; this one must end.
+        """
+        ...
+
+    def lookup(self, name: str, timeout_s: float) -> Registration:
+        """Return where `name` is found, waiting for it up to `timeout_s` (0: only look).
+
+        Raises:
+          StreamTimeout: nobody alive had registered it in time; the message says what is known.
+        """
+        ...
+
+    def unregister(self, name: str, incarnation: int = 0) -> None:
+        """Withdraw the name unless a later incarnation has taken it; harmless when absent."""
+        ...
+
+    def names(self) -> dict[str, Registration]:
+        """Return all names whose lease holds and whose process lives."""
+        ...
+
+
+class FileNames:
+    """The registry of one host: one small file per name, replaced atomically; a dead process is absent at once."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        """Keep the files in `folder` (made when missing)."""
+        self._folder = Path(folder)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def register(self, name: str, address: str, incarnation: int = 0, *, lease_s: float = 30.0) -> Registration:
+        """Say, or say again, where `name` is found; see NameService."""
+        entry = Registration(name, address, incarnation, os.getpid(), socket.gethostname(), time.time() + lease_s)
+        with folder_lock(self._folder):
+            known = self._read(self._path(name))
+            if known is not None and known.incarnation > incarnation:
+                raise StreamClosed(
+                    f"{name} is registered by the newer incarnation {known.incarnation} (process {known.pid}, address "
+                    f"{known.address}): incarnation {incarnation} came too late and must end."
+                )
+            write_json(self._path(name), asdict(entry), durable=False)
+        return entry
+
+    def lookup(self, name: str, timeout_s: float) -> Registration:
+        """Return where `name` is found; see NameService."""
+        deadline = time.monotonic() + timeout_s
+        pause_s = 0.005
+        while True:
+            entry = self._read(self._path(name))
+            if entry is not None and _absent(entry) is None:
+                return entry
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise StreamTimeout(self._explain(name, entry, timeout_s))
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, 0.1)
+
+    def unregister(self, name: str, incarnation: int = 0) -> None:
+        """Withdraw the name unless a later incarnation has taken it."""
+        with folder_lock(self._folder):
+            known = self._read(self._path(name))
+            if known is not None and known.incarnation <= incarnation:
+                self._path(name).unlink(missing_ok=True)
+
+    def names(self) -> dict[str, Registration]:
+        """Return all names whose lease holds and whose process lives."""
+        entries = (self._read(path) for path in sorted(self._folder.glob("[!.]*.json")))
+        return {entry.name: entry for entry in entries if entry is not None and _absent(entry) is None}
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{quote(name, safe='').replace('.', '%2E')}.json"
+
+    def _read(self, path: Path) -> Registration | None:
+        try:
+            return msgspec.convert(read_json(path), Registration)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise StreamClosed(f"{path} is not a registration of {unquote(path.stem)} ({error}); delete it.") from None
+
+    def _explain(self, name: str, entry: Registration | None, timeout_s: float) -> str:
+        known = ", ".join(self.names()) or "none"
+        why = "nobody registered it" if entry is None else f"its last registration {_absent(entry)}"
+        return (
+            f"the name {name} was not found within {timeout_s:g} s: {why}. Names known in {self._folder}: {known}. "
+            "Look at the log of the worker that should have registered."
+        )
+
+
+def _absent(entry: Registration) -> str | None:
+    """Return why an entry no longer counts, or None when it does."""
+    if time.time() > entry.expires_s:
+        return f"(process {entry.pid}) expired {time.time() - entry.expires_s:.1f} s ago"
+    if entry.host == socket.gethostname() and not process_alive(entry.pid):
+        return f"is of process {entry.pid}, which has ended"
+    return None

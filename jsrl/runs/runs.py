@@ -1,0 +1,289 @@
+"""Run folders: what a run leaves behind, and reading it back. Imports no jax.
+
+RUNS_DIR/<experiment>/<name>/
+  experiment.json    the resolved configuration      environment.json   command, commit, versions, hardware
+  metrics.jsonl      one flat JSON object a line     tensorboard/       the same as events
+  logs/              one file per worker             snapshots/         see jsrl.snapshots.store
+  names/             who listens where               report.html        written at the end
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.runs.files import read_json, write_json
+from jsrl.runs.provenance import environment_facts
+from jsrl.transport.memory.segment import is_held
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
+_FOLDERS = ("logs", "tensorboard", "snapshots", "names")
+
+RUNNING = "running"  # the file that a run's own process holds locked
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder; see the module's picture."""
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls,
+        runs_dir: str | os.PathLike[str],
+        experiment: str,
+        name: str | None = None,
+        *,
+        config: dict[str, Any] | None = None,
+        seed: int | None = None,
+        overwrite: bool = False,
+    ) -> RunFolder:
+        """Make a new run folder and write down the configuration and where the run comes from.
+
+        Args:
+          runs_dir: folder of all runs. experiment: the experiment's name.
+          name: the run's name; default: the time, and the seed where given.
+          config: the resolved configuration, JSON-like. overwrite: delete a run of the same name first.
+
+        Raises:
+          ConfigError: the name cannot be a folder, is taken, or the place cannot be written.
+        """
+        chosen = name or time.strftime("%Y%m%d-%H%M%S") + (f"-seed{seed}" if seed is not None else "")
+        for part in (experiment, chosen):
+            if not _NAME.fullmatch(part):
+                raise ConfigError(f"{part!r} cannot name a run: use letters, digits and _ . + = , - (no slashes).")
+        parent = Path(runs_dir).expanduser().absolute() / experiment
+        try:
+            path = cls._claim(parent, chosen, overwrite=overwrite, may_number=name is None)
+            for folder in _FOLDERS:
+                (path / folder).mkdir()
+            write_json(path / "experiment.json", config or {})
+            write_json(path / "environment.json", environment_facts())
+        except OSError as error:
+            raise ConfigError(
+                f"the run folder {parent / chosen} cannot be written ({error.strerror or error}). "
+                "Choose another place with --runs-dir DIR, or make this one writable."
+            ) from error
+        return cls(path)
+
+    @staticmethod
+    def _claim(parent: Path, name: str, *, overwrite: bool, may_number: bool) -> Path:
+        path = parent / name
+        if overwrite and path.exists():
+            if not (path / "experiment.json").exists():
+                raise ConfigError(f"{path} exists and is not a run (no experiment.json); it is not overwritten.")
+            if running := held_by(path):
+                raise ConfigError(f"{path} is running (process {running}); stop it before it is overwritten.")
+            shutil.rmtree(path)
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1000):
+            try:
+                path.mkdir()  # atomic: of two runs that start at once, one gets the name
+            except FileExistsError:
+                if not may_number:
+                    break
+                path = parent / f"{name}.{number}"
+            else:
+                return path
+        raise ConfigError(
+            f"the run {path} exists. Continue it with --resume {path.parent.name}/{path.name}, delete it first with "
+            "--overwrite, or choose another name with --name."
+        )
+
+    @classmethod
+    def open(cls, run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> RunFolder:
+        """Return an existing run, given by path, by EXPERIMENT/NAME, by NAME, or by EXPERIMENT (its newest run).
+
+        Raises:
+          ConfigError: there is none; the message has the nearest names.
+        """
+        given = Path(run).expanduser()
+        runs_dir = Path(runs_dir).expanduser()
+        for candidate in (given, runs_dir / given):
+            if (candidate / "experiment.json").is_file():
+                return cls(candidate.absolute())
+        known = {path.parent: path.stat().st_mtime for path in runs_dir.glob("*/*/experiment.json")}
+        matching = [path for path in known if os.fspath(run) in (path.name, path.parent.name)]
+        if matching:
+            return cls(max(matching, key=lambda path: known[path]).absolute())
+        names = {f"{path.parent.name}/{path.name}": path for path in known}
+        words = {**{name: name for name in names}, **{path.name: name for name, path in names.items()}}
+        near = dict.fromkeys(words[word] for word in difflib.get_close_matches(os.fspath(run), words, n=5, cutoff=0.4))
+        hint = f"nearest: {', '.join(near)}" if near else f"it holds {', '.join(sorted(names)[-5:]) or 'no runs'}"
+        raise ConfigError(f"there is no run {run} in {runs_dir.absolute()}; {hint}. Give a path, or --runs-dir DIR.")
+
+    @property
+    def name(self) -> str:
+        """Return EXPERIMENT/NAME."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the resolved configuration."""
+        return _read_object(self.path / "experiment.json")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Return command, commit, versions and hardware."""
+        return _read_object(self.path / "environment.json")
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Replace the resolved configuration (a resume may change limits and placement)."""
+        write_json(self.path / "experiment.json", config)
+
+    @property
+    def metrics_path(self) -> Path:
+        """Return where metrics.jsonl lies."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Return the folder of logs."""
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Return the folder of TensorBoard events."""
+        return self.path / "tensorboard"
+
+    @property
+    def snapshots(self) -> Path:
+        """Return the folder of snapshots."""
+        return self.path / "snapshots"
+
+    @property
+    def names(self) -> Path:
+        """Return the folder of the name service."""
+        return self.path / "names"
+
+    @property
+    def report(self) -> Path:
+        """Return where the report lies."""
+        return self.path / "report.html"
+
+
+class Run:
+    """A finished or running run, read back: `config`, `metrics` (columns), `curve`."""
+
+    def __init__(self, folder: RunFolder):
+        self.folder = folder
+        self.name = folder.name
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.num_lines} lines, {len(self.metrics)} metrics)"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return the resolved configuration."""
+        return self.folder.config
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Return command, commit, versions and hardware."""
+        return self.folder.environment
+
+    @cached_property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Return every metric as a column, float64 [lines], NaN where a line has no such number."""
+        return read_metrics(self.folder.metrics_path)
+
+    @property
+    def num_lines(self) -> int:
+        """Return how many lines metrics.jsonl has."""
+        return len(self.metrics.get("env_steps", ()))
+
+    def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (env_steps, values) of a metric where it is finite; after a resume the older continuation is left out.
+
+        Raises:
+          ConfigError: the run has no such metric; the message has the nearest names.
+        """
+        if key not in self.metrics:
+            near = difflib.get_close_matches(key, self.metrics, n=3, cutoff=0.3)
+            raise ConfigError(
+                f"run {self.name} has no metric {key}; nearest: {', '.join(near) or 'none, it is empty'}."
+            )
+        finite = np.isfinite(self.metrics[key])
+        env_steps, values = self.metrics["env_steps"][finite], self.metrics[key][finite]
+        upcoming = np.minimum.accumulate(env_steps[::-1])[::-1]
+        kept = np.append(upcoming[1:] >= env_steps[:-1], True) if env_steps.size else finite[:0]
+        return env_steps[kept], values[kept]
+
+
+def load_runs(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], runs_dir: str = "runs") -> list[Run]:
+    """Return runs given by a glob pattern, one name or path, or a list of those (see RunFolder.open).
+
+    Raises:
+      ConfigError: a pattern or name fits no run.
+    """
+    selectors = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    folders: dict[Path, RunFolder] = {}
+    for selector in selectors:
+        pattern = os.path.expanduser(os.fspath(selector))
+        if glob.has_magic(pattern):
+            found = [
+                Path(p).absolute() for root in ("", runs_dir) for p in sorted(glob.glob(os.path.join(root, pattern)))
+            ]
+            matching = [RunFolder(path) for path in found if (path / "experiment.json").is_file()]
+            if not matching:
+                raise ConfigError(f"no run fits {pattern} (looked here and in {runs_dir}); a pattern: ppo_pong/*seed*.")
+        else:
+            matching = [RunFolder.open(pattern, runs_dir)]
+        folders.update({folder.path: folder for folder in matching})
+    return [Run(folder) for folder in folders.values()]
+
+
+def read_metrics(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of a metrics.jsonl; a line that a killed process left unfinished is skipped."""
+    lines = []
+    if path.exists():
+        for text in path.read_bytes().splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                lines.append(line)
+    columns: dict[str, np.ndarray] = {}
+    for index, line in enumerate(lines):
+        for name, value in line.items():
+            number = _number(value)
+            if number is not None:
+                columns.setdefault(name, np.full(len(lines), np.nan))[index] = number
+    return columns
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return float(value)
+    return float(value) if value in ("inf", "-inf") else None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); the folder is not a whole run.") from None
+
+
+def held_by(run: Path) -> str:
+    """Return which process runs the run in this folder now (its ID, or `?`); empty: none."""
+    path = run / RUNNING
+    try:
+        return (path.read_text(errors="replace").strip() or "?") if is_held(path) else ""
+    except OSError:
+        return ""

@@ -1,1 +1,0 @@
-"""Long-lived shared facts: names, snapshots, metrics."""

@@ -1,0 +1,1 @@
+"""Snapshots: what a run keeps of its learner."""

@@ -1,0 +1,119 @@
+"""The only file that says Orbax: trees to host arrays by path, those to disk, and back. jax is imported when used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jsrl.errors import SnapshotError
+from jsrl.snapshots import format as fmt
+from jsrl.types import ArraySpec, Tree
+
+Arrays: TypeAlias = dict[tuple[str, ...], np.ndarray]
+
+
+def _key_paths(tree: Tree) -> tuple[list[tuple[str, ...]], list[Any], Any]:
+    """Return (paths, leaves, treedef) of any pytree."""
+    import jax
+
+    def part(key: Any) -> str:
+        return str(next(getattr(key, name) for name in ("name", "idx", "key") if hasattr(key, name)))
+
+    flat, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return [tuple(map(part, path)) for path, _ in flat], [leaf for _, leaf in flat], structure
+
+
+def host_arrays(tree: Tree) -> Arrays:
+    """Return copies of all leaves by path."""
+    arrays: Arrays = {}
+    paths, leaves, _ = _key_paths(tree)
+    for path, leaf in zip(paths, leaves, strict=True):
+        name = fmt.leaf_name(path)
+        try:
+            array = np.array(leaf)  # a copy: the caller's buffer may be donated or refilled while this is written
+        except TypeError as error:
+            raise SnapshotError(
+                f"leaf {name} cannot be stored ({error}); give typed keys as jax.random.key_data."
+            ) from None
+        if array.dtype.kind in "OUSMm" or array.dtype.names:
+            raise SnapshotError(
+                f"leaf {name} has dtype {array.dtype}; a snapshot holds numbers and booleans, texts go to meta."
+            )
+        if not path:
+            raise SnapshotError("a snapshot holds a dict or a tuple of arrays; wrap the bare array in a dict.")
+        arrays[path] = array
+    if len({".".join(path) for path in arrays}) != len(arrays):
+        raise SnapshotError('two leaves have the same name once their keys are joined by "."; rename one of the keys.')
+    return arrays
+
+
+def check_template(template: Tree, manifest: dict[str, Any], folder: Path) -> None:
+    """Compare the leaves that a manifest describes with a template's in path, shape and dtype; reads nothing.
+
+    Raises:
+      SnapshotError: one differs; the message names it.
+    """
+    described = {tuple(leaf["path"]): ArraySpec(tuple(leaf["shape"]), leaf["dtype"]) for leaf in manifest["leaves"]}
+    fill_template(template, described, folder)
+
+
+def fill_template(template: Tree, arrays: dict[tuple[str, ...], Any], folder: Path) -> Tree:
+    """Return `template` with its leaves replaced by the arrays of the same path, compared in shape and dtype."""
+    import jax
+
+    paths, leaves, structure = _key_paths(template)
+    surplus = sorted(set(arrays) - set(paths))
+    advice = "It is of another network, optimizer or experiment: use the configuration that it was saved with."
+    if surplus:
+        raise SnapshotError(f"{folder} holds a leaf {fmt.leaf_name(surplus[0])} that the template has not. {advice}")
+    for path, leaf in zip(paths, leaves, strict=True):
+        if path not in arrays:
+            raise SnapshotError(f"{folder} has no leaf {fmt.leaf_name(path)}, which the template has. {advice}")
+        found = arrays[path]
+        expected = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+        if found.shape != tuple(expected.shape) or np.dtype(found.dtype) != np.dtype(expected.dtype):
+            raise SnapshotError(
+                f"leaf {fmt.leaf_name(path)} in {folder} is {found.dtype} {found.shape}, "
+                f"expected {np.dtype(expected.dtype)} {tuple(expected.shape)}. {advice}"
+            )
+    return jax.tree_util.tree_unflatten(structure, [arrays[path] for path in paths])
+
+
+def _orbax() -> Any:
+    """Return an Orbax checkpointer of which this process is the only member, with its log lines silenced."""
+    import absl.logging
+    import jax
+    import orbax.checkpoint as ocp
+
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    rank = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=rank, active_processes={rank}, barrier_sync_key_prefix=f"jsrl{rank}"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def orbax_save(folder: Path, tree: dict[str, Any]) -> None:
+    """Write a nested dict of numpy arrays as an Orbax checkpoint."""
+    import orbax.checkpoint as ocp
+
+    if not tree:
+        folder.mkdir()
+        return
+    with _orbax() as checkpointer:
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(tree))
+
+
+def orbax_load(folder: Path, blank: dict[str, Any]) -> dict[str, Any]:
+    """Return the arrays as numpy; `blank` is a nested dict of arrays of the right shapes and dtypes."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    if not blank:
+        return {}
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), blank)
+    with _orbax() as checkpointer:
+        return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(blank, restore_args=as_numpy))

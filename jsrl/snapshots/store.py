@@ -1,0 +1,348 @@
+"""Snapshots: numbered durable copies of a tree of host arrays, written by Orbax behind the caller's back.
+
+Anybody can read them: no template, device or experiment is needed to get numpy arrays back, and several processes may
+share a folder. A failed write (disk full, folder gone) is reported through `on_warning` and counted; what was written
+before stays loadable. `snapshot_format` says how it lies on disk.
+
+Orbax asks jax which process this is, so the first save or load starts jax's default backend: a process that must not
+touch an accelerator needs JAX_PLATFORMS=cpu.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsrl.errors import SnapshotError
+from jsrl.runs.files import folder_lock, process_alive, sync_folder, write_json
+from jsrl.snapshots import format as fmt
+from jsrl.snapshots.orbax import Arrays, check_template, fill_template, host_arrays, orbax_load, orbax_save
+from jsrl.snapshots.queue import Job, WriteQueue
+from jsrl.types import Tree
+
+_READ_ATTEMPTS = 6
+_logger = logging.getLogger("jsrl.snapshots")
+
+
+class Loaded(NamedTuple):
+    """A loaded snapshot: the tree (numpy leaves), and what `save` (and `tag`, when loaded by tag) was given as meta."""
+
+    tree: Tree
+    meta: dict[str, Any]
+
+
+class Snapshot(NamedTuple):
+    """A loaded snapshot with everything known about it: see Loaded; `digest` is that of the arrays."""
+
+    version: int
+    tree: Tree
+    meta: dict[str, Any]
+    digest: str
+
+
+class Tag(NamedTuple):
+    """Where a tag points: version, digest of the arrays, wall time of the tagging (Unix seconds), meta."""
+
+    version: int
+    digest: str
+    wall_time_s: float
+    meta: dict[str, Any]
+
+
+class SnapshotStore:
+    """A folder of snapshots.
+
+    Attributes:
+      folder: where they lie. queue: what this process writes, with counts (written, failed, superseded).
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep_last: int = 3,
+        on_warning: Callable[[str], None] | None = None,
+        write_timeout_s: float = 600.0,
+    ):
+        """Use `folder`, made at the first save.
+
+        Args:
+          folder: where snapshots lie. keep_last: newest versions kept besides the tagged ones, at least 3 (a reader
+            may be inside the oldest).
+          on_warning: called, from the writing thread, with one line per failed write; default: logged.
+          write_timeout_s: how long `save(wait=True)` and `wait` wait.
+        """
+        if keep_last < 3:
+            raise SnapshotError(f"keep_last is {keep_last}; at least 3, because a reader may still be in the oldest.")
+        self.folder = Path(folder).absolute()
+        self._keep_last = keep_last
+        self._write_timeout_s = write_timeout_s
+        self.queue = WriteQueue(self._write, on_warning or _logger.warning, str(self.folder))
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        version: int,
+        tree: Tree,
+        *,
+        meta: dict[str, Any] | None = None,
+        tags: tuple[str, ...] = ("latest",),
+        wait: bool = False,
+    ) -> None:
+        """Write a snapshot in the background and point `tags` at it; the arrays are copied before this returns.
+
+        A version that exists is replaced; with the same arrays only its meta grows. A save still waiting to be written
+        is superseded (and counted so) by a newer one that takes over all its tags.
+
+        Args:
+          version: its number, >= 0. tree: dicts, tuples, NamedTuples of arrays (typed JAX keys as key_data).
+          meta: JSON-like facts to keep with it. tags: names to point at it. wait: return when it is on the disk.
+
+        Raises:
+          SnapshotError: `tree`, `meta` or a tag cannot be stored; with `wait`, the write failed.
+        """
+        if version < 0:
+            raise SnapshotError(f"snapshot version {version} is negative; versions are >= 0.")
+        for tag in tags:
+            fmt.check_tag(tag)
+        job = Job(int(version), host_arrays(tree), fmt.meta_json(meta), tuple(tags))
+        self.queue.put(job)
+        if wait:
+            if not job.finished.wait(self._write_timeout_s):
+                raise SnapshotError(f"snapshot {version} was not written within {self._write_timeout_s:g} s.")
+            if job.error:
+                raise SnapshotError(job.error)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is left to write; return whether that happened in time."""
+        return self.queue.wait(self._write_timeout_s if timeout_s is None else timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Finish what is being written; call it before the interpreter ends. Return whether all was written in time."""
+        return self.wait(timeout_s)
+
+    def tag(self, name: str, version: int, *, meta: dict[str, Any] | None = None) -> None:
+        """Point tag `name` at an existing version, which retention then keeps.
+
+        Raises:
+          SnapshotError: there is no such version, or the folder cannot be written.
+        """
+        fmt.check_tag(name)
+        facts = fmt.meta_json(meta)
+        try:
+            with folder_lock(self.folder):
+                self._write_tag(name, version, fmt.read_manifest(self.folder / str(version))["digest"], facts)
+        except FileNotFoundError:
+            raise self._missing(str(version)) from None
+        except OSError as error:
+            raise SnapshotError(f"tag {name} was not written in {self.folder}: {error}.") from error
+
+    def _write(self, job: Job) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.folder / f".partial-{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+        partial.mkdir()
+        try:
+            leaves = fmt.describe_leaves(job.arrays)
+            stored = {path: array for path, array in job.arrays.items() if array.size}
+            orbax_save(partial / "arrays", fmt.nested(stored))
+            manifest = {
+                "format": fmt.FORMAT,
+                "format_version": fmt.FORMAT_VERSION,
+                "version": job.version,
+                "wall_time_s": time.time(),
+                "digest": fmt.total_digest(leaves),
+                "meta": job.meta,
+                "leaves": leaves,
+                "files": fmt.file_digests(partial / "arrays", sync=True),
+            }
+            write_json(partial / "manifest.json", manifest)
+            with folder_lock(self.folder):
+                self._commit(job, partial, manifest)
+                self._prune()
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _commit(self, job: Job, partial: Path, manifest: dict[str, Any]) -> None:
+        target = self.folder / str(job.version)
+        replaced = target.exists()
+        if replaced and self._same_arrays(target, manifest):
+            kept = fmt.read_manifest(target)
+            write_json(target / "manifest.json", kept | {"meta": kept["meta"] | job.meta})
+        else:
+            if replaced:
+                self._discard(target)
+            os.rename(partial, target)
+            sync_folder(self.folder)
+        for name, tag in self.tags().items() if replaced else ():
+            if tag.version == job.version and name not in job.tags:
+                self._write_tag(name, job.version, manifest["digest"], tag.meta)
+        for name in job.tags:
+            self._write_tag(name, job.version, manifest["digest"], job.meta)
+
+    def _same_arrays(self, target: Path, manifest: dict[str, Any]) -> bool:
+        """Return whether a version on disk holds, undamaged, the arrays that `manifest` describes."""
+        try:
+            existing = fmt.read_manifest(target)
+        except SnapshotError:
+            return False
+        return existing["digest"] == manifest["digest"] and not fmt.find_damage(target / "arrays", existing["files"])
+
+    def _write_tag(self, name: str, version: int, digest: str, meta: dict[str, Any]) -> None:
+        folder = self.folder / "tags"
+        folder.mkdir(exist_ok=True)
+        pointer = {"version": version, "digest": digest, "wall_time_s": time.time(), "meta": meta}
+        write_json(folder / f"{name}.json", pointer)
+
+    def _prune(self) -> None:
+        """Delete versions that are neither among the newest nor tagged, and what dead processes left."""
+        keep = {*self.versions()[-self._keep_last :], *(tag.version for tag in self.tags().values())}
+        for version in self.versions():
+            if version not in keep:
+                self._discard(self.folder / str(version))
+        for left in [*self.folder.glob(".partial-*"), *self.folder.glob(".trash-*")]:
+            host, pid = fmt.left_by(left)
+            if host == socket.gethostname() and not process_alive(pid):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _discard(self, folder: Path) -> None:
+        """Take a version away at once for all readers, then delete its files."""
+        trash = self.folder / f".trash-{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+        os.rename(folder, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def versions(self) -> list[int]:
+        """Return the versions on disk, oldest first."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+        return []
+
+    def tags(self) -> dict[str, Tag]:
+        """Return where every tag points."""
+        found: dict[str, Tag] = {}
+        for path in sorted((self.folder / "tags").glob("[!.]*.json")):
+            try:
+                found[path.stem] = fmt.read_tag(path, Tag)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # untagged meanwhile
+            except (ValueError, TypeError) as error:
+                raise SnapshotError(f"{path} is not a tag of jsrl ({error}). Delete it, or tag again.") from None
+        return found
+
+    def resolve(self, selector: str | int = "latest") -> int:
+        """Return the version that a tag or number stands for (`latest` without a tag: the newest on disk).
+
+        Raises:
+          SnapshotError: there is none; the message lists what exists.
+        """
+        return self._resolve(selector)[0]
+
+    def load(self, selector: str | int = "latest", template: Tree = None) -> Loaded:
+        """Return (tree, meta); see `load_snapshot`."""
+        snapshot = self.load_snapshot(selector, template)
+        return Loaded(snapshot.tree, snapshot.meta)
+
+    def meta(self, selector: str | int = "latest") -> dict[str, Any]:
+        """Return a snapshot's meta without reading its arrays (no jax, no Orbax, a few milliseconds).
+
+        Raises:
+          SnapshotError: missing or not ours, as in `load_snapshot`.
+        """
+        return self._retry(selector, lambda folder, manifest: None)[2]
+
+    def load_snapshot(self, selector: str | int = "latest", template: Tree = None) -> Snapshot:
+        """Read a snapshot and verify its digest.
+
+        Args:
+          selector: a tag (`latest`, `best`, ...) or a version.
+          template: a tree of anything with shape and dtype (arrays, ArraySpec); the result has its structure, with
+            numpy leaves. Without one, dicts, tuples and NamedTuples all come back as nested dicts of numpy arrays.
+
+        Raises:
+          SnapshotError: missing (the message lists what exists), broken (names the file), not ours, or other leaves,
+            shapes or dtypes than the template's (names the leaf).
+        """
+
+        def read(folder: Path, manifest: dict[str, Any]) -> Tree:
+            if template is not None:
+                check_template(template, manifest, folder)
+            arrays = self._read(folder, manifest)
+            return fmt.nested(arrays) if template is None else fill_template(template, arrays, folder)
+
+        return Snapshot(*self._retry(selector, read))
+
+    def _retry(
+        self, selector: str | int, read: Callable[[Path, dict[str, Any]], Tree]
+    ) -> tuple[int, Tree, dict[str, Any], str]:
+        """Return (version, what `read` returns, meta, digest); other processes' retention may make it try again."""
+        pause_s = 0.005
+        for attempt in range(_READ_ATTEMPTS):
+            version, tag = self._resolve(selector)
+            folder = self.folder / str(version)
+            try:
+                manifest = fmt.read_manifest(folder)
+                if tag is None or tag.digest == manifest["digest"]:
+                    meta = manifest["meta"] | (tag.meta if tag is not None else {})
+                    return version, read(folder, manifest), meta, manifest["digest"]
+                if attempt == _READ_ATTEMPTS - 1:
+                    raise SnapshotError(f"tag {selector} names other arrays than {folder} holds; tag a version again.")
+            except FileNotFoundError:
+                pass
+            time.sleep(pause_s)
+            pause_s *= 2
+        raise self._missing(str(selector))
+
+    def _resolve(self, selector: str | int) -> tuple[int, Tag | None]:
+        if isinstance(selector, int | np.integer) or selector.isdecimal():
+            if int(selector) not in self.versions():
+                raise self._missing(str(selector))
+            return int(selector), None
+        tags = self.tags()
+        if selector in tags and (tags[selector].version in self.versions() or selector != "latest"):
+            return tags[selector].version, tags[selector]
+        versions = self.versions()
+        if selector == "latest" and versions:
+            return versions[-1], None
+        raise self._missing(selector)
+
+    def _missing(self, selector: str) -> SnapshotError:
+        versions, tags = self.versions(), self.tags()
+        if not versions:
+            return SnapshotError(f"there is no snapshot {selector}: {self.folder} holds none.")
+        listed = ", ".join(map(str, versions[-10:])) + (
+            f" and {len(versions) - 10} older" if len(versions) > 10 else ""
+        )
+        named = ", ".join(f"{name} -> {tag.version}" for name, tag in tags.items()) or "none"
+        return SnapshotError(f"there is no snapshot {selector} in {self.folder}; versions: {listed}; tags: {named}.")
+
+    def _read(self, folder: Path, manifest: dict[str, Any]) -> Arrays:
+        """Read and verify the arrays; FileNotFoundError when the folder went away meanwhile."""
+        described = {tuple(leaf["path"]): leaf for leaf in manifest["leaves"]}
+        fmt.check_size(folder, manifest)
+        blank: Arrays = {path: np.empty(leaf["shape"], leaf["dtype"]) for path, leaf in described.items()}
+        wanted = {path: array for path, array in blank.items() if array.size}
+        try:
+            arrays = {**blank, **fmt.flat(orbax_load(folder / "arrays", fmt.nested(wanted)))}
+            fmt.check_leaves(folder, manifest, arrays)
+        except Exception as error:  # Orbax raises anything, down to bare Exception, for damaged files
+            try:
+                unchanged = fmt.read_manifest(folder)["wall_time_s"] == manifest["wall_time_s"]
+            except FileNotFoundError:
+                unchanged = False
+            if not unchanged:
+                raise FileNotFoundError(folder) from error
+            if isinstance(error, SnapshotError):
+                raise
+            raise fmt.broken(folder, manifest, f"{type(error).__name__} while reading") from error
+        return arrays

@@ -1,0 +1,1 @@
+"""Inference streams: requests and replies."""

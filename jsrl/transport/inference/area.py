@@ -1,0 +1,259 @@
+"""Where one group's request and reply lie in memory, and the fast way of writing a tree of arrays into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsrl.errors import ConfigError, StreamError
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.wire.schema import Layout, check_tree, flatten_schema, make_layout
+from jsrl.types import ArraySpec, Tree, leaves, map_tree, unflatten
+
+MAX_ROWS_PER_GROUP = 1 << 20
+
+
+class Question(NamedTuple):
+    """The arrays of a request."""
+
+    observation: Tree
+    is_first: Any
+
+
+class Answer(NamedTuple):
+    """The arrays of a reply that travel every time."""
+
+    action: Tree
+    log_prob: Any
+    extras: Tree
+
+
+def question_schema(spec: InferenceSpec, num_rows: int) -> Question:
+    """Return the schema of a request of `num_rows` rows."""
+    rows = Question(spec.observation, ArraySpec((), "bool"))
+    return map_tree(lambda leaf: leaf.batched(num_rows), rows)
+
+
+def answer_schema(spec: InferenceSpec, num_rows: int) -> Answer:
+    """Return the schema of a reply of `num_rows` rows, without the core."""
+    return map_tree(lambda leaf: leaf.batched(num_rows), Answer(spec.action, spec.log_prob, spec.extras))
+
+
+def core_schema(spec: InferenceSpec, num_rows: int) -> Tree:
+    """Return the schema of the core that a reply brings where it was asked for."""
+    return map_tree(lambda leaf: leaf.batched(num_rows), {"core": spec.core})
+
+
+def check_group_sizes(group_sizes: dict[int, int]) -> dict[int, int]:
+    """Return `group_sizes` (group -> B) after checking them.
+
+    Raises:
+      ConfigError: there is no group, or a size that cannot be.
+    """
+    for group, rows in group_sizes.items():
+        if not (0 <= group < 2**31 and 0 < rows <= MAX_ROWS_PER_GROUP):
+            raise ConfigError(
+                f"inference group {group} with {rows} rows: expected a group >= 0 and 1 to {MAX_ROWS_PER_GROUP} rows."
+            )
+    if not group_sizes:
+        raise ConfigError("an inference client needs at least one group (group -> rows), got none.")
+    return dict(group_sizes)
+
+
+class TreeWriter:
+    """Copies trees of one schema into fixed arrays, checking shapes and dtypes on the way.
+
+    Built once per group, so that a copy costs no path names and no dicts.
+    """
+
+    def __init__(self, schema: Tree, views: Sequence[np.ndarray], prefix: str = ""):
+        self._leaves = flatten_schema(schema)
+        self._flatten = _make_flatten(schema)
+        self._targets = [(view, view.shape, view.dtype) for view in views]
+        self._prefix = prefix
+
+    def write(self, tree: Tree) -> None:
+        """Copy `tree` in.
+
+        Raises:
+          SpecMismatch: a leaf is missing, or has another shape or dtype than the schema says.
+        """
+        try:
+            for leaf, (view, shape, dtype) in zip(self._flatten(tree), self._targets, strict=True):
+                if leaf.shape != shape or leaf.dtype != dtype:
+                    raise TypeError
+                view[...] = leaf
+        except (TypeError, KeyError, AttributeError, ValueError):
+            wrapped = {self._prefix: tree} if self._prefix else tree
+            expected = tuple(leaf._replace(name=_join(self._prefix, leaf.name)) for leaf in self._leaves)
+            for leaf, (view, _, _) in zip(check_tree(wrapped, expected), self._targets, strict=True):
+                view[...] = leaf
+
+
+def _join(prefix: str, name: str) -> str:
+    return "/".join(part for part in (prefix, name) if part)
+
+
+def _make_flatten(schema: Tree) -> Callable[[Tree], Sequence[Any]]:
+    if isinstance(schema, ArraySpec):
+        return lambda tree: (tree,)
+    if isinstance(schema, dict) and len(schema) > 1 and all(isinstance(leaf, ArraySpec) for leaf in schema.values()):
+        pick, size = itemgetter(*sorted(schema)), len(schema)
+
+        def flatten(tree: Tree) -> Sequence[Any]:
+            if len(tree) != size:
+                raise KeyError
+            return pick(tree)
+
+        return flatten
+    if not leaves(schema):
+        return _flatten_nothing
+    if isinstance(schema, dict):
+        return leaves
+
+    def flatten_tuple(tree: Tree) -> Sequence[Any]:
+        return leaves(tree) if isinstance(tree, tuple | list) else (tree,)
+
+    return flatten_tuple
+
+
+def _flatten_nothing(tree: Tree) -> Sequence[Any]:
+    return leaves(tree) if tree is not None else ()
+
+
+class AreaLayout:
+    """How the areas of a client's groups follow each other in one buffer (request, reply, core for each group)."""
+
+    def __init__(self, spec: InferenceSpec, group_sizes: dict[int, int]):
+        self.spec = spec
+        self.group_sizes = check_group_sizes(group_sizes)
+        self.offsets: dict[int, tuple[int, int, int]] = {}
+        self._parts: dict[int, tuple[Layout, Layout, Layout]] = {}  # by rows: most groups have the same
+        end = 0
+        for group, rows in sorted(self.group_sizes.items()):
+            parts = self.parts(rows)
+            starts = []
+            for part in parts:
+                starts.append(end)
+                end += part.size_bytes
+            self.offsets[group] = (starts[0], starts[1], starts[2])
+        self.size_bytes = max(end, 64)
+
+    def question(self, group: int) -> slice:
+        """Return where the bytes of a group's request lie in the buffer."""
+        at_question, at_answer, _ = self.offsets[group]
+        return slice(at_question, at_answer)
+
+    def question_bytes(self, group: int) -> int:
+        """Return how many bytes a group's request has."""
+        where = self.question(group)
+        return int(where.stop - where.start)
+
+    def answer(self, group: int, has_core: bool) -> slice:
+        """Return where the bytes of a group's reply lie in the buffer."""
+        _, at_answer, at_core = self.offsets[group]
+        core_bytes = self.parts(self.group_sizes[group])[2].size_bytes if has_core else 0
+        return slice(at_answer, at_core + core_bytes)
+
+    def parts(self, rows: int) -> tuple[Layout, Layout, Layout]:
+        """Return the layouts of request, reply and core of a group of `rows` rows."""
+        found = self._parts.get(rows)
+        if found is None:
+            found = self._parts[rows] = self._make_parts(rows)
+        return found
+
+    def _make_parts(self, rows: int) -> tuple[Layout, Layout, Layout]:
+        schemas = (question_schema(self.spec, rows), answer_schema(self.spec, rows), core_schema(self.spec, rows))
+        question, answer, core = (make_layout(flatten_schema(schema)) for schema in schemas)
+        return question, answer, core
+
+
+class AskingArea:
+    """A group's area as the client sees it: writes requests, reads replies."""
+
+    __slots__ = ("_core", "_is_first", "_observation", "_reply", "core", "in_flight", "rows")
+
+    def __init__(self, layout: AreaLayout, group: int, buffer: Any):
+        self.rows = layout.group_sizes[group]
+        schema = question_schema(layout.spec, self.rows)
+        at_question, at_answer, at_core = layout.offsets[group]
+        question, answer, core = layout.parts(self.rows)
+        *observation, is_first = question.views(buffer, at_question)
+        self._observation = TreeWriter(schema.observation, observation, "observation")
+        self._is_first = TreeWriter(schema.is_first, [is_first], "is_first")
+        answer_views = answer.views(buffer, at_answer, writeable=False)
+        self._reply: Answer = unflatten(answer_schema(layout.spec, self.rows), answer_views)
+        self._core: Tree = unflatten(layout.spec.core, core.views(buffer, at_core, writeable=False))
+        self.in_flight = False
+
+    def write(self, request: Request) -> None:
+        """Copy a request's arrays in."""
+        self._observation.write(request.observation)
+        self._is_first.write(request.is_first)
+
+    def read(self, version: int, policy: int, has_core: bool) -> Reply:
+        """Return the reply as views."""
+        action, log_prob, extras = self._reply
+        return Reply(action, log_prob, extras, version, self._core if has_core else (), policy)
+
+
+class AnsweringArea:
+    """A group's area as the server sees it: reads requests, writes replies."""
+
+    __slots__ = (
+        "_action",
+        "_core",
+        "_extras",
+        "_is_first",
+        "_log_prob",
+        "_observation",
+        "client",
+        "group",
+        "open",
+        "rows",
+    )
+
+    def __init__(self, layout: AreaLayout, client: ProducerId, group: int, buffer: Any):
+        self.client, self.group = client, group
+        rows = layout.group_sizes[group]
+        at_question, at_answer, at_core = layout.offsets[group]
+        question, answer, core = layout.parts(rows)
+        schema = question_schema(layout.spec, rows)
+        self._observation, self._is_first = unflatten(schema, question.views(buffer, at_question, writeable=False))
+        wanted = answer_schema(layout.spec, rows)
+        views: Answer = unflatten(wanted, answer.views(buffer, at_answer))
+        self._action = TreeWriter(wanted.action, leaves(views.action), "action")
+        self._log_prob = TreeWriter(wanted.log_prob, leaves(views.log_prob), "log_prob")
+        self._extras = TreeWriter(wanted.extras, leaves(views.extras), "extras")
+        self._core = TreeWriter(core_schema(layout.spec, rows)["core"], core.views(buffer, at_core), "core")
+        self.open = False
+
+    def read(self, min_updates: int, step: int, wants_core: bool, policy: int) -> ClientRequest:
+        """Return the request that was just announced; its arrays are views."""
+        self.open = True
+        request = Request(self._observation, self._is_first, min_updates, step, wants_core, policy)
+        return ClientRequest(self.client, self.group, request)
+
+    def write(self, reply: Reply, wants_core: bool) -> None:
+        """Copy a reply's arrays in; the core only where it was asked for."""
+        self._check_open()
+        self._action.write(reply.action)
+        self._log_prob.write(reply.log_prob)
+        self._extras.write(reply.extras)
+        if wants_core:
+            self._core.write(reply.core)
+        self.open = False
+
+    def refuse(self) -> None:
+        """Take the request as answered, without arrays."""
+        self._check_open()
+        self.open = False
+
+    def _check_open(self) -> None:
+        if not self.open:
+            raise StreamError(
+                f"group {self.group} of {self.client.name} was answered already; reply once to each collected request."
+            )

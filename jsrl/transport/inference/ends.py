@@ -1,0 +1,214 @@
+"""What the ends of an inference stream do alike on every road: who is connected, what waits, who left."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Protocol
+
+import msgspec
+
+from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, UnknownPolicy
+from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
+from jsrl.transport.meeting.guests import ANYBODY, Guests
+
+
+class Unserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a request for a policy that is not served. served: those that are."""
+
+    group: int
+    policy: int
+    served: list[int]
+
+
+class Asker(Protocol):
+    """What a server knows of one connected client; each road has its own."""
+
+    client: ProducerId
+
+    def answer(self, request: ClientRequest, reply: Reply) -> bool:
+        """Send a reply; return False where the client turned out to be gone."""
+        ...
+
+    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+        """Send a refusal in place of a reply; return False where the client turned out to be gone."""
+        ...
+
+    def disconnect(self, reason: str) -> None:
+        """Tell the client that nothing more will come, and free what was held for it."""
+        ...
+
+
+class ServerEnd:
+    """The road-independent half of an InferenceServer: admission, fencing, queueing, departures.
+
+    A road implements `_gather` (bring in what has arrived: `_admit`, `_enqueue`, `_drop`) and `_shut`.
+    """
+
+    address: str
+
+    def __init__(self, guests: Guests = ANYBODY) -> None:
+        self._guests = guests
+        self._ready: deque[ClientRequest] = deque()
+        self._departed: list[ProducerId] = []
+        self._askers: dict[str, Asker] = {}
+        self._last_incarnation: dict[str, int] = {}
+        self._complaints: deque[SpecMismatch] = deque()
+        self._closed = False
+
+    def _gather(self, max_wait_s: float) -> None:
+        """Take in all that has arrived, waiting up to `max_wait_s` for the first event."""
+        raise NotImplementedError
+
+    def _shut(self) -> None:
+        """Free what the road holds, after every client was disconnected."""
+        raise NotImplementedError
+
+    def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:
+        """Return requests that have arrived, whole groups, at most `max_rows` rows (but at least one request).
+
+        Waits up to `max_wait_s` for the first one; returns [] when nothing came. Look at `departed` before acting.
+
+        Raises:
+          SpecMismatch: a client with another schema knocked (it was told, and turned away; the server stays usable).
+          StreamClosed: this end is closed.
+        """
+        if self._closed:
+            raise StreamClosed(f"the inference server {self.address} is closed.")
+        deadline = time.monotonic() + max_wait_s
+        self._gather(0.0 if self._ready else max_wait_s)
+        while not self._ready and not self._complaints and (left_s := deadline - time.monotonic()) > 0:
+            self._gather(left_s)
+        if self._complaints:
+            raise self._complaints.popleft()
+        taken: list[ClientRequest] = []
+        rows, ready = 0, self._ready
+        while ready:
+            rows += len(ready[0].request.is_first)
+            if taken and rows > max_rows:
+                break
+            taken.append(ready.popleft())
+        return taken
+
+    def reply(self, request: ClientRequest, reply: Reply) -> None:
+        """Answer one request; arrays are copied out. An answer to a client that left goes nowhere.
+
+        Raises:
+          SpecMismatch: the reply differs from the stream's schema. StreamError: the request was answered already.
+        """
+        asker = self._asker_of(request)
+        if asker is not None and not asker.answer(request, reply):
+            self._drop(asker, "its connection broke")
+
+    def refuse(self, request: ClientRequest, served: tuple[int, ...]) -> None:
+        """Answer one request whose policy is not among those `served`: its client gets UnknownPolicy.
+
+        Raises:
+          StreamError: the request was answered already.
+        """
+        asker = self._asker_of(request)
+        unserved = Unserved(request.group, request.request.policy, list(served))
+        if asker is not None and not asker.refuse(request, unserved):
+            self._drop(asker, "its connection broke")
+
+    def _asker_of(self, request: ClientRequest) -> Asker | None:
+        """Return who waits for the answer; None where that client left."""
+        if self._closed:
+            raise StreamClosed(f"the inference server {self.address} is closed.")
+        asker = self._askers.get(request.client.name)
+        if asker is None or asker.client.incarnation != request.client.incarnation:
+            return None
+        return asker
+
+    def departed(self, look: bool = True) -> list[ProducerId]:
+        """Return clients that left, died or were replaced since the last call, so that their cores can be forgotten.
+
+        Args:
+          look: see first who has left meanwhile; see jsrl.transport.base.InferenceServer.
+        """
+        if look and not self._closed:
+            self._gather(0.0)
+        departed, self._departed = self._departed, []
+        return departed
+
+    def close(self) -> None:
+        """Leave; clients get StreamClosed. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for asker in list(self._askers.values()):
+            asker.disconnect("the server closed")
+        self._askers.clear()
+        self._ready.clear()
+        self._shut()
+
+    def check_guest(self, client: ProducerId, group_sizes: dict[int, int]) -> None:
+        """Check that this client may join at all, with these groups (group -> rows).
+
+        Raises:
+          ConfigError: a name, an incarnation or a group that cannot be. StreamClosed: the name may not join.
+        """
+        self._guests.check(client, self._last_incarnation)
+        self._guests.check_groups(client, group_sizes)
+
+    def _refusal(self, client: ProducerId) -> str | None:
+        """Return why a client may not come in, or None where it may."""
+        newest = self._last_incarnation.get(client.name, -1)
+        if client.incarnation < newest:
+            return (
+                f"incarnation {client.incarnation} of {client.name} was replaced by incarnation {newest}; "
+                "a restarted worker needs a higher incarnation."
+            )
+        if client.incarnation == newest and client.name in self._askers:
+            return f"incarnation {newest} of {client.name} is connected already; every life needs its own incarnation."
+        return None
+
+    def _admit(self, asker: Asker) -> None:
+        """Let a client in; an older incarnation of it is fenced."""
+        older = self._askers.get(asker.client.name)
+        if older is not None:
+            self._drop(older, f"it was replaced by incarnation {asker.client.incarnation}")
+        self._askers[asker.client.name] = asker
+        self._last_incarnation[asker.client.name] = asker.client.incarnation
+
+    def _drop(self, asker: Asker, reason: str) -> None:
+        """Forget a client; what it asked and was not collected yet is forgotten too."""
+        if self._askers.get(asker.client.name) is not asker:
+            return
+        del self._askers[asker.client.name]
+        self._departed.append(asker.client)
+        self._ready = deque(request for request in self._ready if request.client != asker.client)
+        asker.disconnect(reason)
+
+
+def unknown_group(client: ProducerId, group: int, groups: list[int]) -> ConfigError:
+    """Return the error for a group that was not declared at connection."""
+    return ConfigError(f"group {group} was not declared by {client.name}; it declared {sorted(groups)}.")
+
+
+def unknown_policy(server: str, unserved: Unserved) -> UnknownPolicy:
+    """Return the error for a request whose policy is not served."""
+    return UnknownPolicy(
+        f"group {unserved.group} asked {server} for policy {unserved.policy}; it serves {sorted(unserved.served)}. Ask for "
+        "one of these, or connect to a server that has that policy."
+    )
+
+
+def still_in_flight(client: ProducerId, group: int) -> StreamError:
+    """Return the error for a second request of a group that waits for its first reply."""
+    return StreamError(
+        f"group {group} of {client.name} already waits for a reply; receive it before the next send (one in flight)."
+    )
+
+
+def check_request(request: Request) -> None:
+    """Check the plain fields of a request.
+
+    Raises:
+      StreamError: a field cannot travel.
+    """
+    if not (-1 <= request.min_updates < 2**62 and 0 <= request.step < 2**62 and 0 <= request.policy < 2**31):
+        raise StreamError(
+            f"a request with min_updates {request.min_updates}, step {request.step}, policy {request.policy}: "
+            "expected min_updates >= -1, step >= 0 and policy >= 0."
+        )

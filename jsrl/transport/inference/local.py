@@ -1,0 +1,222 @@
+"""The inference stream inside one process: serial mode, notebooks, tests. Usable from one thread or from several."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from itertools import count
+from typing import NamedTuple, TypeAlias
+
+from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.inference.area import AnsweringArea, AreaLayout, AskingArea
+from jsrl.transport.inference.ends import (
+    ServerEnd,
+    Unserved,
+    check_request,
+    still_in_flight,
+    unknown_group,
+    unknown_policy,
+)
+from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.wire.schema import compare_schemas, flatten_schema
+
+_servers: dict[str, LocalInferenceServer] = {}
+_servers_lock = threading.Lock()
+_numbers = count()
+
+
+class _Reply(NamedTuple):
+    group: int
+    version: int
+    policy: int
+    has_core: bool
+
+
+class _LocalAsker:
+    def __init__(self, client: LocalInferenceClient, areas: dict[int, AnsweringArea]):
+        self.client = client.identity
+        self.areas = areas
+        self._end = client
+
+    def answer(self, request: ClientRequest, reply: Reply) -> bool:
+        wants_core = request.request.wants_core
+        self.areas[request.group].write(reply, wants_core)
+        self._end.inbox.put(_Reply(request.group, reply.version, reply.policy, wants_core))
+        return True
+
+    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+        self.areas[request.group].refuse()
+        self._end.inbox.put(unserved)
+        return True
+
+    def disconnect(self, reason: str) -> None:
+        self._end.inbox.put(reason)
+
+
+_Event: TypeAlias = tuple[_LocalAsker, int, Request] | _LocalAsker | SpecMismatch  # asked, left, turned away
+
+
+class LocalInferenceServer(ServerEnd):
+    """The answering end of `local:NAME`."""
+
+    def __init__(self, spec: InferenceSpec, name: str = "", guests: Guests = ANYBODY):
+        super().__init__(guests)
+        self.spec = spec
+        self.name = name or f"inference-{next(_numbers)}"
+        self.address = f"local:{self.name}"
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._admission = threading.Lock()
+        with _servers_lock:
+            if self.name in _servers:
+                raise ConfigError(f"{self.address} is bound already in this process; close it or choose another name.")
+            _servers[self.name] = self
+
+    def admit(self, client: LocalInferenceClient, areas: dict[int, AnsweringArea]) -> _LocalAsker:
+        """Let a client of this process in.
+
+        Raises:
+          StreamClosed: the server is closed, or a newer incarnation of the client is connected.
+        """
+        asker = _LocalAsker(client, areas)
+        with self._admission:
+            if self._closed:
+                raise StreamClosed(f"the inference server {self.address} is closed.")
+            refusal = self._refusal(client.identity)
+            if refusal is not None:
+                raise StreamClosed(refusal)
+            self._admit(asker)
+        return asker
+
+    def announce(self, asker: _LocalAsker, group: int, request: Request) -> None:
+        """Take note of a request whose arrays lie in the group's area."""
+        if self._closed:
+            raise StreamClosed(f"the inference server {self.address} is closed.")
+        self._events.put((asker, group, request))
+
+    def complain(self, mismatch: SpecMismatch) -> None:
+        """Take note that a client with another schema was turned away."""
+        self._events.put(mismatch)
+
+    def leave(self, asker: _LocalAsker) -> None:
+        """Take note that a client left."""
+        self._events.put(asker)
+
+    def _gather(self, max_wait_s: float) -> None:
+        try:
+            event = self._events.get(timeout=max_wait_s) if max_wait_s > 0 else self._events.get_nowait()
+            while True:
+                self._handle(event)
+                event = self._events.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, event: _Event) -> None:
+        with self._admission:
+            if isinstance(event, _LocalAsker):
+                self._drop(event, "it left")
+                return
+            if isinstance(event, SpecMismatch):
+                self._complaints.append(event)
+                return
+            asker, group, asked = event
+            if self._askers.get(asker.client.name) is asker:
+                _, _, min_updates, step, wants_core, policy = asked
+                self._ready.append(asker.areas[group].read(min_updates, step, wants_core, policy))
+
+    def _shut(self) -> None:
+        with _servers_lock:
+            if _servers.get(self.name) is self:
+                del _servers[self.name]
+
+
+class LocalInferenceClient:
+    """The asking end of `local:NAME`."""
+
+    def __init__(
+        self, server: LocalInferenceServer, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int]
+    ):
+        try:
+            compare_schemas(flatten_schema(server.spec), flatten_schema(spec), server.address, client.name)
+        except SpecMismatch as error:
+            server.complain(error)
+            raise
+        server.check_guest(client, group_sizes)
+        self.identity = client
+        self.inbox: queue.SimpleQueue[_Reply | Unserved | str] = queue.SimpleQueue()
+        layout = AreaLayout(spec, group_sizes)
+        buffer = bytearray(layout.size_bytes)
+        self._areas = {group: AskingArea(layout, group, buffer) for group in layout.group_sizes}
+        self._server = server
+        self._closed_because: str | None = None
+        answering = {group: AnsweringArea(layout, client, group, buffer) for group in layout.group_sizes}
+        self._asker = server.admit(self, answering)
+
+    def send(self, group: int, request: Request) -> None:
+        """Ask for a group's actions; the request's arrays may be reused at once.
+
+        Raises:
+          SpecMismatch: an array differs from the schema. StreamError: the group waits for a reply already.
+        """
+        if self._closed_because is not None:
+            raise StreamClosed(f"the inference stream {self._server.address} is closed: {self._closed_because}.")
+        area = self._areas.get(group)
+        if area is None:
+            raise unknown_group(self.identity, group, list(self._areas))
+        if area.in_flight:
+            raise still_in_flight(self.identity, group)
+        check_request(request)
+        area.write(request)
+        self._server.announce(self._asker, group, request)
+        area.in_flight = True
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        """Return (group, reply) of whichever group is answered first; arrays are views until the group's next send.
+
+        Raises:
+          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
+        """
+        if self._closed_because is not None:
+            raise StreamClosed(f"the inference stream {self._server.address} is closed: {self._closed_because}.")
+        try:
+            arrived = self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
+        except queue.Empty:
+            waiting = [group for group, area in self._areas.items() if area.in_flight]
+            raise StreamTimeout(
+                f"{self._server.address} answered nothing in {timeout_s} s (groups in flight: {waiting})."
+            ) from None
+        if isinstance(arrived, str):
+            self._closed_because = arrived
+            raise StreamClosed(f"the inference stream {self._server.address} is closed: {arrived}.")
+        area = self._areas[arrived.group]
+        area.in_flight = False
+        if isinstance(arrived, Unserved):
+            raise unknown_policy(self._server.address, arrived)
+        return arrived.group, area.read(arrived.version, arrived.policy, arrived.has_core)
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        if self._closed_because is None:
+            self._server.leave(self._asker)
+        self._closed_because = "this client closed it"
+
+
+def connect_local(
+    name: str, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
+) -> LocalInferenceClient:
+    """Connect to `local:NAME`, waiting for another thread to bind it where need be.
+
+    Raises:
+      StreamTimeout: nobody bound the name in time. SpecMismatch: the schemas differ.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with _servers_lock:
+            server = _servers.get(name)
+        if server is not None:
+            return LocalInferenceClient(server, spec, client, group_sizes)
+        if time.monotonic() >= deadline:
+            raise StreamTimeout(f"nobody bound local:{name} in this process within {timeout_s} s.")
+        time.sleep(0.005)

@@ -1,0 +1,88 @@
+"""Make the ends of an inference stream from an address.
+
+`local:NAME` (this process), `shm:FOLDER/NAME` (this host), `tcp://HOST:PORT` and `ipc://PATH` (ZeroMQ).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jsrl.errors import ConfigError
+from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId
+from jsrl.transport.meeting.address import check_producer
+from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.keys import KeyPath
+
+_SCHEMES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
+
+
+def bind_inference(
+    address: str, spec: InferenceSpec, *, keys: KeyPath = None, guests: Guests = ANYBODY
+) -> InferenceServer:
+    """Return the answering end at `address`; its `.address` is what clients connect to (tcp port 0: a free one).
+
+    Args:
+      address: where. spec: schema of one environment's request and reply.
+      keys: folder or file of the keys (jsrl.transport.meeting.keys) that encrypt, and keep out who has none; tcp needs
+        them, on loopback too. The other roads do not leave the host, and need none.
+      guests: who may connect, and with how many groups and rows.
+
+    Raises:
+      ConfigError: the address cannot be, or is taken.
+    """
+    scheme, _, rest = address.partition(":")
+    if scheme == "local":
+        from jsrl.transport.inference.local import LocalInferenceServer
+
+        return LocalInferenceServer(spec, rest, guests)
+    if scheme == "shm":
+        from jsrl.transport.inference.shared import SharedInferenceServer
+
+        return SharedInferenceServer(spec, rest, guests)
+    if scheme in ("tcp", "ipc"):
+        from jsrl.transport.inference.zmq import ZmqInferenceServer
+
+        return ZmqInferenceServer(spec, address, keys=keys, guests=guests)
+    raise ConfigError(f"the inference address {address!r} has no known scheme; expected {_SCHEMES}.")
+
+
+def connect_inference(
+    address: str,
+    spec: InferenceSpec,
+    client: ProducerId,
+    group_sizes: dict[int, int],
+    timeout_s: float,
+    *,
+    keys: KeyPath = None,
+    **options: Any,
+) -> InferenceClient:
+    """Return the asking end, connected and with its schema compared.
+
+    Args:
+      address: the server's. spec: schema of one environment's request and reply.
+      client: which life of which worker asks; a higher incarnation fences an older one.
+      group_sizes: rows B of each group (group -> B).
+      timeout_s: how long to wait for the server to be there and to answer the hello.
+      keys: folder or file of the keys that the server wants, where its stream is encrypted.
+      options: none so far.
+
+    Raises:
+      SpecMismatch: the two ends mean different arrays; names the leaf. StreamTimeout: no server answered in time.
+      StreamClosed: the server refused (the message says why). ConfigError: the address cannot be.
+      AccessDenied: the keys are missing, or another run's.
+    """
+    check_producer(client)
+    scheme, _, rest = address.partition(":")
+    if scheme == "local":
+        from jsrl.transport.inference.local import connect_local
+
+        return connect_local(rest, spec, client, group_sizes, timeout_s, **options)
+    if scheme == "shm":
+        from jsrl.transport.inference.shared_client import SharedInferenceClient
+
+        return SharedInferenceClient(rest, spec, client, group_sizes, timeout_s, **options)
+    if scheme in ("tcp", "ipc"):
+        from jsrl.transport.inference.zmq_client import ZmqInferenceClient
+
+        return ZmqInferenceClient(address, spec, client, group_sizes, timeout_s, keys=keys, **options)
+    raise ConfigError(f"the inference address {address!r} has no known scheme; expected {_SCHEMES}.")

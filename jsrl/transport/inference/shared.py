@@ -1,0 +1,245 @@
+"""The inference stream between processes of one host: arrays in shared memory, small fixed headers over a Unix socket.
+
+The server listens at a socket in the run folder. A client's connection is its life: the kernel closes it when either
+side dies, so both learn of it at once and nobody watches clocks. At hello the server makes one segment for this
+incarnation, with an area per group; the client writes a request's arrays there in place and announces them in one
+datagram, which is also the wake-up and orders the memory. The segment's file goes as soon as both have it mapped, so
+nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
+from jsrl.transport.inference.area import AnsweringArea, AreaLayout
+from jsrl.transport.inference.ends import ServerEnd, Unserved
+from jsrl.transport.meeting.guests import ANYBODY, Guests, read_pairs
+from jsrl.transport.meeting.unix_socket import listen_socket
+from jsrl.transport.memory.segment import Segment, make_folder
+from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields
+
+REQUEST = struct.Struct("<iiqq?")  # group, policy, min_updates, step, wants_core
+REPLY = struct.Struct("<iiq?")  # group, policy, version, has_core
+MAX_CONTROL_BYTES = 1 << 16
+MAX_SEGMENT_BYTES = 1 << 30  # that a hello may ask for
+_logger = logging.getLogger("jsrl.transport")
+_HELLO_DEADLINE_S = 10.0
+_MOST_STRANGERS = 64  # that have connected and said nothing yet
+ATTACHED = b"attached"
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client says first."""
+
+    name: str
+    incarnation: int
+    groups: list[tuple[int, int]]
+    schema: list[tuple[str, list[int], str]]
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the server answers: the segment's file name, or why not (and whether it is the schema)."""
+
+    segment: str = ""
+    refusal: str = ""
+    mismatch: bool = False
+
+
+class _SharedAsker:
+    """A connected client."""
+
+    def __init__(self, client: ProducerId, connection: socket.socket, segment: Segment, layout: AreaLayout):
+        self.client = client
+        self.connection = connection
+        self.segment = segment
+        self.areas = {g: AnsweringArea(layout, client, g, segment.buffer) for g in layout.group_sizes}
+
+    def answer(self, request: ClientRequest, reply: Reply) -> bool:
+        wants_core = request.request.wants_core
+        self.areas[request.group].write(reply, wants_core)
+        return self._send(REPLY.pack(request.group, reply.policy, reply.version, wants_core))
+
+    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+        self.areas[request.group].refuse()
+        return self._send(msgspec.msgpack.encode(unserved))  # longer than a reply, by which the client knows it
+
+    def _send(self, message: bytes) -> bool:
+        try:
+            self.connection.send(message)
+        except OSError:
+            return False
+        return True
+
+    def disconnect(self, reason: str) -> None:
+        try:
+            self.connection.send(msgspec.msgpack.encode(Welcome(refusal=reason)))
+        except OSError:
+            pass  # it is gone: there is nobody to tell
+        self.connection.close()
+        self.areas.clear()
+        self.segment.unlink()
+        self.segment.close()
+
+
+class SharedInferenceServer(ServerEnd):
+    """The answering end of `shm:FOLDER/NAME`."""
+
+    def __init__(self, spec: InferenceSpec, path: str | Path, guests: Guests = ANYBODY):
+        super().__init__(guests)
+        self.spec = spec
+        self._path = Path(path)
+        self.address = f"shm:{self._path}"
+        self._schema = flatten_schema(spec)
+        make_folder(self._path.parent)
+        self._listener = listen_socket(self._path)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._strangers: dict[int, tuple[socket.socket, float]] = {}
+        self._connected: dict[int, _SharedAsker] = {}
+
+    def _gather(self, max_wait_s: float) -> None:
+        events = self._epoll.poll(max_wait_s, 4096)
+        connected = self._connected
+        for fd, _ in events:
+            asker = connected.get(fd)
+            if asker is not None:
+                self._read(fd, asker)
+        if len(connected) < len(events) or any(fd not in connected for fd, _ in events):
+            self._serve_strangers([fd for fd, _ in events if fd not in connected])
+
+    def _read(self, fd: int, asker: _SharedAsker) -> None:
+        """Take in all but its end of what a client has sent, so that the end is seen before the client's next hello is."""
+        receive, areas = asker.connection.recv, asker.areas
+        try:
+            for _ in range(len(areas) + 1):
+                message = receive(64)
+                if len(message) == REQUEST.size:
+                    group, policy, min_updates, step, wants_core = REQUEST.unpack(message)
+                    self._ready.append(areas[group].read(min_updates, step, wants_core, policy))
+                    if len(areas) == 1:
+                        return  # one in flight: there cannot be another, and level-triggered polling would show it
+                elif message == ATTACHED:
+                    asker.segment.unlink()
+                else:
+                    self._part(fd, asker, "it left" if not message else "it sent what is not a request")
+                    return
+        except BlockingIOError:
+            return
+        except (OSError, KeyError):
+            self._part(fd, asker, "its connection broke")
+
+    def _part(self, fd: int, asker: _SharedAsker, reason: str) -> None:
+        self._connected.pop(fd, None)
+        self._drop(asker, reason)
+
+    def _drop(self, asker: Any, reason: str) -> None:
+        fd = asker.connection.fileno()
+        self._connected.pop(fd, None)
+        if fd >= 0:
+            self._epoll.unregister(fd)
+        super()._drop(asker, reason)
+
+    def _serve_strangers(self, fds: list[int]) -> None:
+        for fd in fds:
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._strangers:
+                connection, _ = self._strangers.pop(fd)
+                self._epoll.unregister(fd)
+                self._greet(connection)
+        for fd, (_, since_s) in list(self._strangers.items()):
+            if time.monotonic() - since_s > _HELLO_DEADLINE_S:
+                self._turn_away(fd)
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._strangers[connection.fileno()] = (connection, time.monotonic())
+                self._epoll.register(connection, select.EPOLLIN)
+                if len(self._strangers) > _MOST_STRANGERS:
+                    self._turn_away(next(iter(self._strangers)))
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptor is free: strangers have to make room for clients
+            if not self._strangers:
+                raise
+            _logger.warning("%s: a silent connection makes room (%s)", self.address, error)
+            self._turn_away(next(iter(self._strangers)))
+
+    def _turn_away(self, fd: int) -> None:
+        """Close the connection of somebody who has not said who it is."""
+        connection, _ = self._strangers.pop(fd)
+        self._epoll.unregister(fd)
+        connection.close()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Answer a hello: admit the client, or tell it why not."""
+        client = None
+        try:
+            message = connection.recv(MAX_CONTROL_BYTES)
+            if not message:
+                connection.close()
+                return
+            hello = msgspec.msgpack.decode(message, type=Hello)
+            client = ProducerId(hello.name, hello.incarnation)
+            group_sizes = read_pairs(hello.groups, self._guests.num_groups)
+            self.check_guest(client, group_sizes)
+            refusal = self._refusal(client)
+            if refusal is not None:
+                raise StreamClosed(refusal)
+            compare_schemas(self._schema, schema_from_fields(hello.schema), self.address, hello.name)
+            self._let_in(client, group_sizes, connection)
+        except (JsrlError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            mismatch = isinstance(error, SpecMismatch)
+            if isinstance(error, SpecMismatch):
+                self._complaints.append(error)
+            welcome = Welcome(refusal=str(error), mismatch=mismatch)
+            try:
+                connection.send(msgspec.msgpack.encode(welcome))
+            except OSError:
+                pass  # it is gone: there is nobody to tell
+            connection.close()
+        except OSError:
+            connection.close()
+
+    def _let_in(self, client: ProducerId, group_sizes: dict[int, int], connection: socket.socket) -> None:
+        layout = AreaLayout(self.spec, group_sizes)
+        if layout.size_bytes > MAX_SEGMENT_BYTES:
+            raise ConfigError(
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_SEGMENT_BYTES} are set aside; use "
+                "smaller groups."
+            )
+        segment_path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
+        segment = Segment.create(segment_path, layout.size_bytes)
+        try:
+            connection.send(msgspec.msgpack.encode(Welcome(segment=segment_path.name)))
+        except OSError:
+            segment.unlink()
+            segment.close()
+            raise
+        asker = _SharedAsker(client, connection, segment, layout)
+        self._admit(asker)
+        self._connected[connection.fileno()] = asker
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def _shut(self) -> None:
+        self._connected.clear()
+        for connection, _ in self._strangers.values():
+            connection.close()
+        self._strangers.clear()
+        self._listener.close()
+        self._epoll.close()
+        self._path.unlink(missing_ok=True)

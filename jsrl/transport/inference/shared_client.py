@@ -1,0 +1,161 @@
+"""The asking end of the inference stream in shared memory (the server and the wire are in inference_shared)."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.inference.area import AreaLayout, AskingArea
+from jsrl.transport.inference.ends import Unserved, check_request, still_in_flight, unknown_group, unknown_policy
+from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST, Hello, Welcome
+from jsrl.transport.meeting.unix_socket import connect_socket
+from jsrl.transport.memory.segment import Segment
+from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
+
+
+class SharedInferenceClient:
+    """The asking end of `shm:FOLDER/NAME`."""
+
+    def __init__(
+        self, path: str | Path, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
+    ):
+        self.address = f"shm:{path}"
+        self.identity = client
+        self._layout = AreaLayout(spec, group_sizes)
+        deadline = time.monotonic() + timeout_s
+        self._connection = connect_socket(path, timeout_s)
+        try:
+            self._segment = self._greet(Path(path), spec, deadline, timeout_s)
+        except BaseException:
+            self._connection.close()
+            raise
+        buffer = self._segment.buffer
+        self._areas = {group: AskingArea(self._layout, group, buffer) for group in self._layout.group_sizes}
+        self._timeout_s: float | None = None
+        self._closed_because: str | None = None
+
+    def _greet(self, path: Path, spec: InferenceSpec, deadline: float, timeout_s: float) -> Segment:
+        hello = Hello(
+            self.identity.name,
+            self.identity.incarnation,
+            list(self._layout.group_sizes.items()),
+            schema_to_fields(flatten_schema(spec)),  # type: ignore[arg-type]
+        )
+        message = msgspec.msgpack.encode(hello)
+        if len(message) > MAX_CONTROL_BYTES:
+            raise ConfigError(f"the hello of {self.identity.name} has {len(message)} bytes, over {MAX_CONTROL_BYTES}.")
+        try:
+            self._connection.send(message)
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            answer = self._connection.recv(MAX_CONTROL_BYTES)
+        except TimeoutError:
+            raise StreamTimeout(
+                f"{self.address} took the connection but did not answer the hello within {timeout_s} s; "
+                "the server is busy (compiling) or hangs: allow more time or look at its log."
+            ) from None
+        except OSError as error:
+            raise StreamClosed(f"{self.address} left during the hello: {error.strerror}.") from None
+        if not answer:
+            raise StreamClosed(f"{self.address} left during the hello.")
+        welcome = msgspec.msgpack.decode(answer, type=Welcome)
+        if welcome.mismatch:
+            raise SpecMismatch(welcome.refusal)
+        if welcome.refusal:
+            raise StreamClosed(f"{self.address} refused {self.identity.name}: {welcome.refusal}")
+        segment = Segment.attach(path.with_name(os.path.basename(welcome.segment)))
+        self._connection.send(ATTACHED)
+        return segment
+
+    def send(self, group: int, request: Request) -> None:
+        """Ask for a group's actions; the request's arrays may be reused at once.
+
+        Raises:
+          SpecMismatch: an array differs from the schema. StreamError: the group waits for a reply already.
+          StreamClosed: the server is gone.
+        """
+        area = self._areas.get(group)
+        if area is None or area.in_flight or self._closed_because is not None:
+            raise self._cannot_send(group)
+        check_request(request)
+        area.write(request)
+        header = REQUEST.pack(group, request.policy, request.min_updates, request.step, request.wants_core)
+        try:
+            self._connection.send(header)
+        except OSError as error:
+            raise self._lost(f"the server is gone ({error.strerror or error})") from None
+        area.in_flight = True
+
+    def _cannot_send(self, group: int) -> JsrlError:
+        if self._closed_because is not None:
+            return StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
+        if group not in self._areas:
+            return unknown_group(self.identity, group, list(self._areas))
+        return still_in_flight(self.identity, group)
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        """Return (group, reply) of whichever group is answered first; arrays are views until the group's next send.
+
+        Raises:
+          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
+        """
+        if self._closed_because is not None:
+            raise StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
+        if timeout_s != self._timeout_s:
+            self._connection.settimeout(max(timeout_s, 0.0))
+            self._timeout_s = timeout_s
+        try:
+            message = self._connection.recv(MAX_CONTROL_BYTES)
+        except (TimeoutError, BlockingIOError):
+            waiting = [group for group, area in self._areas.items() if area.in_flight]
+            raise StreamTimeout(
+                f"{self.address} answered nothing in {timeout_s} s (groups in flight: {waiting})."
+            ) from None
+        except OSError as error:
+            raise self._lost(f"the server is gone ({error.strerror or error})") from None
+        if len(message) != REPLY.size:
+            raise self._refused(message) or self._goodbye(message)
+        group, policy, version, has_core = REPLY.unpack(message)
+        area = self._areas[group]
+        area.in_flight = False
+        return group, area.read(version, policy, has_core)
+
+    def _refused(self, message: bytes) -> StreamError | None:
+        """Return the error of a request that was refused, None where the message is something else."""
+        try:
+            unserved = msgspec.msgpack.decode(message, type=Unserved)
+        except msgspec.DecodeError:
+            return None
+        area = self._areas.get(unserved.group)
+        if area is None or not area.in_flight:
+            return None
+        area.in_flight = False
+        return unknown_policy(self.address, unserved)
+
+    def _goodbye(self, message: bytes) -> StreamError:
+        if not message:
+            return self._lost("the server is gone (its process ended)")
+        try:
+            reason = msgspec.msgpack.decode(message, type=Welcome).refusal
+        except msgspec.DecodeError as error:
+            self._lost("the server sent what is not a reply")
+            return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}.")
+        return self._lost(reason)
+
+    def _lost(self, reason: str) -> StreamClosed:
+        self.close()
+        self._closed_because = reason
+        return StreamClosed(f"the inference stream {self.address} is closed: {reason}.")
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        if self._closed_because is None:
+            self._closed_because = "this client closed it"
+        self._connection.close()
+        self._areas.clear()
+        self._segment.close()

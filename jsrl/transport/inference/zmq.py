@@ -1,0 +1,248 @@
+"""The inference stream over ZeroMQ: between hosts (tcp), or between processes that share no memory (ipc).
+
+    client (DEALER)                                    server (ROUTER)
+    hello(name, incarnation, groups, schema)    ->     welcome, or refused(error, text)
+    request(incarnation, group, step, ...)      ->
+                                                <-     reply(group, version, ...)
+                                                <-     ping, now and then: finds broken connections
+    bye(incarnation)                            ->
+                                                <-     refused: closed or fenced
+
+A request or reply is a header and one frame, the bytes of the group's area as both ends lay it out from the schema.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed
+from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
+from jsrl.transport.inference.area import AnsweringArea, AreaLayout
+from jsrl.transport.inference.ends import ServerEnd, Unserved
+from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, outgoing, shut
+from jsrl.transport.meeting.guests import ANYBODY, Guests, read_pairs
+from jsrl.transport.meeting.handshake import HELLO, WELCOME, hello_limits, refusal_frames
+from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.meeting.zmq_socket import bind_alone, configure_socket, remove_ipc_path
+from jsrl.transport.wire.codec import Limits, Message, decode, encode
+from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields
+
+MAX_MESSAGE_BYTES = 1 << 28
+_PING_S = 0.5
+LINGER_MS = 500
+UNSERVED = "unserved"
+_DRAIN = 4096
+
+
+class _Hello(msgspec.Struct, frozen=True):
+    name: str
+    incarnation: int
+    groups: list[Any]
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    incarnation: int
+    group: int
+    min_updates: int
+    step: int
+    wants_core: bool
+    policy: int
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The fields of a reply."""
+
+    group: int
+    version: int
+    policy: int
+    has_core: bool
+
+
+def read_fields(message: Message, kind: Any) -> Any:
+    """Return the fields of a message as `kind`."""
+    try:
+        return msgspec.convert(message.fields, kind)
+    except msgspec.ValidationError as error:
+        raise CodecError(f"a {message.kind[:40]!r} message with wrong fields: {error}.") from error
+
+
+class ClientBuffer:
+    """A client's areas in ordinary memory, and the bytes of each request and reply in it."""
+
+    def __init__(self, layout: AreaLayout):
+        self.memory = np.zeros(layout.size_bytes, np.uint8)
+        self.questions = {group: self.memory[layout.question(group)] for group in layout.group_sizes}
+        self.answers = {
+            (group, has_core): self.memory[layout.answer(group, has_core)]
+            for group in layout.group_sizes
+            for has_core in (False, True)
+        }
+
+
+def fill_area(target: np.ndarray, message: Message) -> None:
+    """Copy the one array of a message into an area."""
+    arrays = message.arrays
+    if not (isinstance(arrays, tuple) and len(arrays) == 1 and isinstance(arrays[0], np.ndarray)):
+        raise CodecError(f"a {message.kind[:40]!r} message must bring one array.")
+    if arrays[0].shape != target.shape or arrays[0].dtype != np.uint8:
+        raise CodecError(f"a {message.kind[:40]!r} of {arrays[0].nbytes} bytes, expected {target.nbytes}.")
+    target[...] = arrays[0]
+
+
+class _ZmqAsker:
+    """A connected client."""
+
+    def __init__(self, client: ProducerId, route: bytes, layout: AreaLayout, socket: zmq.Socket, keys: object | None):
+        self.client = client
+        self.route = route
+        self.heard_s = time.monotonic()
+        self.buffer = ClientBuffer(layout)
+        self.areas = {g: AnsweringArea(layout, client, g, self.buffer.memory) for g in layout.group_sizes}
+        self._socket, self._keys = socket, keys
+
+    def answer(self, request: ClientRequest, reply: Reply) -> bool:
+        group, has_core = request.group, request.request.wants_core
+        self.areas[group].write(reply, has_core)
+        fields = {"group": group, "version": int(reply.version), "policy": reply.policy, "has_core": has_core}
+        frames = encode("reply", fields, (self.buffer.answers[group, has_core],))
+        return self.tell(outgoing(frames, self._keys))
+
+    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+        self.areas[request.group].refuse()
+        return self.tell(outgoing(encode(UNSERVED, msgspec.to_builtins(unserved)), self._keys))
+
+    def tell(self, frames: list[Any]) -> bool:
+        """Send without waiting; return False where the connection is gone."""
+        try:
+            self._socket.send_multipart([self.route, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return frames[0] == _PING  # pings may be lost; a client that takes no replies is as good as gone
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def disconnect(self, reason: str) -> None:
+        self.tell(refusal_frames(StreamClosed(f"{reason}.")))
+
+
+_PING = encode("ping")[0]
+
+
+class ZmqInferenceServer(ServerEnd):
+    """The answering end of `tcp://HOST:PORT` and `ipc://PATH`."""
+
+    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: Guests = ANYBODY):
+        super().__init__(guests)
+        self._keys = own_keys = keys_to_bind(endpoint, keys)
+        self.spec = spec
+        self._schema = flatten_schema(spec)
+        header_bytes = hello_limits(self._schema, guests.num_groups).header_bytes
+        request_bytes = AreaLayout(spec, {0: guests.rows}).question_bytes(0)
+        most_bytes = min(MAX_MESSAGE_BYTES, header_bytes + request_bytes)
+        self._limits = Limits(header_bytes, frames=2, message_bytes=most_bytes)
+        self._routes: dict[bytes, _ZmqAsker] = {}
+        self._pinged_s = time.monotonic()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure_socket(self._socket, most_bytes)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind_alone)
+
+    def _gather(self, max_wait_s: float) -> None:
+        if max_wait_s > 0 and not self._socket.poll(math.ceil(min(max_wait_s, _PING_S) * 1000)):
+            self._find_broken()
+            return
+        for _ in range(_DRAIN):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            self._handle(frames[0].bytes, [frame.buffer for frame in frames[1:]])
+        self._find_broken()
+
+    def _find_broken(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._pinged_s < _PING_S:
+            return
+        self._pinged_s = now_s
+        for asker in list(self._routes.values()):
+            if now_s - asker.heard_s >= _PING_S and not asker.tell([_PING]):
+                self._drop(asker, "its connection broke")
+
+    def _handle(self, route: bytes, frames: list[Any]) -> None:
+        asker = self._routes.get(route)
+        try:
+            message = decode(incoming(frames, self._keys, self._limits.message_bytes), self._limits)
+            if message.kind == HELLO:
+                self._greet(route, message)
+            elif asker is None:
+                raise StreamClosed(f"{self.address} does not know this client: connect again.")
+            elif message.kind == "request":
+                self._take(asker, message)
+            elif message.kind == "bye":
+                self._drop(asker, "it left")
+            else:
+                raise CodecError(f"unknown message {message.kind[:40]!r}.")
+        except JsrlError as error:
+            if isinstance(error, SpecMismatch):
+                self._complaints.append(error)
+            try:
+                self._socket.send_multipart([route, *refusal_frames(error)], zmq.NOBLOCK)
+            except zmq.ZMQError as unreachable:
+                if unreachable.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+            if asker is not None:
+                self._drop(asker, str(error))
+
+    def _take(self, asker: _ZmqAsker, message: Message) -> None:
+        asked: _Asked = read_fields(message, _Asked)
+        area = asker.areas.get(asked.group)
+        if asked.incarnation != asker.client.incarnation or area is None or area.open:
+            raise CodecError(
+                f"a request of {asker.client.name}, incarnation {asked.incarnation}, group {asked.group} that cannot be: "
+                f"expected incarnation {asker.client.incarnation}, groups {sorted(asker.areas)}, one in flight each."
+            )
+        asker.heard_s = time.monotonic()
+        fill_area(asker.buffer.questions[asked.group], message)
+        self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core, asked.policy))
+
+    def _greet(self, route: bytes, message: Message) -> None:
+        hello: _Hello = read_fields(message, _Hello)
+        client = ProducerId(hello.name, hello.incarnation)
+        group_sizes = read_pairs(hello.groups, self._guests.num_groups)
+        self.check_guest(client, group_sizes)
+        present: Any = self._askers.get(client.name)
+        if present is not None and not present.tell([_PING]):
+            self._drop(present, "its connection broke")
+        refusal = self._refusal(client)
+        if refusal is not None:
+            raise StreamClosed(refusal)
+        compare_schemas(self._schema, schema_from_fields(message.fields.get("schema")), self.address, client.name)
+        layout = AreaLayout(self.spec, group_sizes)
+        if layout.size_bytes > MAX_MESSAGE_BYTES:
+            raise ConfigError(
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can travel; "
+                "use smaller groups."
+            )
+        asker = _ZmqAsker(client, route, layout, self._socket, self._keys)
+        if asker.tell(encode(WELCOME)):
+            self._admit(asker)
+            self._routes[route] = asker
+
+    def _drop(self, asker: Any, reason: str) -> None:
+        self._routes.pop(asker.route, None)
+        super()._drop(asker, reason)
+
+    def _shut(self) -> None:
+        self._routes.clear()
+        shut(self._context, self._socket, self._gate, LINGER_MS)
+        remove_ipc_path(self.address)

@@ -1,0 +1,184 @@
+"""The asking end of the inference stream over ZeroMQ (the server and the messages are in inference_zmq)."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+
+import zmq
+
+from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamTimeout
+from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.inference.area import AreaLayout, AskingArea
+from jsrl.transport.inference.ends import Unserved, check_request, still_in_flight, unknown_group, unknown_policy
+from jsrl.transport.inference.zmq import (
+    LINGER_MS,
+    MAX_MESSAGE_BYTES,
+    UNSERVED,
+    Answered,
+    ClientBuffer,
+    fill_area,
+    read_fields,
+)
+from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
+from jsrl.transport.meeting.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, raise_refusal
+from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.meeting.zmq_socket import configure_socket
+from jsrl.transport.wire.codec import Limits, decode, encode
+from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
+
+_SLICE_S = 0.1
+
+
+class ZmqInferenceClient:
+    """The asking end of `tcp://HOST:PORT` and `ipc://PATH`."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        *,
+        keys: KeyPath = None,
+    ):
+        self._keys = own_keys = keys_to_connect(keys)
+        self.address = endpoint
+        self.identity = client
+        self._layout = AreaLayout(spec, group_sizes)
+        self._buffer = ClientBuffer(self._layout)
+        self._areas = {group: AskingArea(self._layout, group, self._buffer.memory) for group in group_sizes}
+        self._limits = Limits(HELLO_LIMITS.header_bytes, frames=2, message_bytes=MAX_MESSAGE_BYTES)
+        self._closed_because: str | None = None
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        try:
+            configure_socket(self._socket, MAX_MESSAGE_BYTES)
+            self._socket.setsockopt(zmq.ROUTING_ID, b"c" + uuid.uuid4().bytes)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            introduce(self._socket, endpoint, own_keys)
+            self._handshakes = Handshakes(self._socket, endpoint, own_keys)
+            self._greet(endpoint, timeout_s)
+        except BaseException:
+            self._shut()
+            raise
+
+    def _greet(self, endpoint: str, timeout_s: float) -> None:
+        fields = {
+            "name": self.identity.name,
+            "incarnation": self.identity.incarnation,
+            "groups": [list(pair) for pair in self._layout.group_sizes.items()],
+            "schema": schema_to_fields(flatten_schema(self._layout.spec)),
+        }
+        self._socket.connect(endpoint)
+        self._socket.send_multipart(outgoing(encode(HELLO, fields), self._keys))
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            if not self._socket.poll(max(0, math.ceil(min(left_s, _SLICE_S) * 1000))):
+                self._handshakes.look()
+                if left_s <= 0:
+                    raise self._handshakes.no_answer(timeout_s)
+                continue
+            message = decode(self._socket.recv_multipart(), HELLO_LIMITS)
+            if message.kind != "ping":
+                check_welcome(message)
+                return
+
+    def send(self, group: int, request: Request) -> None:
+        """Ask for a group's actions; the request's arrays may be reused at once.
+
+        Raises:
+          SpecMismatch: an array differs from the schema. StreamError: the group waits for a reply already.
+          StreamClosed: the server is gone.
+        """
+        self._check_open()
+        area = self._areas.get(group)
+        if area is None:
+            raise unknown_group(self.identity, group, list(self._areas))
+        if area.in_flight:
+            raise still_in_flight(self.identity, group)
+        check_request(request)
+        area.write(request)
+        fields = {
+            "incarnation": self.identity.incarnation,
+            "group": group,
+            "min_updates": int(request.min_updates),
+            "step": int(request.step),
+            "wants_core": bool(request.wants_core),
+            "policy": int(request.policy),
+        }
+        frames = encode("request", fields, (self._buffer.questions[group],))
+        self._socket.send_multipart(outgoing(frames, self._keys), copy=False)
+        area.in_flight = True
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        """Return (group, reply) of whichever group is answered first; arrays are views until the group's next send.
+
+        Raises:
+          StreamTimeout: nothing came in time. StreamClosed: the server is gone.
+          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
+        """
+        self._check_open()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            if self._socket.poll(max(0, math.ceil(min(left_s, _SLICE_S) * 1000))):
+                found = self._read_one()
+                if found is not None:
+                    return found
+            elif self._is_broken():
+                self._close("the connection to the server broke")
+                self._check_open()
+            elif left_s <= 0:
+                waiting = [group for group, area in self._areas.items() if area.in_flight]
+                raise StreamTimeout(f"{self.address} answered nothing in {timeout_s} s (groups in flight: {waiting}).")
+
+    def _is_broken(self) -> bool:
+        try:
+            self._handshakes.look()
+        except AccessDenied:
+            return True  # somebody else is there now
+        return self._handshakes.broken
+
+    def _read_one(self) -> tuple[int, Reply] | None:
+        frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+        message = decode(incoming(frames, self._keys, self._limits.message_bytes), self._limits)
+        if message.kind == "ping":
+            return None
+        if message.kind == REFUSED:
+            self._close(str(message.fields.get("text")))
+            raise_refusal(message)
+        answered: Answered | Unserved = read_fields(message, Unserved if message.kind == UNSERVED else Answered)
+        area = self._areas.get(answered.group)
+        if message.kind not in ("reply", UNSERVED) or area is None or not area.in_flight:
+            raise CodecError(
+                f"{self.address} sent {message.kind[:40]!r} for group {answered.group}, which asked nothing."
+            )
+        if isinstance(answered, Unserved):
+            area.in_flight = False
+            raise unknown_policy(self.address, answered)
+        fill_area(self._buffer.answers[answered.group, answered.has_core], message)
+        area.in_flight = False
+        return answered.group, area.read(answered.version, answered.policy, answered.has_core)
+
+    def _check_open(self) -> None:
+        if self._closed_because is not None:
+            raise StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
+
+    def _close(self, reason: str) -> None:
+        if self._closed_because is None:
+            self._closed_because = reason
+            self._shut()
+
+    def _shut(self) -> None:
+        self._socket.disable_monitor()
+        self._context.destroy(linger=LINGER_MS if self._closed_because is not None else 0)
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        if self._closed_because is None:
+            self._socket.send_multipart(encode("bye", {"incarnation": self.identity.incarnation}))
+            self._close("this client closed it")

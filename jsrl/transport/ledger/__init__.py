@@ -1,0 +1,1 @@
+"""Ledgers: what was produced, consumed and dropped on each hop."""

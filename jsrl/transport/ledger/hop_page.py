@@ -1,0 +1,245 @@
+"""What both ends of one connection of a sample stream count, in a page that outlives them.
+
+A connection is one life of a producer writing to one life of a consumer. The consumer makes the page as it welcomes the
+producer: a file in the hop's folder. A producer of the same host maps it; one of another host cannot.
+
+| words (int64) | written by | |
+|---|---|---|
+| 0 magic, 1 format, 2 life of the consumer, 3 blocks, 4 road | consumer, once | |
+| 8 attached, 9 begun, 10 committed | producer | commits it began, and those it finished |
+| 11 left | producer, or who clears the ring away | commits that no consumer will ever take, by a look; -1: none was |
+| 16 received, 17 told, 18 parted | consumer | took in; commits by the producer's last message (-1: none); takes nothing more |
+| from byte 256: path | consumer, once | of the ring in shared memory |
+
+Every change is one 8-byte store. A producer killed between `begun` and `committed` leaves one trajectory that may or may
+not be committed, and the page shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jsrl.errors import StreamError
+from jsrl.plain_files import read_plain
+from jsrl.transport.base import ProducerId
+
+LOCAL, SHARED, ZEROMQ = 0, 1, 2  # roads
+_MAGIC, _FORMAT, _PAGE_BYTES, _PATH_AT = 0x4A53524C484F5053, 1, 4096, 256
+_LIFE, _BLOCKS, _ROAD = 2, 3, 4
+_ATTACHED, _BEGUN, _COMMITTED, _LEFT = 8, 9, 10, 11
+_RECEIVED, _TOLD, _PARTED = 16, 17, 18
+_SUFFIX = ".page"
+
+
+class Connection(NamedTuple):
+    """The counts of one connection; see the words of the page.
+
+    Attributes:
+      ring: commits that the ring in shared memory shows; -1: it is gone, or there never was one.
+    """
+
+    name: str
+    road: int
+    blocks: int
+    attached: bool = True
+    begun: int = 0
+    committed: int = 0
+    left: int = -1
+    received: int = 0
+    told: int = -1
+    parted: bool = True
+    ring: int = -1
+
+
+class HopPage:
+    """One end's view of a connection's page; `create` at the consumer, `attach` at the producer.
+
+    Attributes:
+      life: of the consumer. kept: in a file that both ends map.
+    """
+
+    def __init__(self, page: mmap.mmap, *, kept: bool = True) -> None:
+        self.kept = kept
+        self._words = memoryview(page)[:_PATH_AT].cast("q")
+        self.life = self._words[_LIFE]
+
+    @classmethod
+    def create(
+        cls, folder: Path | None, producer: ProducerId, life: int, *, blocks: int, road: int, ring: Path | None = None
+    ) -> HopPage:
+        """Make the page in a hop's folder; in memory only where there is no folder, or it cannot be written."""
+        content = bytearray(_PAGE_BYTES)
+        words = memoryview(content)[:_PATH_AT].cast("q")
+        words[0], words[1], words[_LIFE], words[_BLOCKS], words[_ROAD] = _MAGIC, _FORMAT, life, blocks, road
+        words[_LEFT] = words[_TOLD] = -1
+        name = os.fsencode(ring or "")
+        if len(name) <= _PAGE_BYTES - _PATH_AT:
+            content[_PATH_AT : _PATH_AT + len(name)] = name
+        try:
+            if folder is not None:
+                return cls(_new_file(page_path(folder, producer, life), bytes(content)))
+        except OSError:
+            pass  # the ledger counts connections, so that a missing page shows
+        page = mmap.mmap(-1, _PAGE_BYTES)
+        page[:] = bytes(content)
+        return cls(page, kept=False)
+
+    @classmethod
+    def attach(cls, folder: Path | None, producer: ProducerId, life: int) -> HopPage:
+        """Map the page that the consumer made; on another host, count in memory only."""
+        try:
+            if folder is not None:
+                found = cls(_map(_open(page_path(folder, producer, life))))
+                found.mark_attached()
+                return found
+        except (OSError, ValueError):
+            pass
+        return cls(mmap.mmap(-1, _PAGE_BYTES), kept=False)
+
+    # -- the producer's end
+
+    def mark_attached(self) -> None:
+        """Say that this producer counts its commits here."""
+        self._words[_ATTACHED] = 1
+
+    def begin(self) -> None:
+        """Note that a commit begins."""
+        self._words[_BEGUN] = self._words[_COMMITTED] + 1
+
+    def commit(self) -> None:
+        """Count the commit that began."""
+        self._words[_COMMITTED] += 1
+
+    def leave(self, committed: int) -> None:
+        """Note how many commits no consumer will take: `committed` by the stream's own count, less what was taken.
+
+        Call it only when the consumer is dead, or takes nothing more.
+        """
+        self._words[_LEFT] = max(0, committed - self._words[_RECEIVED])
+
+    # -- the consumer's end
+
+    def receive(self) -> None:
+        """Count a trajectory as taken in."""
+        self._words[_RECEIVED] += 1
+
+    def tell(self, committed: int) -> None:
+        """Note how many commits the producer speaks of; its last word, where it cannot reach this page."""
+        self._words[_TOLD] = committed
+
+    def part(self) -> None:
+        """Note that nothing more will be taken in."""
+        self._words[_PARTED] = 1
+
+    @property
+    def parted(self) -> bool:
+        """Return whether the consumer takes nothing more."""
+        return bool(self._words[_PARTED])
+
+
+def new_life() -> int:
+    """Return a number that tells one life of a consumer from all others."""
+    return secrets.randbits(48)
+
+
+def page_path(folder: Path, producer: ProducerId, life: int) -> Path:
+    """Return where the page of a connection lies."""
+    return folder / f"{producer.name}.{producer.incarnation}.{life:012x}{_SUFFIX}"
+
+
+def read_life(value: object) -> int:
+    """Return the life that a consumer's welcome names.
+
+    Raises:
+      StreamError: it names none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
+        raise StreamError(f"the consumer's welcome names the life {value!r}; do both ends run one version?")
+    return value
+
+
+def read_connections(folder: Path) -> list[Connection]:
+    """Return the counts of all connections of a hop, by name."""
+    return sorted(_read(path) for path in pages_in(folder))
+
+
+def pages_in(folder: Path) -> Iterator[Path]:
+    """Yield the pages of a hop's connections."""
+    return folder.glob(f"*{_SUFFIX}")
+
+
+def look_into_rings(folder: Path) -> None:
+    """Note how many commits are left in rings that are about to be removed, because nobody will take them.
+
+    A producer that still lives looks once more as it leaves. Pages that cannot be read are left to `read_connections`.
+    """
+    for path in pages_in(folder):
+        with contextlib.suppress(OSError, StreamError):
+            connection = _read(path)
+            if connection.ring >= 0 and connection.left < 0 and not connection.parted:
+                HopPage(_map(_open(path))).leave(connection.ring)
+
+
+def _read(path: Path) -> Connection:
+    try:
+        page = read_plain(path)
+    except ValueError as error:
+        raise StreamError(f"{error}, so it is not a page of a connection.") from None
+    name = path.name.removesuffix(_SUFFIX)
+    words = memoryview(page.ljust(_PATH_AT, b"\0"))[:_PATH_AT].cast("q")
+    if len(page) != _PAGE_BYTES or (words[0], words[1]) != (_MAGIC, _FORMAT):
+        raise StreamError(
+            f"{path} is not a page of a connection ({len(page)} bytes, expected {_PAGE_BYTES}); delete the folder "
+            f"{path.parent} to go on without its counts."
+        )
+    ring = os.fsdecode(page[_PATH_AT:].rstrip(b"\0"))
+    return Connection(
+        name=re.sub(r"\.[0-9a-f]{12}$", "", name),
+        road=words[_ROAD],
+        blocks=words[_BLOCKS],
+        attached=bool(words[_ATTACHED]),
+        begun=words[_BEGUN],
+        committed=words[_COMMITTED],
+        left=words[_LEFT],
+        received=words[_RECEIVED],
+        told=words[_TOLD],
+        parted=bool(words[_PARTED]),
+        ring=_commits_in(Path(ring), words[_LIFE]) if ring else -1,
+    )
+
+
+def _commits_in(path: Path, life: int) -> int:
+    from jsrl.transport.samples.pages import read_commits
+
+    return read_commits(path, life)
+
+
+def _new_file(path: Path, content: bytes) -> mmap.mmap:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")  # whoever reads `path` finds a whole page
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)  # sets the room aside: a store into a hole of a full disk would be SIGBUS
+        page = mmap.mmap(descriptor, _PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+    os.rename(draft, path)
+    return page
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _map(descriptor: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, _PAGE_BYTES)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,69 @@
+"""The hops of a run: where their pages lie, and their ledgers, reconciled.
+
+A hop is one sample stream: `samples` goes to the learner, from the actors or from the replay workers (in batches);
+`samples.replay-0` goes from actors to the first replay worker. The learner's own counts lie in the run folder; everything
+else in `hops/NAME` of it: a page for each connection, and a replay worker's counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import SnapshotError, StreamError
+from jsrl.transport.ledger.hop_page import look_into_rings, read_connections
+from jsrl.transport.ledger.page import LEDGER, Life, read_page
+from jsrl.transport.ledger.reconcile import HopLedger, reconcile
+
+HOPS = "hops"  # in a run folder
+SAMPLES = "samples"
+_READS = 50  # of pages that change while they are read
+
+
+def hop_folder(run: Path, hop: str) -> Path:
+    """Return where the pages of a hop's connections lie."""
+    return run / HOPS / hop
+
+
+def ledger_path(run: Path, hop: str) -> Path:
+    """Return where the consumer of a hop counts."""
+    return run / LEDGER if hop == SAMPLES else hop_folder(run, hop) / LEDGER
+
+
+def read_hop(run: Path, hop: str = SAMPLES) -> HopLedger | None:
+    """Return the ledger of a hop, None where its consumer never counted.
+
+    While the run goes on, the pages are read again until two readings agree; what is on its way over ZeroMQ is unknown
+    then. A page that is broken is a fault of the ledger.
+    """
+    before = None
+    try:
+        reading = _read(run, hop)
+        for _ in range(_READS):
+            if reading == before:
+                break
+            reading, before = _read(run, hop), reading
+    except (SnapshotError, StreamError, OSError) as error:
+        return HopLedger(faults=(str(error),))
+    life, connections = reading
+    if life is None:
+        return None
+    counts = {"carried": life.carried, "joined": life.joined, "uncertain": life.uncertain}
+    return reconcile(life.ledger, connections, **counts)
+
+
+def _read(run: Path, hop: str) -> tuple[Life | None, list[Any]]:
+    return read_page(ledger_path(run, hop)), read_connections(hop_folder(run, hop))
+
+
+def read_hops(run: Path) -> dict[str, HopLedger]:
+    """Return the ledger of every hop of a run, the learner's first."""
+    names = [SAMPLES, *sorted(path.parent.name for path in (run / HOPS).glob(f"*/{LEDGER}"))]
+    found = {name: read_hop(run, name) for name in names}
+    return {name: ledger for name, ledger in found.items() if ledger is not None}
+
+
+def close_hops(run: Path) -> None:
+    """Note what is left in rings, before the run's shared memory is removed; all its processes have ended."""
+    for folder in (run / HOPS).glob("*"):
+        look_into_rings(folder)

@@ -1,0 +1,224 @@
+"""A consumer's ledger that outlives its process: one page of a file in the run folder, mapped and counted in place.
+
+    word 0  what this file is      1  format       2  epoch of the learner that counts in it
+    word 3  received               4  consumed     5  how many reasons for dropping follow
+    word 6  carried: trajectories of earlier lives that no connection's page knows
+    word 7  connections joined     8  held: how many trajectories the queue holds, by a look at it
+    word 9  a trajectory's counts are just changing        10  lives killed at such a moment
+    from byte 128: per reason its name (32 bytes) and count
+
+Every change is one aligned store. Between the stores for one trajectory word 9 is 1: a life that is killed then misleads
+by at most that one. Each life of a learner writes a new file with a higher epoch and renames it over the old one: a life
+that only seemed dead counts on in a file that nobody reads.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsrl.errors import SnapshotError
+from jsrl.plain_files import read_plain
+from jsrl.transport.base import Ledger
+from jsrl.transport.ledger.hop_page import pages_in
+
+LEDGER = "ledger"  # name of the page in a run folder
+_MAGIC, _FORMAT = 0x4A53524C4C454447, 2
+_PAGE_BYTES, _REASONS_AT, _NAME_BYTES, _REASON_BYTES = 4096, 128, 32, 40
+_MAX_REASONS = (_PAGE_BYTES - _REASONS_AT) // _REASON_BYTES
+_EPOCH, _RECEIVED, _CONSUMED, _REASONS, _CARRIED, _JOINED, _HELD, _CHANGING, _UNCERTAIN = range(2, 11)
+
+
+class Life(NamedTuple):
+    """What a page tells.
+
+    Attributes:
+      epoch: of the learner that counted last. ledger: counts over all lives. carried: what the ledger began with and no
+        connection's page knows. joined: connections. uncertain: lives that may mislead by one trajectory.
+    """
+
+    epoch: int
+    ledger: Ledger
+    carried: int = 0
+    joined: int = 0
+    uncertain: int = 0
+
+
+class KeptLedger(Ledger):
+    """A ledger whose every change is in its page at once; `begin_life` makes one."""
+
+    def __init__(self, before: Ledger, page: Any) -> None:
+        super().__init__(before.received, before.consumed, dict(before.dropped or {}), before.in_flight)
+        self._words = memoryview(page).cast("q")
+        self._page = page
+        self._places = {reason: place for place, reason in enumerate(self.dropped or {})}
+
+    def join(self) -> None:
+        """Count a connection."""
+        self._words[_JOINED] += 1
+
+    def mark(self, changing: bool) -> None:
+        """Note that counts of one trajectory are about to change, or have changed."""
+        self._words[_CHANGING] = changing
+
+    def arrive(self) -> None:
+        """Count one trajectory as taken in."""
+        super().arrive()
+        self._words[_RECEIVED] = self.received
+
+    def hold(self, count: int) -> None:
+        """Note how many trajectories the queue holds, waiting or lent."""
+        super().hold(count)
+        self._words[_HELD] = count
+
+    def settle(self, outcome: str, count: int = 1) -> None:
+        """Count what became of `count` trajectories."""
+        super().settle(outcome, count)
+        if outcome == "consumed":
+            self._words[_CONSUMED] = self.consumed
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count `count` trajectories as dropped for `reason`."""
+        super().drop(reason, count)
+        assert self.dropped is not None
+        if reason not in self._places:
+            self._places[reason] = len(self._places)
+            _name_reason(self._page, self._places[reason], reason)
+            self._words[_REASONS] = len(self._places)
+        self._words[_count_word(self._places[reason])] = self.dropped[reason]
+
+
+def begin_life(
+    path: Path, least_epoch: int, saved: dict[str, Any] | None, *, hop: Path | None = None, rolls_back: bool = True
+) -> tuple[int, KeptLedger]:
+    """Return (the epoch of a consumer that starts now, the ledger it goes on with), both on the disk.
+
+    Args:
+      path: of the page. least_epoch: the epoch is at least this, and higher than that of every life before.
+      saved: ledger of the snapshot that the learner begins with: counts, `trained` and `epoch`; None: it begins anew.
+      hop: folder of the connections' pages. They go where the snapshot knows more than the page.
+      rolls_back: what was consumed after the snapshot is lost with the dead life. A replay worker's insertions stand.
+
+    Raises:
+      OSError: the page cannot be written.
+    """
+    last = read_page(path)
+    epoch = least_epoch if last is None else max(least_epoch, last.epoch + 1)
+    ledger = continued(last, saved, rolls_back=rolls_back)
+    if last is None or _knows_more(saved, last):
+        for page_path in pages_in(hop) if hop is not None else ():
+            page_path.unlink(missing_ok=True)
+        last = Life(epoch, ledger, carried=ledger.received)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, _page_of(last._replace(epoch=epoch, ledger=ledger)))
+        os.fsync(descriptor)
+        page = mmap.mmap(descriptor, _PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+    os.replace(draft, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return epoch, KeptLedger(ledger, page)
+
+
+def continued(last: Life | None, saved: dict[str, Any] | None, *, rolls_back: bool = True) -> Ledger:
+    """Return the ledger that a life begins with.
+
+    What earlier lives consumed after the snapshot is `rolled_back`: no params hold it any more. What a dead life's queue
+    held, by the last look at it, is `lost`. The page's counts go before the snapshot's, unless it is older than the
+    snapshot (the machine lost its power, or the page was deleted). Counts of a snapshot's own life may be compared one by
+    one, those of different lives may not: each resume has turned some of what was consumed into what was dropped.
+
+    Args:
+      last: of the page, None where there is none. saved: of the snapshot with its epoch, None for a fresh state.
+    """
+    known = [last.ledger] if last is not None and (saved is None or last.epoch >= saved["epoch"]) else []
+    held = known[0].in_flight if known else 0
+    if saved is not None and (last is None or last.epoch <= saved["epoch"]):
+        known.append(_ledger_of(saved))
+    consumed = max((ledger.consumed for ledger in known), default=0)
+    dropped: dict[str, int] = {}
+    for ledger in known:
+        for reason, count in (ledger.dropped or {}).items():
+            dropped[reason] = max(count, dropped.get(reason, 0))
+    trained = min(int(saved["trained"]), consumed) if saved else 0
+    begun = Ledger(0, trained if rolls_back else consumed, dropped)
+    for reason, count in (("rolled_back", consumed - begun.consumed), ("lost", held)):
+        if count > 0:
+            begun.drop(reason, count)
+    begun.received = begun.consumed + sum((begun.dropped or {}).values())
+    return begun
+
+
+def _knows_more(saved: dict[str, Any] | None, last: Life) -> bool:
+    """Return whether a snapshot has counts that the page does not have."""
+    if saved is None or saved["epoch"] < last.epoch:
+        return False
+    there, page = _ledger_of(saved), last.ledger
+    dropped = page.dropped or {}
+    more = any(count > dropped.get(reason, 0) for reason, count in (there.dropped or {}).items())
+    return saved["epoch"] > last.epoch or there.consumed > page.consumed or more
+
+
+def read_page(path: Path) -> Life | None:
+    """Return what a page tells, None where there is no page. Exact once its consumer has ended, whichever way.
+
+    Raises:
+      SnapshotError: the file is not such a page.
+    """
+    try:
+        page = read_plain(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise SnapshotError(f"{error}, so it is not a ledger of jsrl; delete it.") from None
+    words = np.frombuffer(page, np.int64) if len(page) == _PAGE_BYTES else np.zeros(16, np.int64)
+    if (words[0], words[1]) != (_MAGIC, _FORMAT) or not 0 <= words[_REASONS] <= _MAX_REASONS:
+        raise SnapshotError(
+            f"{path} is not a ledger of jsrl ({len(page)} bytes, format {words[1]}, expected {_PAGE_BYTES} bytes of "
+            f"format {_FORMAT}). Delete it to resume without the counts of earlier lives."
+        )
+    ledger = Ledger(int(words[_RECEIVED]), int(words[_CONSUMED]), {}, int(words[_HELD]))
+    for place in range(int(words[_REASONS])):
+        start = _REASONS_AT + place * _REASON_BYTES
+        reason = page[start : start + _NAME_BYTES].rstrip(b"\0").decode(errors="replace")
+        ledger.drop(reason, int(words[_count_word(place)]))
+    uncertain = int(words[_UNCERTAIN] + words[_CHANGING])
+    return Life(int(words[_EPOCH]), ledger, int(words[_CARRIED]), int(words[_JOINED]), uncertain)
+
+
+def _page_of(life: Life) -> bytes:
+    page, ledger = bytearray(_PAGE_BYTES), life.ledger
+    words = np.frombuffer(page, np.int64)
+    words[:6] = _MAGIC, _FORMAT, life.epoch, ledger.received, ledger.consumed, len(ledger.dropped or {})
+    words[_CARRIED], words[_JOINED], words[_UNCERTAIN] = life.carried, life.joined, life.uncertain
+    for place, (reason, count) in enumerate((ledger.dropped or {}).items()):
+        _name_reason(page, place, reason)
+        words[_count_word(place)] = count
+    return bytes(page)
+
+
+def _name_reason(page: Any, place: int, reason: str) -> None:
+    name = reason.encode()
+    if len(name) > _NAME_BYTES or place >= _MAX_REASONS:
+        raise ValueError(f"reason {reason!r} does not fit: {_MAX_REASONS} of at most {_NAME_BYTES} bytes do.")
+    start = _REASONS_AT + place * _REASON_BYTES
+    page[start : start + _NAME_BYTES] = name.ljust(_NAME_BYTES, b"\0")
+
+
+def _count_word(place: int) -> int:
+    return (_REASONS_AT + place * _REASON_BYTES + _NAME_BYTES) // 8
+
+
+def _ledger_of(saved: dict[str, Any]) -> Ledger:
+    return Ledger(0, int(saved["consumed"]), {k: int(n) for k, n in saved["dropped"].items()})

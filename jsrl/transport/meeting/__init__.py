@@ -1,0 +1,1 @@
+"""How two ends of a stream meet: addresses, hellos, keys, sockets."""

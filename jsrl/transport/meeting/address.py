@@ -1,0 +1,106 @@
+"""Addresses of streams: `local:NAME`, `shm:FOLDER/NAME`, `ipc://PATH`, `tcp://HOST:PORT`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsrl.errors import ConfigError
+from jsrl.transport.base import ProducerId
+
+MAX_INCARNATION = 1 << 31
+MAX_IPC_PATH_BYTES = 107  # what the kernel takes
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_EXAMPLES = "local:NAME, shm:/dev/shm/RUN/NAME, ipc:///PATH or tcp://HOST:PORT"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A parsed address.
+
+    Attributes:
+      road: `local`, `shm` or `zmq`.
+      name: the stream's name (local, shm). folder: the run folder (shm). endpoint: what ZeroMQ takes (zmq).
+    """
+
+    road: str
+    name: str = ""
+    folder: Path = Path()
+    endpoint: str = ""
+
+
+def parse_address(address: str) -> Address:
+    """Return what an address says.
+
+    Raises:
+      ConfigError: it is none of the known forms.
+    """
+    if address.startswith("local:"):
+        return Address("local", name=check_name(address.removeprefix("local:"), "stream"))
+    if address.startswith("shm:"):
+        path = Path(address.removeprefix("shm:"))
+        if not path.is_absolute() or len(path.parts) < 3:
+            raise ConfigError(f"address {address!r}: expected shm:/FOLDER/NAME such as shm:/dev/shm/jsrl-RUN/samples.")
+        return Address("shm", name=check_name(path.name, "stream"), folder=path.parent)
+    if address.startswith("ipc://"):
+        check_ipc_path(address.removeprefix("ipc://"))
+        return Address("zmq", endpoint=address)
+    if address.startswith("tcp://") and address.count(":") >= 2:
+        return Address("zmq", endpoint=address)
+    raise ConfigError(f"unknown address {address!r}: expected {_EXAMPLES}.")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name` where it can be part of a file name.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None or ".." in name:
+        raise ConfigError(
+            f"{what} name {str(name)[:80]!r}: expected 1 to 64 letters, digits, '_', '-' or '.', such as actor-3."
+        )
+    return name
+
+
+def check_producer(producer: ProducerId) -> ProducerId:
+    """Return `producer` where its name and incarnation can be used.
+
+    Raises:
+      ConfigError: they cannot.
+    """
+    check_name(producer.name, "producer")
+    if not isinstance(producer.incarnation, int) or not 0 <= producer.incarnation <= MAX_INCARNATION:
+        raise ConfigError(
+            f"{producer.name}: incarnation {producer.incarnation!r}, expected an integer from 0 to {MAX_INCARNATION}."
+        )
+    return producer
+
+
+def check_ipc_path(path: str) -> str:
+    """Return the path of a Unix socket where the kernel takes it.
+
+    Raises:
+      ConfigError: it is too long.
+    """
+    if not 0 < len(path.encode()) <= MAX_IPC_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path {path!r} has {len(path.encode())} bytes, at most {MAX_IPC_PATH_BYTES} are possible: "
+            "choose a shorter folder (the sockets of a run lie under /dev/shm, or else under TMPDIR: export TMPDIR=/tmp)."
+        )
+    return path
+
+
+def check_reach(endpoint: str, *, encrypted: bool) -> None:
+    """Check that a tcp endpoint has keys: without them every user of this machine could connect, on loopback too.
+
+    Raises:
+      ConfigError: it has none.
+    """
+    if not encrypted and endpoint.startswith("tcp://"):
+        raise ConfigError(
+            f"{endpoint} can be reached by other users and hosts, and there are no keys to encrypt it with: bind ipc:///PATH "
+            "in a folder of yours, or give keys=FOLDER, as jsrl.transport.meeting.keys.make_keys(FOLDER) makes them (a run "
+            "with --road zeromq --bind ADDRESS makes its own)."
+        )

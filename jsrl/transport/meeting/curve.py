@@ -1,0 +1,233 @@
+"""Encrypted streams (CURVE): who may connect to a socket that binds, and why nobody answers one that connects.
+
+With CURVE alone a server lets in every client that knows its public key; the gate asks for the run's client key as well.
+ZeroMQ sends nothing, and delivers nothing, before the handshake has succeeded.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from jsrl.errors import AccessDenied, StreamTimeout
+from jsrl.transport.meeting.address import check_reach
+from jsrl.transport.meeting.answering import Answering
+from jsrl.transport.meeting.keys import (
+    ClientKeys,
+    KeyPath,
+    ServerKeys,
+    check_encryption,
+    load_client_keys,
+    load_server_keys,
+)
+from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
+
+_logger = logging.getLogger("jsrl.transport")
+_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks, in the context of the socket
+_DOMAIN = b"jsrl"
+_OVERHEAD_BYTES = 64  # what CURVE adds to a message, at least 33
+_HANDSHAKE_MS = 10_000  # a connection that takes longer to show its key is ended
+_PATIENCE, _PATIENCE_S = 4, 1.5  # connections that end in the handshake before they count as refused
+_FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_EVENTS = _FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
+    """Return the keys of an end that binds; None where it has none and needs none.
+
+    Raises:
+      ConfigError: tcp without keys, or they cannot be used.
+    """
+    check_reach(endpoint, encrypted=keys is not None)
+    if keys is None:
+        return None
+    check_encryption()
+    return load_server_keys(keys)
+
+
+def keys_to_connect(keys: KeyPath) -> ClientKeys | None:
+    """Return the keys of an end that connects; None where it has none.
+
+    Raises:
+      ConfigError: they cannot be used.
+    """
+    if keys is None:
+        return None
+    check_encryption()
+    return load_client_keys(keys)
+
+
+def introduce(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> None:
+    """Make a socket ready to connect, encrypted where there are keys; call it after its other options are set."""
+    _prepare(socket, endpoint, keys)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+
+
+def bind_guarded(
+    socket: zmq.Socket, endpoint: str, keys: ServerKeys | None, bind: Callable[[zmq.Socket, str], str]
+) -> tuple[str, Gate | None]:
+    """Bind a socket, encrypted and behind a gate where there are keys; return the endpoint that it got, and the gate.
+
+    Call it after the socket's other options are set, and close both with `shut`. Where `bind` raises, they are closed.
+    """
+    _prepare(socket, endpoint, keys)
+    gate = None
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        gate = Gate(socket.context, keys.client)
+    try:
+        bound = bind(socket, endpoint)
+    except BaseException:
+        shut(socket.context, socket, gate, 0)
+        raise
+    if gate is not None:
+        gate.endpoint = bound
+    return bound, gate
+
+
+def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
+    """Return the frames of a message as they travel: in pieces where there are keys."""
+    return frames if keys is None else cut(frames)
+
+
+def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Sequence[Any]:
+    """Return the frames of a message that came, joined again where there are keys.
+
+    Raises:
+      CodecError: they are more than `most_bytes`, or the last has no end.
+    """
+    return frames if keys is None else join(frames, most_bytes)
+
+
+def shut(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
+    """Close a socket that was bound so, then its gate, then their context."""
+    socket.close(linger=linger_ms)  # first: without its gate it would let everybody in
+    if gate is not None:
+        gate.close()
+    context.destroy(linger=linger_ms)
+
+
+def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:
+    if endpoint.startswith("tcp://["):
+        socket.setsockopt(zmq.IPV6, 1)
+    if keys is not None:
+        socket.setsockopt(zmq.MAXMSGSIZE, PIECE_BYTES + _OVERHEAD_BYTES)  # larger frames come in pieces
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+
+
+class Gate:
+    """A thread that is asked about every connection, and lets in who holds the one client key (ZeroMQ's RFC 27, ZAP).
+
+    Attributes:
+      endpoint: of the socket, for the log. refused: connections turned away so far.
+    """
+
+    def __init__(self, context: zmq.Context, client: bytes) -> None:
+        self.endpoint, self.refused = "a stream", 0
+        self._key = z85.decode(client)
+        socket = context.socket(zmq.REP)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(_ZAP)  # here, so that it is there before the guarded socket is bound
+        self._answering = Answering(socket, self._answer, "stream-gate")
+
+    def _answer(self, frames: list[bytes]) -> list[bytes]:
+        """Return the answer to ZeroMQ's question (version, id, domain, address, identity, mechanism, credentials)."""
+        version, number = frames[:2]
+        if len(frames) == 7 and frames[5] == b"CURVE" and frames[6] == self._key:
+            return [version, number, b"200", b"OK", b"client", b""]
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:  # the first, and ever fewer of a flood
+            address = frames[3][:64].decode(errors="replace") if len(frames) > 3 else "an unknown address"
+            _logger.warning(
+                "%s refused a connection from %s: it does not hold this run's client key (refused so far: %d)",
+                self.endpoint,
+                address,
+                self.refused,
+            )
+        return [version, number, b"400", b"unknown key", b"", b""]
+
+    def close(self) -> None:
+        """Stop answering. May be called twice."""
+        self._answering.close()
+
+
+class Handshakes:
+    """Watches the connection of a socket that connects; make it before `connect`.
+
+    Attributes:
+      monitor: readable when there is something new; then `look`.
+      made: whether a connection was made. changed: whether a connection was made or lost since it was set back.
+      broken: whether a connection that had been made was lost.
+    """
+
+    def __init__(self, socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> None:
+        self.made = self.changed = self.broken = False
+        self._socket, self._endpoint, self._has_keys = socket, endpoint, keys is not None
+        self._failures, self._first_s = 0, 0.0
+        self.monitor = socket.get_monitor_socket(int(_EVENTS))
+
+    def look(self) -> None:
+        """Take in what happened to the connection.
+
+        Raises:
+          AccessDenied: the other end does not take this one's keys, or this end not the other's.
+        """
+        while self.monitor.poll(0):
+            event, value = struct.unpack("=Hi", self.monitor.recv_multipart()[0])
+            self.changed = True
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.made, self._failures = True, 0
+            elif event == zmq.EVENT_DISCONNECTED:
+                self.broken = self.broken or self.made
+            elif event & _FAILURES:
+                self._fail(event, value)
+
+    def _fail(self, event: int, value: int) -> None:
+        now_s = time.monotonic()
+        self._first_s = self._first_s if self._failures else now_s
+        self._failures += 1
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise AccessDenied(
+                f"{self._endpoint} refused this end's key: it is that of another run. Take keys/client.key of the run that "
+                "listens there."
+            )
+        if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and not self._has_keys:
+            raise AccessDenied(
+                f"{self._endpoint} is encrypted and this end has no keys: give keys=PATH, the keys/client.key of the run "
+                "that listens there."
+            )
+        if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            raise AccessDenied(
+                f"{self._endpoint} is not encrypted, and this end has keys: another run or program listens there. Compare "
+                "the address, or leave out keys where it is ipc:///PATH."
+            )
+        if self._has_keys and self._failures >= _PATIENCE and now_s - self._first_s >= _PATIENCE_S:
+            raise AccessDenied(self._hint())
+
+    def _hint(self) -> str:
+        keys = "most likely its server key is not the one in this end's client.key; take that of the run that listens there"
+        return (
+            f"{self._endpoint} ended {self._failures} connection(s) during the handshake: "
+            f"{keys if self._has_keys else 'does a stream of jsrl listen there?'}."
+        )
+
+    def no_answer(self, timeout_s: float) -> StreamTimeout:
+        """Return the error for a hello that nobody answered, with what is known of the reason."""
+        known = self._hint() if self._failures else "is the other end running, is the address right?"
+        return StreamTimeout(f"nobody answered at {self._endpoint} within {timeout_s:g} s: {known}")
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._socket.disable_monitor()
+        self.monitor.close(linger=0)

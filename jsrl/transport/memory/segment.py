@@ -1,0 +1,180 @@
+"""Shared memory: plain files under /dev/shm, mode 0600 in a 0700 folder of the run, mapped with mmap.
+
+`multiprocessing.shared_memory` is not used: on Python 3.11 an attaching process that exits unlinks the block for all.
+Here whoever made a segment unlinks it; a process that still has it mapped goes on with an orphan that disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import ConfigError, StreamClosed
+from jsrl.transport.wire.schema import Layout
+
+_fence_lock = threading.Lock()
+_FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
+
+
+def memory_fence() -> None:
+    """Order the shared-memory reads and writes before this call against those after it, on every architecture."""
+    for _ in range(2):  # release, then acquire, of one lock
+        with _fence_lock:
+            pass
+
+
+def make_folder(folder: str | Path) -> Path:
+    """Return the run folder, made with mode 0700 where it does not exist.
+
+    Raises:
+      ConfigError: it cannot be made, or is not a private folder of this user.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} for shared memory cannot be made: {error.strerror}.") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigError(
+            f"{folder} must be a folder of this user with mode 0700, found mode {stat.S_IMODE(found.st_mode):04o} of "
+            f"user {found.st_uid}; choose another folder or run `chmod 700`."
+        )
+    return folder
+
+
+class Segment:
+    """One mapped file; make it with `create` or `attach`."""
+
+    def __init__(self, path: Path, fd: int, size_bytes: int):
+        self.path = path
+        self.size_bytes = size_bytes
+        self._fd = fd
+        self._map: mmap.mmap | None = mmap.mmap(fd, size_bytes)
+
+    @classmethod
+    def create(cls, path: str | Path, size_bytes: int) -> Segment:
+        """Make a segment of zeros; its memory is set aside now, so that a write never fails later.
+
+        Raises:
+          ConfigError: the file exists, or there is too little room.
+        """
+        path = Path(path)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"the segment {path} cannot be made: {error.strerror}.") from error
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            return cls(path, fd, size_bytes)
+        except OSError as error:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            room = os.statvfs(path.parent)
+            free_bytes = room.f_bavail * room.f_frsize
+            advice = "use fewer blocks or shorter trajectories, enlarge /dev/shm, or choose the ZeroMQ road"
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                advice = str(error.strerror)
+            raise ConfigError(
+                f"the segment {path} needs {size_bytes} bytes, {free_bytes} bytes are free: {advice}."
+            ) from error
+
+    @classmethod
+    def attach(cls, path: str | Path) -> Segment:
+        """Map an existing segment.
+
+        Raises:
+          StreamClosed: there is none (its owner has not made it yet, or is gone).
+          ConfigError: the file is not a segment of this user.
+        """
+        path = Path(path)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StreamClosed(f"no segment at {path}: its owner has not made it yet, or has left.") from None
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not found.st_size:
+            os.close(fd)
+            raise ConfigError(f"{path} is not a segment of this user; choose another run folder.")
+        return cls(path, fd, found.st_size)
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """Return the mapped memory."""
+        if self._map is None:
+            raise StreamClosed(f"the segment {self.path} is closed here.")
+        return self._map
+
+    def words(self, offset: int, count: int) -> memoryview:
+        """Return `count` int64 words at `offset`, each read and written whole."""
+        return memoryview(self.buffer)[offset : offset + 8 * count].cast("q")
+
+    def views(self, layout: Layout, offset: int = 0, *, writeable: bool = True) -> list[np.ndarray]:
+        """Return the arrays of a layout at `offset`."""
+        return layout.views(self.buffer, offset, writeable=writeable)
+
+    def tree(self, layout: Layout, schema: Any, offset: int = 0, *, writeable: bool = True) -> Any:
+        """Return the arrays of a layout at `offset`, as a tree shaped like `schema`."""
+        return layout.tree(schema, self.buffer, offset, writeable=writeable)
+
+    def lock(self) -> bool:
+        """Hold the file's lock until this end closes or this process dies; return whether it was free.
+
+        A sign of life: one process holds it, another sees with `locked` whether the holder still lives.
+        """
+        return try_lock(self._fd)
+
+    def locked(self) -> bool:
+        """Return whether another end (of this or any process) holds the file's lock."""
+        return is_locked(self._fd)
+
+    def close(self) -> None:
+        """Give up this end. Memory that arrays still show stays mapped until the last of them is gone."""
+        if self._map is not None:
+            self._map = None  # not `close()`: numpy arrays hold no export of the mapping and would dangle
+            os.close(self._fd)
+
+    def unlink(self) -> None:
+        """Remove the file; ends that are open keep working on the orphan."""
+        self.path.unlink(missing_ok=True)
+
+
+def try_lock(fd: int) -> bool:
+    """Take the lock of an open file without waiting; return whether it was free (or already held by this `fd`)."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def is_locked(fd: int) -> bool:
+    """Return whether somebody else (another open file, of this or any process) holds the lock; takes nothing."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+    return struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK
+
+
+def is_held(path: Path) -> bool:
+    """Return whether somebody holds the lock of a file.
+
+    Raises:
+      OSError: the file cannot be opened; perhaps there is none.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _whole_file(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)

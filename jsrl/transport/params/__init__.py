@@ -1,0 +1,1 @@
+"""Params streams: the newest params reach their readers."""

@@ -1,0 +1,141 @@
+"""The params road inside one process: serial mode, notebooks, tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.transport.wire.schema import Leaf, compare_schemas, flatten_schema
+from jsrl.types import version_updates
+
+_CHECK_S = 0.25  # how often a wait looks whether it is in vain
+
+
+class Latest(NamedTuple):
+    """The newest params of a policy."""
+
+    version: int
+    values: list[np.ndarray]
+
+
+class LatestStore:
+    """The newest params of each policy, and a bell; the arrays in it are never written again."""
+
+    def __init__(self) -> None:
+        self.latest: dict[int, Latest] = {}
+        self.changed = threading.Condition()
+
+    def put(self, policy: int, version: int, values: list[np.ndarray]) -> None:
+        """Replace the params of a policy; `values` belong to the store from now on."""
+        with self.changed:
+            self.latest[policy] = Latest(version, values)
+            self.changed.notify_all()
+
+    def poll(self, policy: int, seen: dict[int, int]) -> tuple[int, list[np.ndarray]] | None:
+        """Return (version, copies of the leaves) where the version differs from the one in `seen`, which it updates."""
+        found = self.latest.get(policy)
+        if found is None or seen.get(policy) == found.version:
+            return None
+        seen[policy] = found.version
+        return found.version, [array.copy() for array in found.values]
+
+    def wait(
+        self, policy: int, min_updates: int, timeout_s: float, address: str, *, check: Callable[[], None] | None = None
+    ) -> None:
+        """Block until a version with at least `min_updates` updates is here.
+
+        Args:
+          check: called now and then; raises where the wait is in vain.
+
+        Raises:
+          StreamTimeout: it did not come in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            while True:
+                found = self.latest.get(policy)
+                if found is not None and version_updates(found.version) >= min_updates:
+                    return
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise too_late(address, policy, min_updates, timeout_s, found and found.version)
+                if check is not None:
+                    check()
+                self.changed.wait(left_s if check is None else min(left_s, _CHECK_S))
+
+
+def too_late(address: str, policy: int, min_updates: int, timeout_s: float, version: int | None) -> StreamTimeout:
+    """Return the error of a wait for params that did not come."""
+    have = "none was published yet" if version is None else f"the latest has {version_updates(version)} updates"
+    return StreamTimeout(
+        f"{address}: no params of policy {policy} with at least {min_updates} updates within {timeout_s} s; {have}."
+    )
+
+
+_stores: weakref.WeakValueDictionary[str, LatestStore] = weakref.WeakValueDictionary()
+_stores_lock = threading.Lock()
+_numbers = count()
+
+
+def _store(name: str) -> LatestStore:
+    with _stores_lock:
+        store = _stores.get(name)
+        if store is None:
+            store = _stores[name] = LatestStore()
+        return store
+
+
+class LocalParamsPublisher:
+    """The writing end of `local:NAME`; what it published stays readable as long as this object or a reader lives."""
+
+    def __init__(self, name: str = ""):
+        name = name or f"params-{next(_numbers)}"
+        self.address = f"local:{name}"
+        self._store = _store(name)
+        self._schemas: dict[int, tuple[Leaf, ...]] = {}
+        self._closed = False
+
+    def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
+        """Make these leaves the latest of `policy`; copied before it returns."""
+        if self._closed:
+            raise StreamClosed(f"the params publisher {self.address} is closed.")
+        leaves = flatten_schema(list(values))
+        compare_schemas(self._schemas.setdefault(policy, leaves), leaves, f"policy {policy}", "the new params")
+        self._store.put(policy, version, [np.array(value) for value in values])
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        self._closed = True
+
+
+class LocalParamsSubscriber:
+    """The reading end of `local:NAME`."""
+
+    def __init__(self, name: str):
+        self.address = f"local:{name}"
+        self._store = _store(name)
+        self._seen: dict[int, int] = {}
+        self._closed = False
+
+    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
+        """Return (version, leaves, freshly copied) when newer than the last poll, else None."""
+        if self._closed:
+            raise StreamClosed(f"the params subscriber {self.address} is closed.")
+        return self._store.poll(policy, self._seen)
+
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
+        """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
+        if self._closed:
+            raise StreamClosed(f"the params subscriber {self.address} is closed.")
+        self._store.wait(policy, min_updates, timeout_s, self.address)
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        self._closed = True

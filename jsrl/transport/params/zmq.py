@@ -1,0 +1,296 @@
+"""The params road to other hosts, over ZeroMQ: readers ask for what is newer than theirs, one answer in flight each.
+
+    subscriber (DEALER)                          publisher (ROUTER)
+    want(policy, have)      ->                   kept until there is something else than `have`
+                            <-                   params(policy, version) and the leaves
+
+A reader's thread keeps one question per policy open, so new params come at once, never queue up, and one that is slow
+skips versions. The publisher's thread answers; `publish` only puts the params down and rings.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamError
+from jsrl.transport.meeting.curve import (
+    Handshakes,
+    bind_guarded,
+    incoming,
+    introduce,
+    keys_to_bind,
+    keys_to_connect,
+    outgoing,
+    shut,
+)
+from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.meeting.zmq_socket import bind_alone, configure_socket, remove_ipc_path
+from jsrl.transport.params.local import LatestStore
+from jsrl.transport.wire.codec import Limits, Message, decode, encode
+from jsrl.transport.wire.schema import Leaf, compare_schemas, flatten_schema
+
+_MAX_MESSAGE_BYTES = 1 << 33
+_QUESTION_LIMITS = Limits(header_bytes=4096, frames=1, message_bytes=4096)
+_PARAMS_LIMITS = Limits(message_bytes=_MAX_MESSAGE_BYTES)
+_MAX_POLICIES = 1024
+_RETRY_MS = 20
+
+
+class _Want(msgspec.Struct, frozen=True):
+    policy: int
+    have: int  # version, -1 for none
+
+
+class _Params(msgspec.Struct, frozen=True):
+    policy: int
+    version: int
+
+
+class _Thread:
+    """A thread that owns a socket and can be woken and stopped."""
+
+    def __init__(self, name: str, socket: zmq.Socket):
+        self.socket = socket
+        self.stopping = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full: the thread will wake anyway
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.wake()
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_read, zmq.POLLIN)
+        for source in self.sources():
+            poller.register(source, zmq.POLLIN)
+        while not self.stopping:
+            ready = dict(poller.poll(self.patience_ms()))
+            if self._wake_read in ready:
+                os.read(self._wake_read, 65536)
+            self.serve(ready)
+
+    def sources(self) -> list[zmq.Socket]:
+        return [self.socket]
+
+    def patience_ms(self) -> int | None:
+        """Return after how long to serve although nothing came, None for never."""
+        return None
+
+    def serve(self, ready: dict[Any, int]) -> None:
+        raise NotImplementedError
+
+
+class _PublisherThread(_Thread):
+    """Keeps the readers' questions and answers those that can be."""
+
+    def __init__(self, socket: zmq.Socket, store: LatestStore, keys: object | None):
+        super().__init__("params-publisher", socket)
+        self._store, self._keys = store, keys
+        self._open: dict[tuple[bytes, int], int] = {}  # (route, policy) -> version that the reader has
+
+    def serve(self, ready: dict[Any, int]) -> None:
+        if self.socket in ready:
+            self._take_questions()
+        for (route, policy), have in list(self._open.items()):
+            found = self._store.latest.get(policy)
+            if found is not None and found.version != have:
+                del self._open[route, policy]
+                self._answer(route, encode("params", {"policy": policy, "version": found.version}, tuple(found.values)))
+
+    def _take_questions(self) -> None:
+        while True:
+            try:
+                route, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                want = msgspec.convert(decode(frames, _QUESTION_LIMITS).fields, _Want)
+            except (CodecError, msgspec.ValidationError):
+                self._answer(route, encode("refused"))
+                continue
+            if 0 <= want.policy < _MAX_POLICIES:
+                self._open[route, want.policy] = want.have
+
+    def _answer(self, route: bytes, frames: list[Any]) -> None:
+        try:
+            self.socket.send_multipart([route, *outgoing(frames, self._keys)], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            for key in [key for key in self._open if key[0] == route]:
+                del self._open[key]
+
+
+class ZmqParamsPublisher:
+    """The writing end of `tcp://HOST:PORT` and `ipc://PATH`: serves the latest params of each policy.
+
+    Over ZeroMQ the params live in this process: they stay readable until it closes this end.
+    """
+
+    def __init__(self, endpoint: str, *, keys: KeyPath = None):
+        own_keys = keys_to_bind(endpoint, keys)
+        self._store = LatestStore()
+        self._schemas: dict[int, tuple[Leaf, ...]] = {}
+        self._closed = False
+        self._context = zmq.Context()
+        self._socket = socket = self._context.socket(zmq.ROUTER)
+        configure_socket(socket, 1 << 16)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.address, self._gate = bind_guarded(socket, endpoint, own_keys, bind_alone)
+        self._thread = _PublisherThread(socket, self._store, own_keys)
+        self._thread.start()
+
+    def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
+        """Make these leaves the latest of `policy`; copied before it returns, without waiting for any reader.
+
+        Raises:
+          SpecMismatch: the leaves differ from the first ones of this policy. StreamClosed: this end is closed.
+        """
+        if self._closed:
+            raise StreamClosed(f"the params publisher {self.address} is closed.")
+        leaves = flatten_schema(list(values))
+        compare_schemas(self._schemas.setdefault(policy, leaves), leaves, f"policy {policy}", "the new params")
+        self._store.put(policy, version, [np.array(value) for value in values])
+        self._thread.wake()
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._thread.stop()
+            shut(self._context, self._socket, self._gate, 0)
+            remove_ipc_path(self.address)
+
+
+class _SubscriberThread(_Thread):
+    """Keeps one question open per policy that was ever polled, and puts the answers into a store."""
+
+    def __init__(self, socket: zmq.Socket, store: LatestStore, handshakes: Handshakes, keys: object | None):
+        super().__init__("params-subscriber", socket)
+        self._store, self._handshakes, self._keys = store, handshakes, keys
+        self.wanted: set[int] = set()
+        self._asked: set[int] = set()
+        self.failure: StreamError | None = None
+
+    def sources(self) -> list[zmq.Socket]:
+        return [self.socket, self._handshakes.monitor]
+
+    def patience_ms(self) -> int | None:
+        return _RETRY_MS if self.wanted - self._asked else None
+
+    def serve(self, ready: dict[Any, int]) -> None:
+        if self._handshakes.monitor in ready:
+            self._look()
+        if self.socket in ready:
+            frames = [frame.buffer for frame in self.socket.recv_multipart(copy=False)]
+            try:
+                self._take(decode(incoming(frames, self._keys, _MAX_MESSAGE_BYTES), _PARAMS_LIMITS))
+            except CodecError as error:
+                self.failure = error
+        for policy in list(self.wanted - self._asked):
+            found = self._store.latest.get(policy)
+            self.ask(policy, -1 if found is None else found.version)
+
+    def _look(self) -> None:
+        try:
+            self._handshakes.look()
+        except AccessDenied as error:
+            self.failure = error
+        if self._handshakes.changed:
+            self._handshakes.changed = False
+            self._asked.clear()  # a question may have been lost with the connection: ask again
+
+    def ask(self, policy: int, have: int) -> None:
+        try:
+            self.socket.send_multipart(encode("want", {"policy": policy, "have": have}), zmq.NOBLOCK)
+        except zmq.Again:
+            return  # not connected: asked again once it is
+        self._asked.add(policy)
+
+    def _take(self, message: Message) -> None:
+        if message.kind != "params" or not isinstance(message.arrays, tuple):
+            raise CodecError(
+                f"expected params, found {message.kind[:40]!r}; do both ends run the same version of jsrl?"
+            )
+        try:
+            params = msgspec.convert(message.fields, _Params)
+        except msgspec.ValidationError as error:
+            raise CodecError(f"params with wrong fields: {error}.") from error
+        self._asked.discard(params.policy)
+        self._store.put(params.policy, params.version, list(message.arrays))
+
+    def stop(self) -> None:
+        super().stop()
+        self._handshakes.close()
+
+
+class ZmqParamsSubscriber:
+    """The reading end of `tcp://HOST:PORT` and `ipc://PATH`; a policy is fetched from its first poll or wait on."""
+
+    def __init__(self, endpoint: str, *, keys: KeyPath = None):
+        own_keys = keys_to_connect(keys)
+        self.address = endpoint
+        self._store = LatestStore()
+        self._seen: dict[int, int] = {}
+        self._closed = False
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.DEALER)
+        configure_socket(socket, _MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.ROUTING_ID, b"r" + uuid.uuid4().bytes)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        introduce(socket, endpoint, own_keys)
+        self._thread = _SubscriberThread(socket, self._store, Handshakes(socket, endpoint, own_keys), own_keys)
+        socket.connect(endpoint)
+        self._thread.start()
+
+    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
+        """Return (version, leaves, freshly copied) when newer than the last poll, else None."""
+        self._want(policy)
+        return self._store.poll(policy, self._seen)
+
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
+        """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
+        self._want(policy)
+        self._store.wait(policy, min_updates, timeout_s, self.address, check=self._check)
+
+    def _want(self, policy: int) -> None:
+        self._check()
+        if policy not in self._thread.wanted:
+            self._thread.wanted.add(policy)
+            self._thread.wake()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StreamClosed(f"the params subscriber {self.address} is closed.")
+        if self._thread.failure is not None:
+            raise self._thread.failure
+
+    def close(self) -> None:
+        """Leave. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._thread.stop()
+            self._context.destroy(linger=0)

@@ -1,0 +1,1 @@
+"""Sample streams: trajectories and batches, one way."""

@@ -1,0 +1,198 @@
+"""The shared memory of one producer's life: a counter page, two rings of block numbers, and the blocks.
+
+| words (int64) | written by | |
+|---|---|---|
+| 0 number of blocks, 1 bytes per block, 2 incarnation, 3 life of the consumer | consumer, once | |
+| 8 released, 9 ended | consumer | credits given back so far; why this life is over |
+| 16 produced, 17 attached, 18 left, 19 waiting | producer | survives the producer |
+| released blocks | consumer | ring of block numbers, `released` counts how many were ever put in |
+| commits: block, group, sequence, incarnation | producer | ring, `produced` counts how many were ever put in |
+
+Each word has one writer. An entry is written before the counter that shows it, so a producer that dies half-way through
+a block or a commit leaves nothing that could be read. Either ring has room for every block, so none can run over.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jsrl.errors import StreamClosed, StreamError
+from jsrl.transport.base import ProducerId
+from jsrl.transport.memory.segment import Segment, memory_fence
+from jsrl.transport.wire.schema import Layout, align
+from jsrl.types import Trajectory, Tree
+
+_HEADER_WORDS = 24
+_NUM_BLOCKS, _STRIDE, _INCARNATION, _LIFE = 0, 1, 2, 3
+_RELEASED, _ENDED = 8, 9
+_PRODUCED, _ATTACHED, _LEFT, _WAITING = 16, 17, 18, 19
+_COMMIT_WORDS = 4
+_PAGE_BYTES = 4096
+
+RUNNING, CLOSED, FENCED = 0, 1, 2
+_ENDINGS = {CLOSED: "the consumer is closed", FENCED: "this incarnation was fenced by the consumer"}
+
+
+class Commit(NamedTuple):
+    """A line of the commit ring."""
+
+    block: int
+    group: int
+    sequence: int
+    incarnation: int
+
+
+def file_stem(stream: str, producer: ProducerId) -> str:
+    """Return how the files of one producer's life begin."""
+    return f"{stream}.samples.{producer.name}.{producer.incarnation}"
+
+
+class ProducerPages:
+    """One end's view of a producer's segment; `create` at the consumer, `attach` at the producer."""
+
+    def __init__(self, segment: Segment, layout: Layout, schema: Tree, *, writeable: bool):
+        self.segment = segment
+        self._words = segment.words(0, _HEADER_WORDS)
+        self.num_blocks = self._words[_NUM_BLOCKS]
+        stride = align(layout.size_bytes)
+        expected_bytes = _data_offset(self.num_blocks) + self.num_blocks * stride
+        if self.num_blocks < 1 or self._words[_STRIDE] != stride or segment.size_bytes < expected_bytes:
+            raise StreamError(f"{segment.path} has other blocks than {stride} bytes; do both ends run one version?")
+        self._credits = segment.words(8 * _HEADER_WORDS, self.num_blocks)
+        self._commits = segment.words(8 * (_HEADER_WORDS + self.num_blocks), _COMMIT_WORDS * self.num_blocks)
+        start = _data_offset(self.num_blocks)
+        self.blocks: list[Trajectory] = [
+            segment.tree(layout, schema, start + number * stride, writeable=writeable)
+            for number in range(self.num_blocks)
+        ]
+
+    @classmethod
+    def create(
+        cls, path: Path, layout: Layout, schema: Tree, num_blocks: int, incarnation: int, life: int = 0
+    ) -> ProducerPages:
+        """Make the segment with all its blocks granted (the consumer's end)."""
+        stride = align(layout.size_bytes)
+        segment = Segment.create(path, max(_data_offset(num_blocks) + num_blocks * stride, _PAGE_BYTES))
+        words = segment.words(0, _HEADER_WORDS)
+        words[_NUM_BLOCKS], words[_STRIDE], words[_INCARNATION], words[_LIFE] = num_blocks, stride, incarnation, life
+        pages = cls(segment, layout, schema, writeable=False)
+        for number in range(num_blocks):
+            pages.grant(number)
+        return pages
+
+    @classmethod
+    def attach(cls, path: Path, layout: Layout, schema: Tree) -> ProducerPages:
+        """Map the segment and show that its producer lives (the producer's end).
+
+        Raises:
+          StreamClosed: the segment is gone, or belongs to a living process already.
+        """
+        segment = Segment.attach(path)
+        if not segment.lock():
+            raise StreamClosed(f"{path} is in use by another process: two workers run under one name and incarnation.")
+        pages = cls(segment, layout, schema, writeable=True)
+        pages._words[_ATTACHED] = 1
+        return pages
+
+    # -- the consumer's end
+
+    def grant(self, block: int) -> bool:
+        """Give a block to the producer; return whether it waits for one."""
+        released = self._words[_RELEASED]
+        self._credits[released % self.num_blocks] = block
+        memory_fence()
+        self._words[_RELEASED] = released + 1
+        memory_fence()
+        return bool(self._words[_WAITING])
+
+    def commits_since(self, seen: int) -> list[Commit]:
+        """Return what was committed after the first `seen` commits."""
+        produced = self._words[_PRODUCED]
+        if produced == seen:
+            return []
+        if not seen <= produced <= seen + self.num_blocks:
+            raise StreamError(f"{self.segment.path}: the counter of commits jumped from {seen} to {produced}.")
+        memory_fence()
+        found = []
+        for index in range(seen, produced):
+            start = _COMMIT_WORDS * (index % self.num_blocks)
+            found.append(Commit(*self._commits[start : start + _COMMIT_WORDS]))
+        return found
+
+    @property
+    def attached(self) -> bool:
+        """Return whether the producer ever mapped the segment."""
+        return bool(self._words[_ATTACHED])
+
+    @property
+    def left(self) -> bool:
+        """Return whether the producer closed its end; all its commits can be seen then."""
+        left = bool(self._words[_LEFT])
+        memory_fence()
+        return left
+
+    def end(self, why: int) -> None:
+        """Tell the producer that its life is over."""
+        self._words[_ENDED] = why
+        memory_fence()
+
+    # -- the producer's end
+
+    def ending(self) -> str:
+        """Return why this producer may not go on, or an empty string."""
+        why = self._words[_ENDED]
+        return _ENDINGS.get(why, "ended") if why else ""
+
+    @property
+    def committed(self) -> int:
+        """Return how many commits the ring shows."""
+        return self._words[_PRODUCED]
+
+    def take(self, taken: int) -> int | None:
+        """Return the next granted block after `taken` earlier ones, or None."""
+        if self._words[_RELEASED] <= taken:
+            return None
+        memory_fence()
+        return self._credits[taken % self.num_blocks]
+
+    def waiting(self, yes: bool) -> None:
+        """Say whether this producer sleeps until a block is granted."""
+        self._words[_WAITING] = int(yes)
+        memory_fence()
+
+    def commit(self, block: int, group: int, sequence: int) -> None:
+        """Show a written block to the consumer."""
+        produced = self._words[_PRODUCED]
+        start = _COMMIT_WORDS * (produced % self.num_blocks)
+        line = self._commits[start : start + _COMMIT_WORDS]
+        line[0], line[1], line[2], line[3] = block, group, sequence, self._words[_INCARNATION]
+        memory_fence()
+        self._words[_PRODUCED] = produced + 1
+
+    def leave(self) -> None:
+        """Say that no commit will follow."""
+        memory_fence()
+        self._words[_LEFT] = 1
+
+    # -- both
+
+    def close(self) -> None:
+        """Give up this end's mapping; it goes with the last array that shows it."""
+        self.blocks = []
+        self.segment.close()
+
+
+def read_commits(path: Path, life: int) -> int:
+    """Return how many commits a ring shows; -1 where it is gone, or is that of another life of the consumer."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(8 * _HEADER_WORDS)
+    except OSError:
+        return -1
+    words = memoryview(header).cast("q") if len(header) == 8 * _HEADER_WORDS else [-1] * _HEADER_WORDS
+    return words[_PRODUCED] if words[_LIFE] == life else -1
+
+
+def _data_offset(num_blocks: int) -> int:
+    return align(8 * (_HEADER_WORDS + num_blocks * (1 + _COMMIT_WORDS)), _PAGE_BYTES)

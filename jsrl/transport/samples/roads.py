@@ -1,0 +1,98 @@
+"""Sample streams by address: which road is taken is the address's business, not the worker's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProducer
+from jsrl.transport.meeting.address import parse_address
+from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.keys import KeyPath
+from jsrl.types import Tree
+
+
+def bind_samples(
+    address: str,
+    schema: Tree,
+    *,
+    blocks_per_producer: int | None = None,
+    keys: KeyPath = None,
+    ledger: Ledger | None = None,
+    guests: Guests = ANYBODY,
+    hop: Path | None = None,
+) -> SampleConsumer:
+    """Return the reading end of a sample stream; its `address` is what producers connect to.
+
+    Args:
+      address: `local:NAME`, `shm:/FOLDER/NAME`, `ipc:///PATH` or `tcp://HOST:PORT` (port 0: any free one).
+      schema: tree of ArraySpec leaves, as jsrl.types.make_trajectory_spec returns it.
+      blocks_per_producer: how many trajectories of one producer may be written, on their way or lent at once; None: two
+        per group.
+      keys: folder or file of the keys (jsrl.transport.meeting.keys) that encrypt, and keep out who has none; tcp needs
+        them, on loopback too. The other roads do not leave the host, and need none.
+      ledger: to count in, such as that of the learner's lives before this one; None: a new one.
+      guests: who may join, and with how many groups.
+      hop: folder for the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
+
+    Raises:
+      ConfigError: the address is unknown, in use, or too little memory is left.
+    """
+    parsed = parse_address(address)
+    options: dict[str, Any] = {
+        "blocks_per_producer": blocks_per_producer,
+        "ledger": ledger,
+        "guests": guests,
+        "hop": hop,
+    }
+    if parsed.road == "local":
+        from jsrl.transport.samples.local import LocalSampleConsumer
+
+        return LocalSampleConsumer(parsed.name, schema, **options)
+    if parsed.road == "shm":
+        from jsrl.transport.samples.shared import SharedSampleConsumer
+
+        return SharedSampleConsumer(parsed.folder, parsed.name, schema, **options)
+    from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
+
+    return ZmqSampleConsumer(parsed.endpoint, schema, keys=keys, **options)
+
+
+def connect_samples(
+    address: str,
+    schema: Tree,
+    producer: ProducerId,
+    num_groups: int,
+    timeout_s: float,
+    *,
+    keys: KeyPath = None,
+    hop: Path | None = None,
+) -> SampleProducer:
+    """Return the writing end of a sample stream, waiting up to `timeout_s` for the consumer.
+
+    Args:
+      address: the consumer's `address`.
+      schema: as at the consumer; both sides compare.
+      producer: who writes, and in which life; a life is admitted once.
+      num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
+      keys: folder or file of the keys that the consumer wants, where its stream is encrypted.
+      hop: folder of the pages, as at the consumer. Where this host does not have it, the consumer goes by what it is told.
+
+    Raises:
+      StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this life is refused.
+      AccessDenied: the keys are missing, or another run's.
+    """
+    parsed = parse_address(address)
+    if parsed.road == "local":
+        from jsrl.transport.samples.local import connect_local
+
+        return connect_local(parsed.name, schema, producer, num_groups, timeout_s)
+    if parsed.road == "shm":
+        from jsrl.transport.samples.shared_producer import SharedSampleProducer
+
+        return SharedSampleProducer(
+            parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s, hop=hop
+        )
+    from jsrl.transport.samples.zmq import ZmqSampleProducer
+
+    return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, keys=keys, hop=hop)

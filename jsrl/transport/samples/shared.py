@@ -1,0 +1,250 @@
+"""Sample streams between processes of one host: producers write into memory that the consumer reads in place.
+
+Files in the run folder, all mode 0600 and all the consumer's: `NAME.samples.owner` (locked while the consumer lives),
+`.hello` (where producers ask to join), `.bell` (rung at every commit), and per producer's life
+`.PRODUCER.INCARNATION.pages` (see samples_pages) and `.bell` (rung when a block is granted). A trajectory costs no
+message and no copy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import SpecMismatch, StreamError
+from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.ledger.hop_page import SHARED, HopPage, look_into_rings, new_life
+from jsrl.transport.meeting.address import check_ipc_path, check_name
+from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.handshake import WELCOME, Greeter, hello_limits, read_hello, remaining
+from jsrl.transport.memory.doorbell import Doorbell
+from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.samples.ends import Admissions, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.samples.owner import claim_owner
+from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, file_stem
+from jsrl.transport.wire.codec import Message, encode
+from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
+from jsrl.types import Array, Tree
+
+_LOOK_S = 0.25  # how often a waiting end looks whether the other one lives
+_ATTACH_S = 60.0  # how long a welcomed producer may take to map its memory
+
+
+@dataclass
+class _Peer:
+    """A producer's life as the consumer sees it."""
+
+    producer: ProducerId
+    pages: ProducerPages
+    bell: Doorbell
+    num_groups: int
+    page: HopPage
+    granted_s: float = field(default_factory=time.monotonic)
+    seen: int = 0
+    sequences: dict[int, int] = field(default_factory=dict)
+    with_producer: set[int] = field(default_factory=set)  # blocks it may write
+    ended: bool = False
+
+
+class SharedSampleConsumer:
+    """The reading end of `shm:FOLDER/NAME`; it makes and removes all the files."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        schema: Tree,
+        *,
+        blocks_per_producer: int | None = None,
+        ledger: Ledger | None = None,
+        guests: Guests = ANYBODY,
+        hop: Path | None = None,
+    ):
+        self._folder = make_folder(folder)
+        self._name = check_name(name, "stream")
+        self.address = f"shm:{self._folder / name}"
+        self.schema = schema
+        self.leaves = flatten_schema(schema)
+        self._layout = make_layout(self.leaves)
+        self._blocks_per_producer = check_blocks(blocks_per_producer)
+        self._queue = SampleQueue(self.address, ledger)
+        self._hop, self._life = hop, new_life()
+        self._admissions = Admissions(guests)
+        self._peers: dict[ProducerId, _Peer] = {}
+        self._lock = threading.RLock()  # the greeter's thread adds peers
+        self._next_look_s = 0.0
+        prefix = f"{name}.samples"
+        check_ipc_path(f"{self._folder / prefix}.hello")
+        self._owner_path = self._folder / f"{prefix}.owner"
+        self._owner_fd = claim_owner(self._owner_path, self.address)
+        if hop is not None:
+            look_into_rings(hop)  # of a consumer that was killed
+        for stale in self._folder.glob(f"{prefix}.*"):
+            if stale != self._owner_path:
+                stale.unlink(missing_ok=True)
+        self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
+        self._greeter = Greeter(f"ipc://{self._folder / prefix}.hello", self._welcome, hello_limits(self.leaves))
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory so far, counted up from the producers' pages."""
+        self._look()
+        return self._queue.ledger
+
+    def get(self, timeout_s: float) -> Lease:
+        """Return the next committed trajectory, in order per (producer, group).
+
+        The arrays are read-only views of shared memory, valid until `release`. JAX on CPU reads numpy arrays without
+        copying them: release only once nothing computes with them any more (copy to a staging buffer first), or the
+        producer writes the next trajectory under a running update.
+
+        Raises:
+          StreamTimeout: none was committed in time. StreamClosed: this end is closed.
+          SpecMismatch: a producer with another schema asked to join (raised once).
+        """
+        deadline = time.monotonic() + timeout_s
+        while (lease := self._queue.take()) is None:
+            if self._look():
+                continue
+            if remaining(deadline) <= 0:
+                raise self._queue.nothing_came(timeout_s)
+            self._bell.wait(min(remaining(deadline), _LOOK_S))
+        return lease
+
+    def release(self, lease: Lease, outcome: str = "consumed") -> None:
+        """Give the memory back once nothing reads it any more."""
+        token = self._queue.settle(lease, outcome)
+        if token is None:
+            return
+        peer, block = token
+        with self._lock:
+            if not peer.ended:
+                peer.with_producer.add(block)
+                if peer.pages.grant(block):
+                    peer.bell.ring()
+
+    def pending(self) -> int:
+        """Return how many committed trajectories wait."""
+        self._look()
+        return len(self._queue)
+
+    def feedback(self, ids: Array, priorities: Array) -> None:
+        """Do nothing: only replay takes priorities back."""
+
+    def fence(self, producer: ProducerId) -> None:
+        """Accept nothing more from this incarnation; what it committed before is still delivered."""
+        with self._lock:
+            self._admissions.fence(producer)
+            peer = self._peers.get(producer)
+            if peer is not None:
+                self._part(peer, FENCED)
+
+    def close(self) -> None:
+        """Drop what is in flight (reason `closed`), free the memory and remove the files."""
+        if self._queue.closed:
+            return
+        self._greeter.close()
+        with self._lock:
+            self._queue.close()  # what comes in from now on is counted as dropped
+            for peer in list(self._peers.values()):
+                self._part(peer, CLOSED)
+        self._bell.close()
+        for path in self._folder.glob(f"{self._name}.samples.*"):
+            path.unlink(missing_ok=True)
+        os.close(self._owner_fd)
+
+    # -- joining (the greeter's thread)
+
+    def _welcome(self, message: Message) -> list[Any]:
+        producer, leaves, num_groups = read_hello(message, self._admissions)
+        try:
+            compare_schemas(self.leaves, leaves, "the consumer", producer.name)
+        except SpecMismatch as error:
+            self._queue.complain(SpecMismatch(str(error)))
+            self._bell.ring()
+            raise
+        num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
+        stem = file_stem(self._name, producer)
+        with self._lock:
+            self._admissions.admit(producer)
+            for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
+                self._part(peer, FENCED)
+            path = self._folder / f"{stem}.pages"
+            life = self._life
+            pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, life)
+            bell = Doorbell.create(self._folder / f"{stem}.bell")
+            page = HopPage.create(self._hop, producer, life, blocks=num_blocks, road=SHARED, ring=path)
+            self._queue.ledger.join()
+            peer = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
+            self._peers[producer] = peer
+        self._bell.ring()  # commits of an earlier life may have been taken in here
+        return encode(WELCOME, {"blocks": num_blocks, "life": self._life})
+
+    # -- looking and parting
+
+    def _look(self) -> bool:
+        """Take in all new commits and part with producers that left or died; return whether anything waits."""
+        if self._queue.closed:
+            return False
+        self._bell.drain()
+        now_s = time.monotonic()
+        look_for_dead = now_s >= self._next_look_s
+        if look_for_dead:
+            self._next_look_s = now_s + _LOOK_S
+        with self._lock:
+            for peer in list(self._peers.values()):
+                gone = peer.pages.left or (look_for_dead and self._is_dead(peer, now_s))
+                self._collect(peer)
+                if gone and not peer.ended:
+                    self._part(peer, FENCED)
+            return len(self._queue) > 0
+
+    def _is_dead(self, peer: _Peer, now_s: float) -> bool:
+        if peer.pages.attached:
+            return not peer.pages.segment.locked()
+        return now_s - peer.granted_s > _ATTACH_S
+
+    def _collect(self, peer: _Peer) -> None:
+        try:
+            for commit in peer.pages.commits_since(peer.seen):
+                expected = peer.sequences.get(commit.group, 0)
+                if (
+                    commit.block not in peer.with_producer
+                    or not 0 <= commit.group < peer.num_groups
+                    or (commit.sequence, commit.incarnation) != (expected, peer.producer.incarnation)
+                ):
+                    raise StreamError(
+                        f"{peer.producer.name} committed {commit}; expected sequence {expected} of one of "
+                        f"{peer.num_groups} groups in blocks {sorted(peer.with_producer)[:8]}. It was fenced."
+                    )
+                peer.seen += 1
+                peer.sequences[commit.group] = expected + 1
+                peer.with_producer.discard(commit.block)
+                entry = Entry(peer.producer, commit.group, commit.sequence)
+                self._queue.add(peer.pages.blocks[commit.block], entry, (peer, commit.block), peer.page)
+        except StreamError as error:
+            self._queue.complain(error)
+            self._forget(peer, FENCED)
+
+    def _part(self, peer: _Peer, why: int) -> None:
+        """End a producer's life: no more commits, the committed ones stay readable, the files go."""
+        peer.pages.end(why)
+        self._collect(peer)
+        if not peer.ended:
+            self._forget(peer, why)
+
+    def _forget(self, peer: _Peer, why: int) -> None:
+        peer.ended = True
+        self._admissions.fence(peer.producer)
+        self._peers.pop(peer.producer, None)
+        peer.pages.end(why)
+        peer.page.part()
+        peer.bell.ring()
+        peer.bell.unlink()
+        peer.bell.close()
+        peer.pages.segment.unlink()
+        peer.pages.close()

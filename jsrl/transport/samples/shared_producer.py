@@ -1,0 +1,123 @@
+"""The writing end of a sample stream in shared memory (the files are described in samples_shared)."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from jsrl.errors import StreamClosed
+from jsrl.transport.base import Entry, ProducerId
+from jsrl.transport.ledger.hop_page import HopPage, read_life
+from jsrl.transport.meeting.handshake import hello_frames, remaining, say_hello
+from jsrl.transport.memory.doorbell import Doorbell
+from jsrl.transport.memory.segment import is_locked
+from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until
+from jsrl.transport.samples.owner import open_owner
+from jsrl.transport.samples.pages import ProducerPages, file_stem
+from jsrl.transport.wire.schema import make_layout
+from jsrl.types import Tree
+
+_LOOK_S = 0.25  # how often a waiting end looks whether the other one lives
+_PARTING_S = 0.5  # the longest that a producer waits for a consumer that is just ending its life
+
+
+class SharedSampleProducer(ProducerEnd):
+    """The writing end of `shm:FOLDER/NAME`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        schema: Tree,
+        producer: ProducerId,
+        num_groups: int,
+        *,
+        timeout_s: float,
+        hop: Path | None = None,
+    ):
+        super().__init__(schema, producer, num_groups)
+        self.address = f"shm:{folder / name}"
+        prefix = f"{name}.samples"
+        hello = hello_frames(producer, self.leaves, num_groups)
+        welcome = say_hello(f"ipc://{folder / prefix}.hello", hello, timeout_s)
+        self._page = HopPage.attach(hop, producer, read_life(welcome.fields.get("life")))
+        stem = file_stem(name, producer)
+        self._owner_fd = open_owner(folder / f"{prefix}.owner")
+        self._pages = ProducerPages.attach(folder / f"{stem}.pages", make_layout(self.leaves), schema)
+        self._consumer_bell = Doorbell.attach(folder / f"{prefix}.bell")
+        self._bell = Doorbell.attach(folder / f"{stem}.bell")
+        self._taken = 0
+        self._abandoned: list[int] = []
+        self._closed = False
+
+    def reserve(self, timeout_s: float) -> OpenBlock:
+        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        self._check_open()
+        number = self._take()
+        if number is None:
+            number = self._wait_for_block(timeout_s)
+        return OpenBlock(self, number, self._pages.blocks[number])
+
+    def _take(self) -> int | None:
+        if self._abandoned:
+            return self._abandoned.pop()
+        number = self._pages.take(self._taken)
+        if number is not None:
+            self._taken += 1
+        return number
+
+    def _wait_for_block(self, timeout_s: float) -> int:
+        deadline = time.monotonic() + timeout_s
+        self._pages.waiting(True)
+        try:
+            while (number := self._take()) is None:
+                self._check_open()
+                if remaining(deadline) <= 0:
+                    raise self._no_room(timeout_s, self._pages.num_blocks)
+                if not self._bell.wait(min(remaining(deadline), _LOOK_S)) and not is_locked(self._owner_fd):
+                    self._check_open()
+                    raise StreamClosed(f"{self.producer.name} on {self.address}: the consumer's process died.")
+            return number
+        finally:
+            self._pages.waiting(False)
+
+    def commit_block(self, number: int, group: int) -> Entry:
+        """Hand block `number` over (called by the block)."""
+        self._check_group(group)
+        self._check_open()
+        entry = self._next_entry(group)
+        self._page.begin()
+        self._pages.commit(number, group, entry.sequence)
+        self._page.commit()
+        self._consumer_bell.ring()
+        return entry
+
+    def abandon_block(self, number: int) -> None:
+        """Keep block `number` for the next `reserve` (called by the block)."""
+        self._abandoned.append(number)
+
+    def close(self) -> None:
+        """Leave; what was committed still arrives."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pages.leave()
+        self._consumer_bell.ring()
+        self._look_back()
+        self._pages.close()
+        self._consumer_bell.close()
+        self._bell.close()
+        os.close(self._owner_fd)
+
+    def _look_back(self) -> None:
+        """Note what is left in the ring, where the consumer takes no more: it ended this life, or is dead."""
+        if self._page.kept and self._pages.ending():
+            wait_until(lambda: self._page.parted, time.sleep, _PARTING_S, 0.001)
+        if self._page.parted or not is_locked(self._owner_fd):
+            self._page.leave(self._pages.committed)
+
+    def _check_open(self) -> None:
+        reason = "closed by this producer" if self._closed else self._pages.ending()
+        if reason:
+            raise StreamClosed(f"{self.producer.name} on {self.address}: {reason}.")

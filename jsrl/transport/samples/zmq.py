@@ -1,0 +1,297 @@
+"""Sample streams over ZeroMQ (tcp between hosts, ipc on one): a header and the raw bytes of a whole block, uncopied.
+
+    producer                         consumer
+    hello(schema, groups)     ->     welcome(blocks, life) or refused(error, text)
+    sample(index, group, ...) ->
+                              <-     credit(received, released, resend)     cumulative, so losing one harms nothing
+    sync(sent)                ->     credit                                 when a producer has waited for a while
+    bye(sent)                 ->     farewell once all of it has arrived
+                              <-     refused                                closed or fenced
+
+A producer writes at most `blocks` trajectories ahead of `released`, which bounds the bytes in flight. It keeps a block
+unchanged until ZeroMQ is done with its bytes and the consumer has received it, and so can send it again after a broken
+connection; the consumer takes each producer's indices in order only: duplicates are ignored, a gap is asked for again.
+Any message may be lost, repeated, late or out of order: a hello is repeated until it is answered (and answered alike), and
+an attendant thread of the producer syncs while something has not been received, whatever the producer waits for.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
+from jsrl.transport.base import Entry, ProducerId
+from jsrl.transport.ledger.hop_page import HopPage, read_life
+from jsrl.transport.meeting.curve import Handshakes, introduce, keys_to_connect, outgoing
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, remaining
+from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.samples.ends import OpenBlock, ProducerEnd
+from jsrl.transport.samples.local import aligned_zeros
+from jsrl.transport.wire.codec import Limits, Message, decode, encode
+from jsrl.transport.wire.schema import make_layout
+from jsrl.types import Trajectory, Tree
+
+_SYNC_S = 0.5
+_COPY_BYTES = 65536  # up to here a copy is cheaper than keeping track of who reads the bytes
+_BUFFER_BYTES = 1 << 20  # of the kernel, each way
+_FAREWELL_S = 5.0
+_HEARTBEAT_MS = 2000
+_SILENCE_MS = 20000
+_CONTROL_LIMITS = Limits(header_bytes=1 << 16, frames=1, message_bytes=1 << 16)
+
+
+def configure(socket: zmq.Socket, max_message_bytes: int, most_waiting: int = 0) -> None:
+    """Set what both ends want: bounded messages, heartbeats, and how many messages may wait in a connection, each way.
+
+    Without a number of them there is no such bound: credits bound a stream between ends that know each other.
+    """
+    socket.setsockopt(zmq.SNDHWM, most_waiting)
+    socket.setsockopt(zmq.RCVHWM, most_waiting)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDBUF, _BUFFER_BYTES)
+    socket.setsockopt(zmq.RCVBUF, _BUFFER_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+
+
+@dataclass
+class _ZmqBlock:
+    """The memory of one block, and what became of it since it was sent."""
+
+    raw: np.ndarray
+    trajectory: Trajectory
+    fields: dict[str, Any] = field(default_factory=dict)
+    trackers: list[zmq.MessageTracker] = field(default_factory=list)
+
+    def untouched(self) -> bool:
+        """Return whether ZeroMQ has let go of the bytes."""
+        return all(tracker.done for tracker in self.trackers)
+
+
+class ZmqSampleProducer(ProducerEnd):
+    """The writing end of `tcp://` and `ipc://` addresses."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        schema: Tree,
+        producer: ProducerId,
+        num_groups: int,
+        *,
+        timeout_s: float,
+        keys: KeyPath = None,
+        hop: Path | None = None,
+    ):
+        super().__init__(schema, producer, num_groups)
+        self._keys = own_keys = keys_to_connect(keys)
+        self.address = endpoint
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        configure(self._socket, HELLO_LIMITS.message_bytes)
+        self._socket.setsockopt(zmq.ROUTING_ID, b"p" + uuid.uuid4().bytes)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        introduce(self._socket, endpoint, own_keys)
+        self._closed = ""
+        self._lock = threading.RLock()  # whoever uses the socket, or counts what is on the way, holds it
+        self._stop = threading.Event()
+        handshakes = Handshakes(self._socket, endpoint, own_keys)
+        try:
+            num_blocks, life = self._join(endpoint, num_groups, timeout_s, handshakes)
+            self._page = HopPage.attach(hop, producer, life)
+            handshakes.close()
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        layout = make_layout(self.leaves)
+        self._blocks = []
+        for _ in range(num_blocks):
+            raw = aligned_zeros(layout.size_bytes)
+            self._blocks.append(_ZmqBlock(raw, layout.tree(schema, raw)))
+        self._free = deque(range(num_blocks))
+        self._on_the_way: deque[tuple[int, int]] = deque()  # (index, block number), oldest first
+        self._open = self._sent = self._received = self._released = 0
+        self._resent_s = 0.0
+        self._departed = self._lost = False
+        self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
+        self._thread.start()
+
+    def _join(self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes) -> tuple[int, int]:
+        self._socket.connect(endpoint)
+        deadline = time.monotonic() + timeout_s
+        answered = False
+        while not answered:
+            left_s = remaining(deadline)
+            hello = hello_frames(self.producer, self.leaves, num_groups)
+            self._socket.send_multipart(outgoing(hello, self._keys))
+            answered = bool(self._socket.poll(math.ceil(1000 * min(left_s, _SYNC_S))))
+            handshakes.look()
+            if not answered and left_s <= 0:
+                raise handshakes.no_answer(timeout_s)
+        welcome = check_welcome(decode(self._socket.recv_multipart(), HELLO_LIMITS))
+        num_blocks = welcome.fields.get("blocks")
+        if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
+            raise StreamError(f"{endpoint} welcomed {self.producer.name} with {num_blocks!r} blocks.")
+        return num_blocks, read_life(welcome.fields.get("life"))
+
+    def reserve(self, timeout_s: float) -> OpenBlock:
+        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        with self._lock:
+            return self._reserve(timeout_s)
+
+    def _reserve(self, timeout_s: float) -> OpenBlock:
+        deadline = time.monotonic() + timeout_s
+        self._hear(0.0)
+        while not self._has_room():
+            self._check_open()
+            if remaining(deadline) <= 0:
+                raise self._no_room(timeout_s, len(self._blocks))
+            if not self._hear(min(remaining(deadline), _SYNC_S)):
+                self._tell("sync")
+        self._check_open()
+        number = self._free.popleft()
+        self._open += 1
+        block = self._blocks[number]
+        return OpenBlock(self, number, block.trajectory)
+
+    def _has_room(self) -> bool:
+        while self._on_the_way:
+            index, number = self._on_the_way[0]
+            if index >= self._received or not self._blocks[number].untouched():
+                break
+            self._on_the_way.popleft()
+            self._blocks[number].trackers.clear()
+            self._free.append(number)
+        return bool(self._free) and self._open + self._sent - self._released < len(self._blocks)
+
+    def commit_block(self, number: int, group: int) -> Entry:
+        """Send block `number` (called by the block)."""
+        with self._lock:
+            return self._commit(number, group)
+
+    def _commit(self, number: int, group: int) -> Entry:
+        self._check_group(group)
+        self._hear(0.0)
+        self._check_open()
+        entry = self._next_entry(group)
+        self._page.begin()
+        self._blocks[number].fields = {"index": self._sent, "group": group, "sequence": entry.sequence}
+        self._on_the_way.append((self._sent, number))
+        self._sent += 1
+        self._open -= 1
+        self._send_block(number)
+        self._page.commit()
+        return entry
+
+    def abandon_block(self, number: int) -> None:
+        """Take block `number` back unwritten (called by the block)."""
+        with self._lock:
+            self._open -= 1
+            self._free.appendleft(number)
+
+    def close(self) -> None:
+        """Leave; what was committed still arrives (waits up to 5 s for the consumer to have it)."""
+        if self._departed:
+            return
+        self._departed = True
+        self._stop.set()
+        self._thread.join()
+        deadline = time.monotonic() + _FAREWELL_S
+        with self._lock:
+            while not self._closed and remaining(deadline) > 0:
+                self._tell("bye")
+                self._hear(_SYNC_S)
+            self._closed = self._closed or "closed by this producer"
+            if self._lost or self._page.parted:  # what was taken in is final
+                self._page.leave(self._sent)
+            self._context.destroy(linger=0)
+
+    def lose(self, reason: str) -> None:
+        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+        with self._lock:
+            self._closed, self._lost = self._closed or reason, True
+
+    def _attend(self) -> None:
+        """Find out about lost trajectories while nobody reserves or commits: the consumer might wait for just those."""
+        while not self._stop.wait(_SYNC_S):
+            if not self._lock.acquire(blocking=False):
+                continue  # in use: then it is heard there
+            try:
+                if not self._closed and not self._hear(0.0) and any(i >= self._received for i, _ in self._on_the_way):
+                    self._tell("sync")
+            except JsrlError as error:  # told to whoever calls next
+                self._closed = str(error)
+            finally:
+                self._lock.release()
+
+    def _check_open(self) -> None:
+        if self._closed or self._departed:
+            raise StreamClosed(f"{self.producer.name} on {self.address}: {self._closed or 'closed by this producer'}")
+
+    def _send_block(self, number: int) -> None:
+        block = self._blocks[number]
+        *pieces, last = outgoing(encode("sample", block.fields, block.raw), self._keys)
+        for piece in pieces:
+            self._send_frame(piece, zmq.SNDMORE, block)
+        self._send_frame(last, 0, block)
+
+    def _send_frame(self, frame: Any, flags: int, block: _ZmqBlock) -> None:
+        if len(frame) <= _COPY_BYTES:
+            self._socket.send(frame, flags)
+            return
+        tracker = self._socket.send(frame, flags, copy=False, track=True)
+        if tracker is not None:
+            block.trackers.append(tracker)
+
+    def _tell(self, kind: str) -> None:
+        self._socket.send_multipart(encode(kind, {"sent": self._sent}))
+
+    def _hear(self, timeout_s: float) -> bool:
+        """Take in what the consumer said; return whether it said anything in time."""
+        if self._socket.closed or (timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000))):
+            return False
+        heard = False
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return heard
+            self._take_in(decode(frames, _CONTROL_LIMITS))
+            heard = True
+
+    def _take_in(self, message: Message) -> None:
+        if message.kind == REFUSED:
+            self._closed = str(message.fields.get("text", "refused"))
+        elif message.kind == "farewell":
+            self._closed = "closed by this producer"
+        elif message.kind == "credit":
+            self._received = max(self._received, read_number(message, "received"))
+            self._released = max(self._released, read_number(message, "released"))
+            if message.fields.get("resend") and time.monotonic() - self._resent_s > _SYNC_S / 2:
+                self._resent_s = time.monotonic()
+                for index, number in list(self._on_the_way):
+                    if index >= self._received:
+                        self._send_block(number)
+
+
+def read_number(message: Message, name: str) -> int:
+    """Return a field that counts something.
+
+    Raises:
+      CodecError: it is missing, or no integer from 0.
+    """
+    value = message.fields.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CodecError(f"{message.kind}: {name} is {value!r}, expected an integer from 0.")
+    return value

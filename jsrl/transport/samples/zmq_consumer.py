@@ -1,0 +1,301 @@
+"""The reading end of sample streams over ZeroMQ (the messages are described in samples_zmq)."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, StreamError
+from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_life
+from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, shut
+from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.handshake import HELLO, WELCOME, bind, hello_limits, read_hello, refusal_frames, remaining
+from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.memory.allocator import reuse_freed_memory
+from jsrl.transport.samples.ends import Admissions, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.samples.zmq import configure, read_number
+from jsrl.transport.wire.codec import Limits, Message, decode, encode
+from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
+from jsrl.types import Array, Tree
+
+_LINGER_MS = 500
+_ATTEND_S = 0.02
+_LOOK_S = 0.1  # how often `get` lets go of the socket's lock
+_MOST_WAITING = 1000  # messages of one connection: credits bound those that were admitted, not strangers
+_LARGE_BYTES = 1 << 17  # from here on the C library asks the kernel for every message, unless told otherwise
+
+
+@dataclass
+class _Peer:
+    """A producer's life as the consumer sees it."""
+
+    producer: ProducerId
+    route: bytes
+    num_groups: int
+    num_blocks: int
+    page: HopPage
+    received: int = 0
+    released: int = 0
+    told: int = 0  # what of `released` the producer has been told
+    asked: int = -1  # the index that was asked for again last
+    sequences: dict[int, int] = field(default_factory=dict)
+
+
+class ZmqSampleConsumer:
+    """The reading end of `tcp://` and `ipc://` addresses.
+
+    `get` receives in the caller's own thread. An attendant thread looks at the socket every 20 ms while nobody else does,
+    so that hellos and syncs are answered while the consumer is busy; whoever uses the socket holds its lock.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        schema: Tree,
+        *,
+        blocks_per_producer: int | None = None,
+        keys: KeyPath = None,
+        ledger: Ledger | None = None,
+        guests: Guests = ANYBODY,
+        hop: Path | None = None,
+    ):
+        self._keys = own_keys = keys_to_bind(endpoint, keys)
+        self.schema = schema
+        self.leaves = flatten_schema(schema)
+        self._layout = make_layout(self.leaves)
+        self._blocks_per_producer = check_blocks(blocks_per_producer)
+        header_bytes = hello_limits(self.leaves).header_bytes
+        self._limits = Limits(header_bytes, frames=2, message_bytes=header_bytes + self._layout.size_bytes)
+        self._admissions = Admissions(guests)
+        self._peers: dict[bytes, _Peer] = {}
+        self._owing: list[list[Any]] = []  # what the thread has to send
+        self._untold: dict[bytes, _Peer] = {}  # producers that have not been told of everything that was released
+        if self._layout.size_bytes >= _LARGE_BYTES:
+            reuse_freed_memory()
+        self._lock = threading.RLock()
+        self._socket_lock = threading.Lock()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure(self._socket, max(self._layout.size_bytes, header_bytes), _MOST_WAITING)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind)
+        self._queue = SampleQueue(self.address, ledger)
+        self._hop, self._life = hop, new_life()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
+        self._thread.start()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory that has arrived so far."""
+        self._serve()
+        return self._queue.ledger
+
+    def get(self, timeout_s: float) -> Lease:
+        """Return the next trajectory that arrived, in order per (producer, group).
+
+        The arrays are read-only views of the received message, valid until `release`. JAX on CPU reads numpy arrays
+        without copying them: release only once nothing computes with them any more (copy to a staging buffer first).
+
+        Raises:
+          StreamTimeout: none arrived in time. StreamClosed: this end is closed.
+          SpecMismatch: a producer with another schema asked to join (raised once).
+        """
+        deadline = time.monotonic() + timeout_s
+        while (lease := self._queue.take()) is None:
+            left_s = remaining(deadline)
+            with self._socket_lock:
+                heard = self._receive_and_send()
+                if not heard:
+                    self._socket.poll(math.ceil(1000 * min(left_s, _LOOK_S)))
+                    heard = self._receive_and_send()
+            if not heard and left_s <= 0:
+                raise self._queue.nothing_came(timeout_s)
+        return lease
+
+    def release(self, lease: Lease, outcome: str = "consumed") -> None:
+        """Give the memory back once nothing reads it any more; the producer may send one more.
+
+        The producer is told at once when half of its blocks are free, else when this end waits or looks at its socket.
+        """
+        peer = self._queue.settle(lease, outcome)
+        if peer is None:
+            return
+        with self._lock:
+            peer.released += 1
+            if peer.route in self._peers:
+                self._untold[peer.route] = peer
+        if 2 * (peer.released - peer.told) >= peer.num_blocks:
+            self._serve()
+
+    def pending(self) -> int:
+        """Return how many arrived trajectories wait."""
+        self._serve()
+        return len(self._queue)
+
+    def feedback(self, ids: Array, priorities: Array) -> None:
+        """Do nothing: only replay takes priorities back."""
+
+    def fence(self, producer: ProducerId) -> None:
+        """Accept nothing more from this incarnation; what arrived before is still delivered."""
+        with self._lock:
+            self._admissions.fence(producer)
+            for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
+                self._part(peer, "this incarnation was fenced by the consumer.")
+        self._serve()
+
+    def close(self) -> None:
+        """Drop what is in flight (reason `closed`) and free the memory; producers get StreamClosed."""
+        if not self._queue.close():
+            return
+        self._stop.set()
+        self._thread.join(10)
+        with self._lock:
+            for peer in list(self._peers.values()):
+                self._part(peer, "the consumer is closed.")
+        with self._socket_lock:
+            self._receive_and_send()
+            shut(self._context, self._socket, self._gate, _LINGER_MS)
+
+    def _part(self, peer: _Peer, reason: str) -> None:
+        self._peers.pop(peer.route, None)
+        peer.page.part()
+        self._owe(peer.route, refusal_frames(StreamClosed(reason)))
+
+    def _owe(self, route: bytes, frames: list[Any]) -> None:
+        self._owing.append([route, *frames])
+
+    # -- the socket, with its lock held
+
+    def _attend(self) -> None:
+        while not self._stop.wait(_ATTEND_S):
+            self._serve()
+
+    def _serve(self) -> None:
+        """Take in and send what there is, unless another thread is at it."""
+        if self._socket_lock.acquire(blocking=False):
+            try:
+                if not self._socket.closed:
+                    self._receive_and_send()
+            finally:
+                self._socket_lock.release()
+
+    def _receive_and_send(self) -> bool:
+        """Return whether a message had arrived."""
+        heard = self._receive()
+        with self._lock:
+            owing, self._owing = self._owing, []
+            for peer in self._untold.values():
+                if peer.route in self._peers and peer.told < peer.released:
+                    owing.append([peer.route, *_credit(peer)])
+            self._untold.clear()
+        for frames in owing:
+            self._socket.send_multipart(frames)
+        return heard
+
+    def _receive(self) -> bool:
+        """Take in the messages that have arrived (a bounded number, so that answers get their turn)."""
+        for number in range(64):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return number > 0
+            route = frames[0].bytes
+            with self._lock:
+                peer = self._peers.get(route)
+                try:
+                    whole = incoming([frame.buffer for frame in frames[1:]], self._keys, self._limits.message_bytes)
+                    self._handle(route, peer, decode(whole, self._limits))
+                except JsrlError as error:
+                    self._refuse(route, peer, error)
+        return True
+
+    def _handle(self, route: bytes, peer: _Peer | None, message: Message) -> None:
+        if message.kind == HELLO:
+            self._welcome(route, message)
+        elif peer is None:
+            raise StreamClosed("this consumer does not know the producer: join again with a new incarnation.")
+        elif message.kind == "sample":
+            self._take_sample(peer, message)
+        elif message.kind == "sync":
+            peer.asked = -1
+            self._owe(route, _credit(peer, resend=peer.received < read_number(message, "sent")))
+        elif message.kind == "bye":
+            if peer.received < read_number(message, "sent"):
+                self._owe(route, _credit(peer, resend=True))
+            else:
+                self._peers.pop(route)
+                peer.page.tell(read_number(message, "sent"))
+                peer.page.part()
+                self._owe(route, encode("farewell"))
+        else:
+            raise CodecError(f"unknown message {message.kind[:40]!r}.")
+
+    def _welcome(self, route: bytes, message: Message) -> None:
+        producer, leaves, num_groups = read_hello(message, self._admissions)
+        known = self._peers.get(route)
+        if known is not None and known.producer == producer:  # asked again: the welcome was late, or lost
+            self._owe(route, self._welcome_frames(known.num_blocks))
+            return
+        compare_schemas(self.leaves, leaves, "the consumer", producer.name)
+        num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
+        self._admissions.admit(producer)
+        for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
+            self._part(old, f"replaced by incarnation {producer.incarnation}.")
+        page = HopPage.create(self._hop, producer, self._life, blocks=num_blocks, road=ZEROMQ)
+        self._queue.ledger.join()
+        self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
+        self._owe(route, self._welcome_frames(num_blocks))
+
+    def _welcome_frames(self, num_blocks: int) -> list[Any]:
+        return encode(WELCOME, {"blocks": num_blocks, "life": self._life})
+
+    def _take_sample(self, peer: _Peer, message: Message) -> None:
+        index = read_number(message, "index")
+        if index < peer.received:
+            return  # a duplicate: sent again before the producer heard that it had arrived
+        if index > peer.received:
+            if peer.asked != peer.received:
+                peer.asked = peer.received
+                self._owe(peer.route, _credit(peer, resend=True))
+            return
+        group, sequence = read_number(message, "group"), read_number(message, "sequence")
+        expected = peer.sequences.get(group, 0)
+        if not 0 <= group < peer.num_groups or sequence != expected or index - peer.released >= peer.num_blocks:
+            raise StreamError(
+                f"{peer.producer.name} sent group {group}, sequence {sequence}, index {index}; expected sequence "
+                f"{expected} of one of {peer.num_groups} groups, at most {peer.num_blocks} ahead of {peer.released}. "
+                "It was fenced."
+            )
+        raw = message.arrays
+        if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8 or raw.shape != (self._layout.size_bytes,):
+            raise CodecError(f"{peer.producer.name} sent a sample that is not {self._layout.size_bytes} raw bytes.")
+        if raw.ctypes.data % 8:  # small messages lie anywhere in ZeroMQ's buffer; arrays of 8-byte numbers must not
+            raw = raw.copy()
+        peer.received += 1
+        peer.sequences[group] = expected + 1
+        trajectory = self._layout.tree(self.schema, raw, writeable=False)
+        self._queue.add(trajectory, Entry(peer.producer, group, sequence), peer, peer.page)
+
+    def _refuse(self, route: bytes, peer: _Peer | None, error: JsrlError) -> None:
+        if isinstance(error, SpecMismatch):
+            self._queue.complain(SpecMismatch(str(error)))
+        elif peer is not None:  # a producer that was welcomed does not speak properly
+            self._queue.complain(StreamError(str(error)))
+            self._admissions.fence(peer.producer)
+            self._peers.pop(route, None)
+            peer.page.part()
+        self._owe(route, refusal_frames(error))
+
+
+def _credit(peer: _Peer, *, resend: bool = False) -> list[Any]:
+    peer.told = peer.released
+    return encode("credit", {"received": peer.received, "released": peer.released, "resend": resend})

@@ -1,0 +1,1 @@
+"""Tuning: trials, search and profiles."""

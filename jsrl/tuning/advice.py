@@ -1,0 +1,198 @@
+"""What measurements say: the setting to use and how much it gains; a pure function of a file of measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import ConfigError
+from jsrl.runs.files import read_json, write_json
+from jsrl.tuning.search import Trial
+from jsrl.tuning.space import Setting, key_of
+
+FORMAT = 1
+BUSY = 3.0  # load average per core above which something else must have run: a trial keeps its own cores busy
+TIE = 0.02  # within this share of the best speed the setting with fewer processes is taken
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All that a tuning measured, and on what.
+
+    Attributes:
+      experiment: its name. machine, work: what the figures hold for (see jsrl.tuning.profiles). version: of jsrl.
+      default: the setting that the experiment had. trials: in order. words, options: key of a setting -> the setting for
+        people, and the options (name -> value) that it stands for. began: when (ISO 8601). total_s: that it took.
+      changes_learning: the number of environments and the batch were tuned as well.
+    """
+
+    experiment: str
+    machine: dict[str, Any]
+    work: dict[str, Any]
+    version: str
+    default: Setting
+    trials: tuple[Trial, ...]
+    words: dict[str, str]
+    options: dict[str, dict[str, Any]]
+    began: str = ""
+    total_s: float = 0.0
+    changes_learning: bool = False
+
+    def save(self, path: Path) -> None:
+        """Write these measurements as JSON."""
+        write_json(path, {"format": FORMAT, "kind": "measurements", **dataclasses.asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> Measurements:
+        """Read measurements.
+
+        Raises:
+          ConfigError: the file cannot be read, or holds something else.
+        """
+        found = read_kind(path, "measurements")
+        try:
+            trials = tuple(Trial(**trial) for trial in found.pop("trials"))
+            return cls(**found, trials=trials)
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"{path} holds no measurements that this version reads ({error}); tune again.") from None
+
+
+def read_kind(path: Path, kind: str) -> dict[str, Any]:
+    """Return the contents of a JSON file of ours, without its `format` and `kind`.
+
+    Raises:
+      ConfigError: it cannot be read, is of another kind, or of another version's format.
+    """
+    try:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as {kind} ({error}); expected a file that tune.py wrote.") from None
+    if not isinstance(found, dict) or found.get("kind") != kind or found.get("format") != FORMAT:
+        what = found.get("kind") if isinstance(found, dict) else type(found).__name__
+        raise ConfigError(f"{path} is no file of {kind} of format {FORMAT} (it says {what!r}); tune again.")
+    return {name: value for name, value in found.items() if name not in ("format", "kind")}
+
+
+def label(setting: Setting) -> str:
+    """Return a setting as one word of text, to look it up by."""
+    return ";".join(f"{name}={value}" for name, value in key_of(setting))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to use.
+
+    Attributes:
+      setting, words, options: the best one, for machines and for people. env_steps_per_s: its median speed.
+      default_env_steps_per_s: of the default (0 where it failed). ranking: (words, median speed, lowest, highest,
+      measurements) of every setting, best first. text: all of this for people.
+    """
+
+    setting: Setting
+    words: str
+    options: dict[str, Any]
+    env_steps_per_s: float
+    default_env_steps_per_s: float
+    ranking: tuple[tuple[str, float, float, float, int], ...]
+    text: str
+
+    @property
+    def gain(self) -> float:
+        """Return how many times the default's speed this is (infinite where the default failed)."""
+        return self.env_steps_per_s / self.default_env_steps_per_s if self.default_env_steps_per_s else float("inf")
+
+
+def advise(found: Measurements) -> Advice:
+    """Return the advice that follows from measurements.
+
+    The setting with the highest median of its final measurements wins (of all measurements, where no final was made);
+    within 2% of it the default is kept, else the setting with the fewest processes taken.
+
+    Raises:
+      ConfigError: not one measurement succeeded; with what went wrong.
+    """
+    speeds = {key: values for key, values in _speeds(found.trials).items() if min(values) > 0}
+    settings = {key_of(t.setting): t.setting for t in found.trials}
+    if not speeds:
+        errors = [t.error for t in found.trials if t.error]
+        raise ConfigError(f"no setting could be measured: {errors[0] if errors else 'there was no time'}")
+    medians = {key: statistics.median(values) for key, values in speeds.items()}
+    compared = _comparable(found.trials) & set(speeds) or set(speeds)
+    top = max(medians[key] for key in compared)
+    level = [key for key in compared if medians[key] >= (1 - TIE) * top]
+    default = key_of(found.default)
+    chosen = min(level, key=lambda k: (k != default, _processes(settings[k]), -medians[k], str(k)))
+    order = sorted(speeds, key=lambda key: (key != chosen, key not in compared, -medians[key], str(key)))
+    ranking = tuple(
+        (found.words[label(settings[k])], medians[k], min(speeds[k]), max(speeds[k]), len(speeds[k])) for k in order
+    )
+    setting = settings[chosen]
+    options, words = found.options[label(setting)], found.words[label(setting)]
+    advice = Advice(setting, words, options, medians[chosen], medians.get(default, 0.0), ranking, "")
+    return dataclasses.replace(advice, text=_text(found, advice, chosen == default))
+
+
+def _speeds(trials: Sequence[Trial]) -> dict[Any, list[float]]:
+    """Return the speeds by setting: of its final measurements where there are any (the first one may be a lucky one)."""
+    every: dict[Any, list[float]] = {}
+    final: dict[Any, list[float]] = {}
+    for trial in trials:
+        every.setdefault(key_of(trial.setting), []).append(trial.env_steps_per_s)
+        if trial.phase == "final":
+            final.setdefault(key_of(trial.setting), []).append(trial.env_steps_per_s)
+    return every | final
+
+
+def _comparable(trials: Sequence[Trial]) -> set[Any]:
+    """Return the settings that were measured most carefully: those with final measurements, most of them."""
+    counts: dict[Any, int] = {}
+    for trial in trials:
+        if trial.phase == "final":
+            counts[key_of(trial.setting)] = counts.get(key_of(trial.setting), 0) + 1
+    most = max(counts.values(), default=0)
+    return {key for key, count in counts.items() if count >= most - 1}
+
+
+def _processes(setting: Setting) -> int:
+    if setting.get("placement") == "serial":
+        return 1
+    return 1 + setting.get("num-actors", 1) + setting.get("num-inference-servers", 0)
+
+
+def _text(found: Measurements, advice: Advice, is_default: bool) -> str:
+    """Return the advice for people: the setting, what it gains, the options to give, and what came next."""
+    speed = f"{advice.env_steps_per_s:,.0f} env steps/s"
+    if is_default:
+        first = f"{found.experiment}: keep the default ({advice.words}), {speed}: nothing measured was faster by 2%"
+    elif not advice.default_env_steps_per_s:
+        first = f"{found.experiment}: {advice.words}: {speed} (the default failed)"
+    else:
+        first = f"{found.experiment}: {advice.words}: {advice.gain:.1f}x the default, {speed}"
+    lines = [first]
+    if not is_default:
+        words = " ".join(f"--{name} {_plain(value)}" for name, value in sorted(advice.options.items()))
+        lines.append(f"  as options: {words}")
+    if found.changes_learning:
+        lines.append("  the number of environments and the batch were tuned too: what is learned changes with them")
+    count = len({key_of(t.setting) for t in found.trials})
+    lines.append(f"  {len(found.trials)} trials of {count} settings in {found.total_s:.0f} s; fastest:")
+    for words, median, low, high, number in advice.ranking[:4]:
+        spread = f"{low:,.0f} - {high:,.0f}, {number} times" if number > 1 else "once"
+        lines.append(f"    {median:>10,.0f}  {words} ({spread})")
+    load, cores = statistics.median(t.load for t in found.trials), found.machine.get("cores", 1)
+    if load > BUSY * cores:
+        lines.append(
+            f"  other things ran meanwhile (load average {load:.0f} on {cores} cores): tune again when they are over"
+        )
+    failed = [t for t in found.trials if t.error]
+    if failed:
+        lines.append(f"  {len(failed)} failed, the first: {failed[0].error.splitlines()[0][:100]}")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    return "none" if value is None else str(value)

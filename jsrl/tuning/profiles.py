@@ -1,0 +1,195 @@
+"""Profiles: what a tuning found, kept for one machine, one piece of work and one version, and used by later runs.
+
+`JSRL_PROFILES` says in which folder (an empty value: none is kept or used); the default is the user's cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.experiment.options import options_of
+from jsrl.references.reference import to_json
+from jsrl.runs.files import write_json
+from jsrl.runs.provenance import hardware_facts
+from jsrl.tuning.advice import FORMAT, read_kind
+from jsrl.tuning.space import applied
+
+VARIABLE = "JSRL_PROFILES"
+OFF, AUTO = "none", "auto"
+FAULT_FIELDS = ("on_fault", "fault_limit", "fault_window_s")  # of an environment: no work
+# What of an agent decides how much there is to compute; of agents without these fields everything counts.
+COSTLY_FIELDS = ("network", "num_epochs", "num_minibatches")
+# What a tuning may change: a profile that was tuned with some of these given holds for runs that are given the same.
+TUNED = (
+    "placement", "num-actors", "num-groups", "num-inference-servers", "inference.max-rows", "inference.max-wait-s",
+    "learner.threads", "actor.blocks-per-group",
+)  # fmt: skip
+
+
+def profiles_folder(given: str | None = None) -> Path | None:
+    """Return where profiles are kept (`given`, else JSRL_PROFILES, else the user's cache); None: nowhere."""
+    chosen = os.environ.get(VARIABLE) if given is None else given
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "jsrl" / "profiles"
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what identifies a kind of machine: processor, cores that this process may use, memory, accelerators."""
+    facts = hardware_facts()
+    return {
+        "processor": facts["processor"],
+        "cores": facts["cores"],
+        "memory_gb": round(facts["memory_gb"]),
+        "accelerators": facts["accelerators"],
+    }
+
+
+def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return what decides how much work an experiment is: environment, network, batch; not its learning rate or seed.
+
+    Args:
+      experiment: whose. given: options that were given explicitly, and so are not to be tuned.
+    """
+    e = experiment
+    own = options_of(experiment)
+    environment = to_json(e.env)
+    for name in FAULT_FIELDS:
+        environment["fields"].pop(name, None)
+    agent = {name: getattr(e.agent, name) for name in COSTLY_FIELDS if hasattr(e.agent, name)} or {"whole": e.agent}
+    return {
+        "experiment": e.name,
+        "env": environment,
+        "agent": {"kind": type(e.agent).__name__, **{name: to_json(value) for name, value in agent.items()}},
+        "num_envs": e.num_envs,
+        "rollout_length": e.rollout_length,
+        "batch_envs": e.batch_columns,
+        "max_policy_lag": e.max_policy_lag,
+        "reuse": e.learner.reuse,
+        "order": e.order,
+        "fixed": {name: own[name].default for name in TUNED if name in given},
+    }
+
+
+def version() -> str:
+    """Return the version of jsrl that figures hold for."""
+    return importlib.metadata.version("jsrl")
+
+
+def profile_key(machine: dict[str, Any], work: dict[str, Any], of_version: str) -> str:
+    """Return the name of a profile's file, without its ending."""
+    text = json.dumps([machine, work, of_version], sort_keys=True)
+    return f"{work['experiment']}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Options (name -> value) that made an experiment fast.
+
+    Attributes:
+      options: to set. words: the same for people. gain: times the default's speed. machine, work, version: it holds for.
+      measurements: file that it follows from. path: where it lies.
+    """
+
+    options: dict[str, Any]
+    words: str
+    gain: float | None
+    machine: dict[str, Any]
+    work: dict[str, Any]
+    version: str
+    measurements: str = ""
+    path: str = ""
+
+    def save(self, folder: Path) -> Profile:
+        """Write this profile under its key and return it with its path.
+
+        Raises:
+          ConfigError: the folder cannot be written.
+        """
+        path = folder / f"{profile_key(self.machine, self.work, self.version)}.json"
+        saved = dataclasses.replace(self, path=str(path))
+        values = {name: value for name, value in dataclasses.asdict(saved).items() if name != "path"}
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(path, {"format": FORMAT, "kind": "profile", **values})
+        except OSError as error:
+            raise ConfigError(
+                f"the profile cannot be written to {folder} ({error.strerror}); choose another folder with --profiles-dir "
+                f"or {VARIABLE}."
+            ) from None
+        return saved
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        """Read a profile.
+
+        Raises:
+          ConfigError: the file cannot be read, or holds something else.
+        """
+        try:
+            return cls(**read_kind(path, "profile"), path=str(path))
+        except TypeError as error:
+            raise ConfigError(f"{path} holds no profile that this version reads ({error}); tune again.") from None
+
+
+def find_profile(experiment: Experiment, folder: Path | None, given: Collection[str] = ()) -> Profile | None:
+    """Return the profile of this machine, work and version: tuned with the same options given, or else with none."""
+    if folder is None:
+        return None
+    for fixed in (given, ()):
+        path = folder / f"{profile_key(machine_facts(), work_facts(experiment, fixed), version())}.json"
+        if path.exists():
+            return Profile.load(path)
+    return None
+
+
+def use_profile(
+    experiment: Experiment, which: str, *, given: Collection[str] = (), profiles_dir: str | None = None
+) -> tuple[Experiment, str]:
+    """Return (the experiment with a profile's options, one line that says so, or an empty string).
+
+    Args:
+      experiment: what shall run. which: auto (the one made on this machine, if any), none, or a file's path.
+      given: options that were given explicitly: they win. profiles_dir: where profiles are kept.
+
+    Raises:
+      ConfigError: the file that was asked for cannot be read or does not fit.
+    """
+    if which == OFF:
+        return experiment, ""
+    asked = which != AUTO
+    profile = Profile.load(Path(which)) if asked else find_profile(experiment, profiles_folder(profiles_dir), given)
+    if profile is None:
+        return experiment, ""
+    name = f"profile {Path(profile.path).name}"
+    if experiment.is_deterministic:
+        return experiment, f"{name} is not used: the run is deterministic" if asked else ""
+    now = options_of(experiment)
+    own = [option for option, value in profile.options.items() if option in given and now[option].default != value]
+    if "placement" in own:  # a placement's settings are not another's
+        return experiment, f"{name} is not used: it is for --placement {profile.options['placement']}"
+    chosen = {option: value for option, value in profile.options.items() if option not in given}
+    try:
+        tuned = applied(experiment, chosen)
+    except ConfigError as error:
+        if asked and not own:
+            raise ConfigError(f"{which} does not fit this experiment: {error}") from None
+        return experiment, f"{name} is not used: it does not go with {', '.join(f'--{o}' for o in own)}"
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"{profile.path} names options that do not exist ({error}); tune again.") from None
+    if tuned == experiment:
+        return experiment, ""
+    kept = f", but {', '.join(f'--{o}' for o in own)} as given" if own else ""
+    gain = f" ({profile.gain:.1f}x the default when tuned)" if profile.gain else ""
+    return tuned, f"uses {name}: {profile.words}{gain}{kept}; --profile none switches it off"

@@ -1,0 +1,259 @@
+"""The search for a fast setting, where every measurement is a noisy one.
+
+A Gaussian process over the log of the speed says what to try next; then the leaders are measured again, in turns, because the
+best of many noisy measurements is a lucky one. Nothing here is random: the same measurements lead to the same next one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jsrl.tuning.space import Setting, Space, key_of
+
+EXPLORE_SHARE = 0.75  # of the time; the rest measures the leaders again
+WORTH = 0.005  # expected gain (of the log speed) below which trying something new ends early
+MAX_LEADERS = 3
+LEADER_MARGIN = 0.10  # how far behind the best (log speed, as the model has it) a leader may be
+MIN_ROUNDS, MAX_ROUNDS = 2, 6
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measurement of one setting.
+
+    Attributes:
+      setting: what was measured. phase: `explore` or `final`. env_steps_per_s: trained, 0 where it failed.
+      seconds: that the figure covers. updates: in that time. start_s: from the command to the first update.
+      cut: ended early, because it was far behind. error: why it failed. load: load average of the machine at its end.
+    """
+
+    setting: Setting
+    phase: str
+    env_steps_per_s: float
+    seconds: float = 0.0
+    updates: int = 0
+    start_s: float = 0.0
+    cut: bool = False
+    error: str = ""
+    load: float = 0.0
+
+
+Measure = Callable[[Setting, str, float], Trial]  # setting, phase, the best speed so far -> what was measured
+
+
+@dataclass
+class Budget:
+    """Time for a search, by a clock that tests may replace.
+
+    Attributes:
+      total_s: to spend. clock: returns seconds. stopped: asked whether to end now (Ctrl-C).
+    """
+
+    total_s: float
+    clock: Callable[[], float]
+    stopped: Callable[[], bool] = lambda: False
+    begin_s: float = field(init=False)
+    _durations: list[float] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.begin_s = self.clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds spent."""
+        return self.clock() - self.begin_s
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds left."""
+        return self.total_s - self.elapsed_s
+
+    def took(self, seconds: float) -> None:
+        """Note how long a trial took."""
+        self._durations.append(seconds)
+
+    def allows(self, share: float = 1.0) -> bool:
+        """Return whether one more trial of the usual length fits into a share of the time."""
+        usual_s = statistics.median(self._durations) if self._durations else 0.0
+        return not self.stopped() and self.elapsed_s + usual_s <= share * self.total_s
+
+
+def search(space: Space, measure: Measure, budget: Budget) -> list[Trial]:
+    """Measure settings until the time is spent, or nothing is left to be gained; return all trials in order.
+
+    Args:
+      space: what may be tried; its default is measured first. measure: makes one trial. budget: how long it may take.
+    """
+    trials: list[Trial] = []
+
+    def make(setting: Setting, phase: str) -> None:
+        begin_s = budget.clock()
+        best = max((t.env_steps_per_s for t in trials), default=0.0)
+        trials.append(measure(setting, phase, best))
+        budget.took(budget.clock() - begin_s)
+
+    make(space.default, "explore")
+    while budget.allows(EXPLORE_SHARE):
+        setting = propose(space, trials)
+        if setting is None:
+            break
+        make(setting, "explore")
+    for setting in finals(space, trials):
+        if not budget.allows():
+            break
+        make(setting, "final")
+    return trials
+
+
+# -- what to try next -------------------------------------------------------------------------------------------------
+
+
+def propose(space: Space, trials: Sequence[Trial]) -> Setting | None:
+    """Return the setting to measure next: the opening ones first, then whichever promises most; None: none is worth it."""
+    tried = {key_of(t.setting) for t in trials}
+    for setting in openings(space):
+        if key_of(setting) not in tried:
+            return setting
+    untried = [i for i, key in enumerate(space.keys) if key not in tried]
+    if not untried:
+        return None
+    model = fit(space, trials)
+    if model is None:
+        return space.candidates[untried[0]]
+    gain = model.expected_gain(space.points[untried])
+    best = int(np.argmax(gain))
+    return space.candidates[untried[best]] if gain[best] >= WORTH or len(trials) < 2 * len(openings(space)) else None
+
+
+def openings(space: Space) -> list[Setting]:
+    """Return what is measured before there is a model: the default, and each placement with few and with many workers."""
+    chosen: dict[Any, Setting] = {key_of(space.default): space.default}
+    for own in space.grid.values():
+        points = space.coordinates(own)
+        central = own[int(np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1)))]
+        chosen.setdefault(key_of(central), central)
+        distances = np.linalg.norm(points - space.coordinates([central]), axis=1)
+        if distances.max() > 1.5:
+            far = own[int(np.argmax(distances))]
+            chosen.setdefault(key_of(far), far)
+    return list(chosen.values())
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+# Hyperparameters that are compared by their likelihood: correlation length (in steps of a knob), spread of the log speed
+# over the space, and noise of one measurement. The first of each is the likeliest before anything was measured.
+LENGTHS, SPREADS, NOISES = (2.0, 1.0, 4.0, 8.0), (0.5, 0.25, 1.0), (0.05, 0.025, 0.1, 0.2)
+CUT_NOISE = 0.15  # of a measurement that was ended early, on top
+FAILED_BELOW = 0.7  # a failed setting counts as this much (log) slower than the slowest
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Gaussian process (squared exponential) over the log of the speed.
+
+    Attributes:
+      points: measured, [M, X]. factor: Cholesky factor of their covariance. weights: [M], solves it for the measurements.
+      mean: of the log speeds. best: the highest value that the model has for a measured point.
+    """
+
+    points: np.ndarray
+    factor: np.ndarray
+    weights: np.ndarray
+    mean: float
+    length: float
+    spread: float
+    best: float
+
+    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (mean, standard deviation) of the log speed at points [P, X]."""
+        cross = _covariance(points, self.points, self.length, self.spread)
+        mean = self.mean + cross @ self.weights
+        solved = np.linalg.solve(self.factor, cross.T)
+        variance = self.spread**2 - np.einsum("ij,ij->j", solved, solved)
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
+
+    def expected_gain(self, points: np.ndarray) -> np.ndarray:
+        """Return by how much each point is expected to raise the best log speed."""
+        mean, deviation = self.predict(points)
+        z = (mean - self.best) / deviation
+        density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+        below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
+        return deviation * (z * below + density)
+
+
+def _covariance(a: np.ndarray, b: np.ndarray, length: float, spread: float) -> np.ndarray:
+    return spread**2 * np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * length**2))
+
+
+def fit(space: Space, trials: Sequence[Trial]) -> Model | None:
+    """Return the model of what was measured; None when nothing has succeeded."""
+    speeds = np.array([t.env_steps_per_s for t in trials])
+    if not (speeds > 0).any():
+        return None
+    logs = np.log(np.maximum(speeds, speeds[speeds > 0].min() * math.exp(-FAILED_BELOW)))
+    points = space.coordinates([t.setting for t in trials])
+    extra = np.array([CUT_NOISE if t.cut or t.error else 0.0 for t in trials])
+    mean = float(logs.mean())
+    chosen: tuple[float, Model] | None = None
+    for length, spread, noise in itertools.product(LENGTHS, SPREADS, NOISES):
+        covariance = _covariance(points, points, length, spread) + np.diag(noise**2 + extra**2)
+        factor = np.linalg.cholesky(covariance)
+        half = np.linalg.solve(factor, logs - mean)
+        likelihood = -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum())
+        likelihood -= 0.5 * ((length != LENGTHS[0]) + (spread != SPREADS[0]) + (noise != NOISES[0]))
+        if chosen is None or likelihood > chosen[0]:
+            weights = np.linalg.solve(factor.T, half)
+            model = Model(points, factor, weights, mean, length, spread, -math.inf)
+            chosen = likelihood, model
+    assert chosen is not None
+    model = chosen[1]
+    return Model(**(vars(model) | {"best": float(model.predict(points)[0][speeds > 0].max())}))
+
+
+# -- the leaders, again -----------------------------------------------------------------------------------------------
+
+
+def leaders(space: Space, trials: Sequence[Trial]) -> list[Setting]:
+    """Return the settings worth measuring again, best first: by the model, which a lucky measurement fools less."""
+    model = fit(space, trials)
+    measured = {key_of(t.setting): t.setting for t in trials if t.env_steps_per_s > 0 and not t.cut}
+    if model is None or not measured:
+        return []
+    settings = list(measured.values())
+    mean, _ = model.predict(space.coordinates(settings))
+    order = np.argsort(-mean, kind="stable")
+    return [settings[i] for i in order[:MAX_LEADERS] if mean[i] >= mean[order[0]] - LEADER_MARGIN]
+
+
+def finals(space: Space, trials: Sequence[Trial]) -> Iterator[Setting]:
+    """Yield the leaders (and, every other round, the default) to be measured again, in turns; hopeless ones drop out.
+
+    Args:
+      trials: a list that grows by what is yielded.
+    """
+    running = leaders(space, trials)
+    default = space.default
+    for number in range(MAX_ROUNDS):
+        order = running if number % 2 == 0 else running[::-1]
+        yield from order
+        if number % 2 == 0 and default not in running:
+            yield default
+        speed = {key_of(s): statistics.median(final_speeds(trials, s)) for s in running}
+        best = max(speed.values(), default=0.0)
+        margin = max(LEADER_MARGIN / (number + 1), 0.03)  # the more was measured, the less is forgiven
+        running = [s for s in running if speed[key_of(s)] >= (1 - margin) * best]
+        if number + 1 >= MIN_ROUNDS and len(running) < 2:
+            return
+
+
+def final_speeds(trials: Sequence[Trial], setting: Setting) -> list[float]:
+    """Return what the final measurements of a setting showed; [0.0] without any."""
+    return [t.env_steps_per_s for t in trials if t.phase == "final" and t.setting == setting] or [0.0]

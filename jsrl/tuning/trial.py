@@ -1,0 +1,268 @@
+"""One trial: a run of its own, in fresh processes and through the same launch path as any other, measured once it is warm.
+
+`measure` starts `python -m jsrl.tuning.trial`, follows the run's metrics and ends it when they cover enough time. The
+evaluator and the recorder are off meanwhile; nothing else differs from a user's run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsrl.errors import JsrlError
+from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
+from jsrl.references.capture import Capture
+from jsrl.references.reference import from_json, spawn_environment, to_json
+from jsrl.runs.files import write_atomic
+
+RUN_NAME = "trial"
+FOREVER_STEPS = 10**12
+POLL_S = 0.05
+LEAVE_S = 15.0
+ENDED = "the run ended"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a trial may take.
+
+    Attributes:
+      seconds: that the measurement covers at least. updates: as well. warm_s: after the first update, not counted.
+      start_s: until the first update. longest_s: for the measurement, however slow the updates are.
+      hopeless: share of the best speed below which a trial is ended early.
+    """
+
+    seconds: float = 3.0
+    updates: int = 4
+    warm_s: float = 1.0
+    start_s: float = 60.0
+    longest_s: float = 12.0
+    hopeless: float = 0.5
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a trial showed.
+
+    Attributes:
+      env_steps_per_s: trained; 0 where it failed. seconds, updates: that it covers. start_s: from the command to the first
+      update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
+      metrics: the run's last line.
+    """
+
+    env_steps_per_s: float = 0.0
+    seconds: float = 0.0
+    updates: int = 0
+    start_s: float = 0.0
+    cut: bool = False
+    error: str = ""
+    load: float = 0.0
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def measure(
+    experiment: Experiment,
+    limits: Limits = Limits(),
+    *,
+    best: float = 0.0,
+    stopped: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Speed:
+    """Run an experiment in fresh processes and return how fast it trains.
+
+    Args:
+      experiment: what to run; its own limits do not count. limits: how long it may take.
+      best: speed that others reached, so that a hopeless one is ended early (0: none is).
+      stopped: asked whether to end now. on_progress: told in a word what happens.
+    """
+    with tempfile.TemporaryDirectory(prefix="jsrl-trial-") as folder:
+        runs = Path(folder)
+        with _started(experiment, runs) as child:
+            speed = _follow(child, runs, limits, best, stopped, on_progress)
+        if speed.error.startswith(ENDED):
+            said = (runs / "output.txt").read_text(errors="replace").strip()
+            speed = dataclasses.replace(speed, error=said.splitlines()[-1] if said else speed.error)
+    return dataclasses.replace(speed, load=round(os.getloadavg()[0], 2))
+
+
+@contextlib.contextmanager
+def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the run in a session of its own (the user's Ctrl-C is ours to handle); end it afterwards."""
+    endless = dataclasses.replace(
+        experiment,
+        total_env_steps=FOREVER_STEPS,
+        max_minutes=None,
+        stop_at_return=None,
+        evaluator=EvaluatorConfig(enabled=False),
+        recorder=RecorderConfig(enabled=False),
+        trace=False,
+    )
+    source = runs / "source"
+    (runs / "experiment.json").write_text(json.dumps(to_json(endless, Capture(source), "experiment")))
+    spawn = spawn_environment((str(source),))
+    command = [sys.executable, "-m", "jsrl.tuning.trial", str(runs), str(os.getpid())]
+    with (runs / "output.txt").open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **spawn.variables},
+            cwd=spawn.working_directory,
+            start_new_session=True,
+        )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            try:
+                child.wait(LEAVE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()  # its workers die with it; the next run sweeps its shared memory
+                child.wait()
+
+
+def _follow(
+    child: subprocess.Popen[bytes],
+    runs: Path,
+    limits: Limits,
+    best: float,
+    stopped: Callable[[], bool],
+    on_progress: Callable[[str], None],
+) -> Speed:
+    """Watch a run's metrics until they suffice, it fails, or its time is up."""
+    begin_s = time.monotonic()
+    progress = Progress(limits, best)
+    position = 0
+    path = None
+    on_progress("starting")
+    while True:
+        waited_s = time.monotonic() - begin_s
+        path = path or next(runs.glob(f"*/{RUN_NAME}/metrics.jsonl"), None)
+        if path is not None:
+            with path.open("rb") as file:
+                file.seek(position)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    position += len(line)
+                    progress.take(json.loads(line), waited_s)
+        if progress.enough:
+            return progress.speed()
+        if child.poll() is not None:
+            return Speed(error=f"{ENDED} with status {child.returncode}")
+        if stopped():
+            return Speed(error="interrupted")
+        if not progress.begun and waited_s > limits.start_s:
+            return Speed(error=f"no update within {limits.start_s:.0f} s")
+        if progress.begun and waited_s - progress.start_s > limits.warm_s + limits.longest_s:
+            progress.settle()
+            speed = progress.speed()
+            return (
+                speed if speed.updates else dataclasses.replace(speed, error="fewer than 2 updates in the time given")
+            )
+        on_progress(progress.text)
+        time.sleep(POLL_S)
+
+
+class Progress:
+    """How far a trial is, from its lines of metrics: `learner/trained_s` says when the last of `updates` ended."""
+
+    def __init__(self, limits: Limits, best: float = 0.0) -> None:
+        self._limits, self._best = limits, best
+        self._first: dict[str, float] | None = None
+        self._warm: dict[str, float] | None = None
+        self._last: dict[str, float] = {}
+        self.start_s = 0.0
+
+    def take(self, line: dict[str, float], waited_s: float) -> None:
+        """Take a line; `waited_s`: since the trial began."""
+        if "learner/trained_s" not in line or not line["updates"]:
+            return
+        if self._first is None:
+            self._first, self.start_s = line, waited_s
+        self._last = line
+        if self._warm is None and line["learner/trained_s"] - self._first["learner/trained_s"] >= self._limits.warm_s:
+            self._warm = line
+
+    @property
+    def begun(self) -> bool:
+        """Return whether an update was made."""
+        return self._first is not None
+
+    def settle(self) -> None:
+        """Count from the first line on, where the time was over before the run was warm."""
+        self._warm = self._warm or self._first
+
+    def _since(self, name: str) -> float:
+        return 0.0 if self._warm is None else self._last[name] - self._warm[name]
+
+    @property
+    def cut(self) -> bool:
+        """Return whether it is hopeless: well measured for a third of the time, and far behind the best."""
+        sure = self._since("learner/trained_s") >= self._limits.seconds / 3 and self._since("updates") >= 2
+        return sure and self.speed_now < self._limits.hopeless * self._best
+
+    @property
+    def enough(self) -> bool:
+        """Return whether nothing more has to be measured."""
+        long = self._since("learner/trained_s") >= self._limits.seconds
+        return (long and self._since("updates") >= self._limits.updates) or self.cut
+
+    @property
+    def speed_now(self) -> float:
+        """Return trained env steps per second so far."""
+        passed_s = self._since("learner/trained_s")
+        return self._since("env_steps") / passed_s if passed_s > 0 else 0.0
+
+    @property
+    def text(self) -> str:
+        """Return what is going on, in a word or two."""
+        if not self.begun:
+            return "starting"
+        return f"{self.speed_now:,.0f} env steps/s" if self.speed_now else "warming up"
+
+    def speed(self) -> Speed:
+        """Return what was measured."""
+        short = self._since("learner/trained_s") < self._limits.seconds
+        return Speed(
+            env_steps_per_s=round(self.speed_now, 2),
+            seconds=round(self._since("learner/trained_s"), 3),
+            updates=int(self._since("updates")),
+            start_s=round(self.start_s, 2),
+            cut=self.cut and short,
+            metrics={name: value for name, value in self._last.items() if isinstance(value, int | float)},
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Be a trial's launching process: run the experiment in FOLDER until interrupted."""
+    from jsrl.launch.run import run
+    from jsrl.workers.base import die_with_parent
+
+    folder, parent_pid = Path(arguments[0]), int(arguments[1])
+    die_with_parent(parent_pid)
+    sys.path.insert(0, str(folder / "source"))
+    experiment = from_json(json.loads((folder / "experiment.json").read_text()))
+    try:
+        result = run(experiment, runs_dir=folder, name=RUN_NAME, display="quiet")
+    except JsrlError as error:
+        sys.stdout.write(f"{type(error).__name__}: {str(error).splitlines()[0]}\n")
+        return 1
+    write_atomic(folder / "ended", result.ended.encode(), durable=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,237 @@
+"""Automatic tuning: short trials of the real system find the settings that train fastest on this machine.
+
+Inspired by Spreeze, which adapts its parallelism to the hardware. Source: Hou et al., 2023, arXiv 2312.06126.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.launch.interrupts import interrupts
+from jsrl.launch.plan import accelerators
+from jsrl.tuning.advice import Advice, Measurements, advise, label
+from jsrl.tuning.profiles import Profile, machine_facts, profiles_folder, version, work_facts
+from jsrl.tuning.search import Budget, Trial, search
+from jsrl.tuning.space import (
+    Machine,
+    Setting,
+    Space,
+    applied,
+    describe,
+    make_knobs,
+    make_space,
+    options_for,
+    with_setting,
+)
+from jsrl.tuning.trial import Limits, measure
+
+MINUTES = 3.0
+TRIALS_PER_BUDGET = 60  # a trial's measurement takes this part of the time; starting takes as long again, or longer
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning leaves behind.
+
+    Attributes:
+      experiment: with the settings that were found. advice: which, and what they gain. measurements: that it follows from.
+      profile, path: files of profile and measurements (None: kept nowhere).
+    """
+
+    experiment: Experiment
+    advice: Advice
+    measurements: Measurements
+    profile: Profile | None
+    path: Path | None
+
+
+def tune(
+    experiment: Experiment,
+    *,
+    given: Collection[str] = (),
+    minutes: float = MINUTES,
+    trial_seconds: float | None = None,
+    batch: bool = False,
+    profiles_dir: str | None = None,
+    output: Path | None = None,
+    show: TextIO | None = sys.stderr,
+) -> Tuned:
+    """Measure settings of an experiment on this machine, and save the best as the profile of later runs.
+
+    What is learned stays the same (environments, rollout, batch, policy lag), unless `batch` allows to change it. Ctrl-C ends
+    the tuning and keeps the best so far.
+
+    Args:
+      experiment: what to tune. given: options that stay as they are. minutes: for all trials together.
+      trial_seconds: measured per trial; None: a sixtieth of the time, between 1 and 4. batch: tune num_envs and batch, too.
+      profiles_dir: where to save; see jsrl.tuning.profiles. output: file for the measurements. show: where progress goes.
+
+    Raises:
+      ConfigError: nothing can be tuned, or nothing could be measured.
+    """
+    if experiment.deterministic:
+        raise ConfigError("a deterministic run fixes its groups and their order; tune without --deterministic.")
+    if not minutes > 0:
+        raise ConfigError(f"the time for tuning is {minutes} minutes; give more than 0.")
+    space = make_space(experiment, make_knobs(experiment, this_machine(), batch=batch), given)
+    seconds = min(max(minutes * 60 / TRIALS_PER_BUDGET, 1.0), 4.0) if trial_seconds is None else trial_seconds
+    began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    screen = Screen(show, experiment, space, minutes * 60)
+    trials, total_s = run_search(experiment, space, minutes * 60, seconds, screen)
+    work = work_facts(experiment, given)
+    found = measurements_of(experiment, space, trials, work, began=began, total_s=total_s, batch=batch)
+    advice = advise(found)
+    folder = profiles_folder(profiles_dir)
+    profile, path = None, output
+    if folder is not None:
+        profile = profile_of(found, advice)
+        path = path or folder / f"{Path(profile.save(folder).path).stem}.measurements.json"
+        profile = dataclasses.replace(profile, measurements=str(path)).save(folder)
+    if path is not None:
+        found.save(path)
+    screen.close(advice, path)
+    return Tuned(applied(experiment, advice.options), advice, found, profile, path)
+
+
+def this_machine() -> Machine:
+    """Return what the space depends on."""
+    return Machine(len(os.sched_getaffinity(0)), len(accelerators()))
+
+
+def run_search(
+    experiment: Experiment, space: Space, total_s: float, seconds: float, screen: Screen
+) -> tuple[list[Trial], float]:
+    """Search with real trials; return (trials, seconds that it took). The first Ctrl-C ends it in order."""
+    interrupted: list[bool] = []
+    starts: list[float] = []
+    budget = Budget(total_s, time.monotonic, stopped=lambda: bool(interrupted))
+
+    def one(setting: Setting, phase: str, best: float) -> Trial:
+        tuned = screen.begin(setting, phase)
+        limits = Limits(seconds, start_s=start_limit_s(starts, budget.left_s), longest_s=max(4 * seconds, 8.0))
+        speed = measure(
+            tuned,
+            limits,
+            best=best if phase == "explore" else 0.0,
+            stopped=lambda: bool(interrupted),
+            on_progress=lambda text: screen.progress(text, budget.elapsed_s),
+        )
+        if speed.start_s:
+            starts.append(speed.start_s)
+        values = {f.name: getattr(speed, f.name) for f in dataclasses.fields(Trial) if hasattr(speed, f.name)}
+        trial = Trial(**(values | {"setting": setting, "phase": phase}))
+        screen.end(trial, budget.elapsed_s)
+        return trial
+
+    with interrupts(lambda: interrupted.append(True)):
+        trials = search(space, one, budget)
+    return [t for t in trials if t.error != "interrupted"], round(budget.elapsed_s, 1)
+
+
+def start_limit_s(starts: list[float], left_s: float) -> float:
+    """Return how long a trial may take to its first update: as long as there is time, but not many times the usual."""
+    if not starts:  # the default is measured in any case: there is nothing else to compare with
+        return max(left_s, 120.0)
+    return max(1.0, min(left_s, max(30.0, 4 * max(starts))))
+
+
+def measurements_of(
+    experiment: Experiment,
+    space: Space,
+    trials: list[Trial],
+    work: dict[str, Any],
+    *,
+    began: str,
+    total_s: float,
+    batch: bool,
+) -> Measurements:
+    """Return trials with everything that advice needs to know about them."""
+    settings = {label(t.setting): t.setting for t in trials} | {label(space.default): space.default}
+    return Measurements(
+        experiment=experiment.name,
+        machine=machine_facts(),
+        work=work,
+        version=version(),
+        default=space.default,
+        trials=tuple(trials),
+        words={name: describe(experiment, setting) for name, setting in settings.items()},
+        options={name: options_for(experiment, setting) for name, setting in settings.items()},
+        began=began,
+        total_s=total_s,
+        changes_learning=batch,
+    )
+
+
+def profile_of(found: Measurements, advice: Advice) -> Profile:
+    """Return the profile that advice is kept as."""
+    gain = round(advice.gain, 2) if advice.default_env_steps_per_s else None
+    return Profile(advice.options, advice.words, gain, found.machine, found.work, found.version)
+
+
+class Screen:
+    """Progress for people: a line for each trial, and on a terminal what it is doing now."""
+
+    def __init__(self, stream: TextIO | None, experiment: Experiment, space: Space, total_s: float) -> None:
+        self._stream, self._experiment, self._total_s = stream, experiment, total_s
+        self._live = stream is not None and stream.isatty()
+        self._words, self._phase, self._number, self._best = "", "", 0, 0.0
+        self._write(
+            f"tuning {experiment.name} for up to {total_s / 60:g} min ({len(space.candidates)} settings; "
+            "Ctrl-C keeps the best so far)"
+        )
+
+    def begin(self, setting: Setting, phase: str) -> Experiment:
+        """Note which setting is tried now, and return the experiment that has it."""
+        self._number += 1
+        self._words, self._phase = describe(self._experiment, setting), phase
+        return with_setting(self._experiment, setting)
+
+    def progress(self, text: str, elapsed_s: float) -> None:
+        """Show what the trial is doing."""
+        if self._live and self._stream is not None:
+            line = f"{self._head(elapsed_s)} {self._words}: {text}"
+            self._stream.write(f"\r\x1b[K{line[:118]}")
+            self._stream.flush()
+
+    def end(self, trial: Trial, elapsed_s: float) -> None:
+        """Show what came of it."""
+        if trial.error:
+            outcome = f"failed: {trial.error[:90]}"
+        else:
+            mark = " *" if trial.env_steps_per_s > self._best else " (far behind, ended early)" if trial.cut else ""
+            self._best = max(self._best, trial.env_steps_per_s)
+            outcome = f"{trial.env_steps_per_s:>9,.0f} env steps/s{mark}"
+        self._write(f"{self._head(elapsed_s)} {outcome}  {self._words}")
+
+    def close(self, advice: Advice, path: Path | None) -> None:
+        """Show the advice."""
+        self._write(advice.text)
+        if path is not None:
+            self._write(f"  measurements: {path}")
+
+    def _head(self, elapsed_s: float) -> str:
+        again = " again" if self._phase == "final" else ""
+        return f"[{elapsed_s:4.0f} of {self._total_s:.0f} s] {self._number:>2}{again}"
+
+    def _write(self, line: str) -> None:
+        if self._stream is not None:
+            self._stream.write(("\r\x1b[K" if self._live else "") + line + "\n")
+            self._stream.flush()
+
+
+def advise_from(path: Path) -> Advice:
+    """Return the advice of saved measurements: always the same for the same file.
+
+    Raises:
+      ConfigError: the file cannot be read.
+    """
+    return advise(Measurements.load(path))

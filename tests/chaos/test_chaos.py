@@ -1,0 +1,163 @@
+"""The storm over a run: its score card, its command, and a short one against a real run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jsrl.chaos.chaos import Blow, Flood, ScoreCard, Storm, StormSettings, storm_command
+from jsrl.chaos.hang import HungProcess
+from jsrl.errors import ConfigError
+from tests.system.launched import DRIVE, FOREVER
+
+STRANGER = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "strangers.py"), "--per-s", "400"]
+
+LEDGER = {"produced": 10, "consumed": 7, "dropped": {"rolled_back": 2}, "in_flight": 1}
+
+
+def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away() -> None:
+    blows = [Blow("actor-0", "kill", float(i)) for i in range(1, 21)]
+    good = ScoreCard(blows, 10.0, 8.0, {"ledger": LEDGER, "evaluation": {"return_mean": 475.0}, "env_steps": 2000})
+    assert good.passed
+    for words in (
+        "kill actor            20         20   11.0   20.0",
+        "(80%)",
+        "475.0 after 2,000 env steps",
+        "balanced",
+    ):
+        assert words in good.text()
+    for bad in (
+        ScoreCard([*blows, Blow("learner", "pause")], 10.0, 8.0, good.result),
+        ScoreCard(blows, 10.0, 8.0, {"ledger": LEDGER | {"consumed": 6}}),
+        ScoreCard(blows, 10.0, 8.0, good.result, left=["process 7"]),
+        ScoreCard(blows, 10.0, 8.0, good.result, ended="exit status 1"),
+        ScoreCard([], 10.0, 8.0, good.result),
+        ScoreCard(blows, 10.0, 8.0, {}),
+        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood()),
+        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, ["learner"])),
+        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, failed="it ended")),
+        ScoreCard(blows, 10.0, 8.0, good.result, scores=([100.0, 480.0], [400.0])),
+        ScoreCard(blows, 10.0, 8.0, good.result, scores=([-100.0], [-120.0])),
+    ):
+        assert not bad.passed and "FAILED" in bad.text()
+    flooded = ScoreCard(
+        blows,
+        10.0,
+        8.0,
+        good.result,
+        flood=Flood({"control": 5000, "samples": 7}, 9.0),
+        scores=([480.0], [10.0, 470.0]),
+    )
+    assert flooded.passed
+    for words in (
+        "5,007 messages (control 5,000, samples 7); nobody was replaced",
+        "(90%)",
+        "480.0 (1) before, 470.0 (2)",
+    ):
+        assert words in flooded.text()
+
+
+def test_the_run_repairs_itself_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    words = storm_command(Path("run.py"), ["ppo_cartpole", "--restart", "2"], tmp_path, "x")
+    assert words[:3] == [sys.executable, "run.py", "ppo_cartpole"]
+    assert words.count("--restart") == 1 and words[words.index("--restart") + 1] == "2"
+    assert words[words.index("--deadlines.silence-s") + 1] == "3"
+    for wrong in ([], ["--seed", "1"], ["ppo", "--placement", "serial"]):
+        with pytest.raises(ConfigError):
+            storm_command(Path("run.py"), wrong, tmp_path, "x")
+
+
+@pytest.mark.slow
+def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
+    command = storm_command(DRIVE, ["counting", "--deadlines.silence-s", "1.5"], tmp_path, "storm")
+    settings = StormSettings(storm_s=8.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
+    card = Storm(command, tmp_path, "storm", settings).run()
+    assert card.passed, card.text()
+    assert {blow.worker for blow in card.blows} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> None:
+    """No restarts are allowed: whoever a message ended would end the run."""
+    options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--road", road]
+    settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=6.0, every_s=100.0)
+    card = Storm(storm_command(DRIVE, options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
+    assert card.flood is not None and card.flood.passed, card.text()
+    assert card.accounted and card.left == [] and not card.ended, card.text()
+    expected = {
+        "control",
+        "samples.learner.samples.hello" if road == "shared-memory" else "samples.learner",
+        "inference.inference-0",
+    }
+    assert expected <= {name for name, number in card.flood.sent.items() if number > 20}, card.text()
+    assert card.flood.per_s > 0.2 * card.calm_per_s, card.text()
+
+
+@pytest.mark.slow
+def test_a_storm_over_a_run_that_cannot_repair_itself_fails(tmp_path: Path) -> None:
+    command = storm_command(DRIVE, ["counting", "--restart", "0"], tmp_path, "storm")
+    settings = StormSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
+    card = Storm(command, tmp_path, "storm", settings).run()
+    assert not card.passed and card.ended == "exit status 1" and card.accounted and card.left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["kill", "pause", "hang"])
+def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
+    options = [
+        "counting",
+        "--num-actors",
+        "3",
+        "--num-groups",
+        "3",
+        "--num-envs",
+        "6",
+        "--deadlines.silence-s",
+        "5",
+        "--deadlines.stuck-s",
+        "3",
+        "--actor.step-deadline-s",  # of an actor that hangs inside its environment
+        "3",
+    ]
+    command = storm_command(DRIVE, options, tmp_path, "storm", hangs=True)
+    shares = {"kill": (0.0, 0.0), "pause": (1.0, 0.0), "hang": (0.0, 1.0)}[way]
+    settings = StormSettings(
+        storm_s=6.0, calm_s=0.5, every_s=0.5, kinds=("actor",), pauses=shares[0], hangs=shares[1], seed=3
+    )
+    card = Storm(command, tmp_path, "storm", settings).run()
+    assert card.passed, card.text()
+    assert {blow.how for blow in card.blows} == {way}
+
+
+def test_a_hung_process_has_one_thread_that_stands_still() -> None:
+    code = "import threading, time\ndef go_on():\n  while True: print('other', flush=True); time.sleep(0.01)\n"
+    code += (
+        "threading.Thread(target=go_on, daemon=True).start()\nwhile True: print('main', flush=True); time.sleep(0.01)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as popen:
+        assert popen.stdout is not None
+        lines = iter(popen.stdout.readline, "")
+        try:
+            assert "main\n" in lines
+            try:
+                hung = HungProcess(popen.pid)
+            except OSError as error:
+                pytest.skip(f"no thread of another process may be stopped here: {error}")
+            while "main\n" in [next(lines) for _ in range(20)]:
+                pass  # what was written before
+            hung.release()
+            assert "main\n" in lines
+            hung = HungProcess(popen.pid)
+            os.kill(popen.pid, signal.SIGKILL)
+            while not hung.bury():
+                time.sleep(0.01)
+        finally:
+            popen.kill()
+    assert popen.returncode is not None

@@ -1,0 +1,238 @@
+"""The command line: every kind of option, and one clear sentence for everything that cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from jsrl.cli.command_line import parse
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import AgentReference, Experiment
+from jsrl.experiment.options import COMMON, ELSEWHERE, RunOptions, differences, full_help, options_of, short_help
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """Stands for a network's options."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    core: Literal["none", "gru", "lstm"] = "none"
+    """Which recurrent core."""
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Stands for an algorithm's options.
+
+    Attributes:
+      learning_rate: of the optimizer. gamma: discount.
+      target_kl: where the epochs stop, None off.
+    """
+
+    factory: ClassVar[str] = "nowhere:agent"
+
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    num_epochs: int = 4
+    normalize: bool = True
+    target_kl: float | None = 0.1
+    network: NetConfig = field(default_factory=NetConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"gamma must be between 0 and 1, got {self.gamma}")
+
+
+DEFAULT = Experiment(agent=AgentConfig(), name="tested")
+
+
+def changed(*words: str, default: Experiment = DEFAULT) -> dict[str, Any]:
+    """Return option name -> new value of everything that the words changed."""
+    line = parse(words, default)
+    new = differences(default, line.experiment) | differences(RunOptions(), line.run)
+    return {name: after for name, (_, after) in new.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {}),
+        (["--seed", "7"], {"seed": 7}),
+        (["--seed=7"], {"seed": 7}),
+        (["--total-env-steps", "2e6"], {"total-env-steps": 2_000_000}),
+        (["--total_env_steps", "300_000"], {"total-env-steps": 300_000}),
+        (["--agent.learning-rate", "1e-3"], {"agent.learning-rate": 1e-3}),
+        (["--agent.learning_rate=0.5"], {"agent.learning-rate": 0.5}),
+        (["--stop-at-return", "-150"], {"stop-at-return": -150.0}),
+        (["--stop-at-return=-1.5e2"], {"stop-at-return": -150.0}),
+        (["--stop-at-return", "475"], {"stop-at-return": 475.0}),
+        (["--max-policy-lag", "none", "--batch-envs", "8"], {"max-policy-lag": None, "batch-envs": 8}),
+        (["--agent.target-kl", "none"], {"agent.target-kl": None}),
+        (["--agent.target-kl", "None"], {"agent.target-kl": None}),
+        (["--agent.network.hidden", "32,16"], {"agent.network.hidden": (32, 16)}),
+        (["--agent.network.hidden", "32", "16"], {"agent.network.hidden": (32, 16)}),
+        (["--agent.network.hidden", "(32, 16)"], {"agent.network.hidden": (32, 16)}),
+        (["--agent.network.hidden", "[32, 16]"], {"agent.network.hidden": (32, 16)}),
+        (["--agent.network.hidden", "32"], {"agent.network.hidden": (32,)}),
+        (["--agent.network.core", "gru"], {"agent.network.core": "gru"}),
+        (["--deterministic"], {"deterministic": True}),
+        (["--deterministic", "true"], {"deterministic": True}),
+        (["--deterministic", "false"], {}),
+        (["--deterministic", "--no-deterministic"], {}),
+        (["--agent.no-normalize"], {"agent.normalize": False}),
+        (["--no-agent.normalize"], {"agent.normalize": False}),
+        (["--agent.normalize", "False"], {"agent.normalize": False}),
+        (["--learner.no-check-finite"], {"learner.check-finite": False}),
+        (["--env.id", "my_env:MyEnv", "--env.kwargs.size", "8"], {"env.id": "my_env:MyEnv", "env.kwargs": {"size": 8}}),
+        (["--env.kwargs.a_b", "x", "--env.kwargs.flag=true"], {"env.kwargs": {"a_b": "x", "flag": True}}),
+        (["--env.kwargs.low", "-3"], {"env.kwargs": {"low": -3}}),
+        (["--env.kwargs", '{"size": 8}', "--env.kwargs.deep", "2"], {"env.kwargs": {"size": 8, "deep": 2}}),
+        (["--env.wrappers", "a:B,c:D"], {"env.wrappers": ("a:B", "c:D")}),
+        (["--env.wrappers", '[{"wrapper": "a:B"}]'], {"env.wrappers": ({"wrapper": "a:B"},)}),
+        (["--evaluator.env.max_episode_steps", "9"], {"evaluator.env": {"max_episode_steps": 9}}),
+        (["--env.atari.frame-skip", "2"], {"env.atari.frame-skip": 2}),
+        (["--seeds", "0-4", "--plan"], {"seeds": "0-4", "plan": True}),
+        (["--runs-dir", "/tmp/with space"], {"runs-dir": "/tmp/with space"}),
+        (["--num-envs", "8", "--num-envs", "32"], {"num-envs": 32}),  # the last word counts
+    ],
+)
+def test_words_become_values(words, expected):
+    got = changed(*words)
+    assert got == expected
+    assert {name: type(value) for name, value in got.items()} == {n: type(v) for n, v in expected.items()}
+
+
+def test_order_never_matters():
+    words = [("--num-envs", "12"), ("--num-groups", "3"), ("--env.kwargs.size", "8"), ("--placement", "inline")]
+    forward = parse([w for pair in words for w in pair], DEFAULT)
+    backward = parse([w for pair in reversed(words) for w in pair], DEFAULT)
+    assert forward == backward
+    assert forward.experiment.group_size == 4
+
+
+def test_keys_are_added_to_those_of_the_experiment_and_its_own_value_stays():
+    default = dataclasses.replace(DEFAULT, env=EnvConfig("a:B", kwargs={"size": 4, "deep": 1}))
+    line = parse(["--env.kwargs.size", "8"], default)
+    assert line.experiment.env.kwargs == {"size": 8, "deep": 1}
+    assert default.env.kwargs == {"size": 4, "deep": 1}
+
+
+def test_an_agent_by_reference_keeps_its_function():
+    def mine(spec):
+        return spec
+
+    default = Experiment(agent=AgentReference(mine, {"width": 3}))
+    line = parse(["--agent.kwargs.depth", "2", "--num-envs", "8"], default)
+    assert line.experiment.agent == AgentReference(mine, {"width": 3, "depth": 2})
+    assert line.experiment.num_envs == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--agent.gamma", "2"], "gamma must be between 0 and 1, got 2.0"),  # __post_init__ of a nested config
+        (["--agent.gamma", "x"], "--agent.gamma is 'x', expected a number."),
+        (["--agent.num-epochs", "1.5"], "--agent.num-epochs is '1.5', expected a whole number."),
+        (["--num-envs", "1e400"], "--num-envs is '1e400', expected a whole number."),
+        (["--num-envs", ""], "--num-envs is '', expected a whole number."),
+        (["--placement", "servd"], "--placement is 'servd', expected one of serial, inline, served, apart; did you mean"
+         " served?"),
+        (["--agent.network.core", "grru"], "--agent.network.core is 'grru', expected one of none, gru, lstm; did you "
+         "mean gru?"),
+        (["--max-minutes", "soon"], "--max-minutes is 'soon', expected a number or none."),
+        (["--agent.network.hidden", "64,x"], "--agent.network.hidden is '64 x', expected a list such as 64,64."),
+        (["--deterministic", "maybe"], "--deterministic is a switch; give it alone, or --deterministic true or false."),
+        (["--no-deterministic", "true"], "--no-deterministic is a switch; give it alone, or --deterministic true or "
+         "false."),
+        (["--seed"], "--seed needs a value (a whole number)."),
+        (["--env.kwargs.size"], "--env.kwargs.size needs a value."),
+        (["--seed", "1", "2"], "--seed takes one value, got '1 2'; options begin with --."),
+        (["--env.kwargs", "x"], "--env.kwargs is 'x', expected a JSON object, or keys one by one: --env.kwargs.KEY "
+         "VALUE."),
+        (["stray"], "'stray' is not an option; options begin with --, and only NAME goes without."),
+        # A value that cannot be read is told before what its neighbours cannot do without each other.
+        (["--num-groups", "3", "--num-envs", "12", "--seed", "x"], "--seed is 'x', expected a whole number."),
+        (["--evaluator.env.max_steps", "9"], "evaluator.env has no option 'max_steps'; did you mean max_episode_steps?"),
+        (["--env.atari.frame-skip", "0"], "atari.frame_skip is 0; give at least 1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_told_in_one_sentence(words, sentence, capfd):
+    with pytest.raises(ConfigError) as caught:
+        parse(words, DEFAULT)
+    assert str(caught.value) == sentence
+    assert capfd.readouterr() == ("", "")  # and nobody else says anything
+
+
+@pytest.mark.parametrize(
+    ("word", "suggested"),
+    [
+        ("--num-env", "--num-envs"),
+        ("--rollout-len", "--rollout-length"),
+        ("--agent.lerning-rate", "--agent.learning-rate"),
+        ("--gama", "--agent.gamma"),
+        ("--hidden", "--agent.network.hidden"),
+        ("--reuse", "--learner.reuse"),
+        ("--n_steps", "--rollout-length"),  # Stable-Baselines3
+        ("--n_envs", "--num-envs"),
+        ("--total_timesteps", "--total-env-steps"),
+        ("--lr", "--agent.learning-rate"),
+        ("--n-epochs", "--agent.num-epochs"),
+        ("--learning-rate", "--agent.learning-rate"),
+        ("--num-steps", "--rollout-length"),  # CleanRL
+        ("--total-timesteps", "--total-env-steps"),
+        ("--update-epochs", "--agent.num-epochs"),
+        ("--env-id", "--env.id"),
+        ("--num-workers", "--num-actors"),  # RLlib
+    ],
+)
+def test_a_wrong_name_leads_to_the_right_one(word, suggested):
+    with pytest.raises(ConfigError, match=r"there is no option") as caught:
+        parse([word, "1"], DEFAULT)
+    assert f"{suggested}" in str(caught.value)
+
+
+def test_a_name_like_no_other_leads_to_the_list():
+    with pytest.raises(ConfigError, match=r"there is no option --xyzzy-q; --help-all lists all"):
+        parse(["--xyzzy-q", "1"], DEFAULT)
+
+
+# -- help -------------------------------------------------------------------------------------------------------------
+
+
+def real() -> Experiment:
+    from jsrl.agents.ppo import PPOConfig
+
+    return Experiment(agent=PPOConfig())
+
+
+def test_names_from_elsewhere_lead_to_options_that_exist():
+    options = options_of(real()) | options_of(RunOptions())
+    assert not {here for here in ELSEWHERE.values() if here not in options}
+    assert not set(ELSEWHERE) & set(options)
+
+
+def test_the_short_help_is_short_and_names_only_what_exists():
+    options = options_of(real()) | options_of(RunOptions())
+    for _, names in COMMON:
+        assert not {name for name in names if name not in options} - {"env.kwargs.KEY"}
+    lines = short_help(real(), "usage: ...", {"ppo": "text"}).splitlines()
+    assert 30 <= len(lines) <= 50
+    assert max(map(len, lines)) <= 120
+    assert next(i for i, line in enumerate(lines) if "--total-env-steps" in line) < 8
+
+
+def test_every_option_of_the_short_help_is_explained():
+    text = short_help(real(), "usage: ...", {})
+    for line in text.splitlines():
+        if line.startswith("  --"):
+            assert len(line.split(maxsplit=2)) == 3 or line.endswith("environment"), f"no explanation: {line!r}"
+
+
+def test_the_full_help_has_every_option_once():
+    names = [line.split()[0] for line in full_help(real()).splitlines()]
+    assert len(names) == len(set(names)) > 80
+    assert {"--agent.network.torso", "--learner.memory-share", "--env.atari.noop-max", "--seeds"} <= set(names)

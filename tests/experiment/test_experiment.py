@@ -1,0 +1,163 @@
+"""Experiments check themselves, and say which numbers would do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import (
+    ActorConfig,
+    AgentReference,
+    EvaluatorConfig,
+    Experiment,
+    LearnerConfig,
+)
+from jsrl.experiment.building import build_agent, resolved_agent
+from jsrl.experiment.checks import nearest_divisors
+
+
+def experiment(**values) -> Experiment:
+    return Experiment(**({"agent": AgentReference("m:f")} | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_envs": 0}, r"num_envs is 0; it must be at least 1"),
+        ({"rollout_length": 0}, r"rollout_length is 0"),
+        ({"total_env_steps": -5}, r"total_env_steps is -5"),
+        ({"num_actors": 0}, r"num_actors is 0"),
+        ({"num_groups": 0}, r"num_groups is 0"),
+        ({"evaluator": EvaluatorConfig(episodes=0)}, r"evaluator\.episodes is 0"),
+        ({"actor": ActorConfig(blocks_per_group=0)}, r"actor\.blocks_per_group is 0"),
+        ({"num_envs": 16, "num_groups": 5}, r"use num_groups 4 or 8, or num_envs 15 or 20\."),
+        ({"num_envs": 10, "num_actors": 4}, r"cannot be split into 4 equal groups; use num_actors 2 or 5, or num_envs 8 or"
+         r" 12\."),
+        ({"num_envs": 12, "num_groups": 6, "num_actors": 4}, r"6 groups .* over 4 actors; use num_actors 3 or 6, or a "
+         r"num_groups that is a multiple of 4\."),
+        ({"num_envs": 16, "num_groups": 4, "batch_envs": 6, "max_policy_lag": 1}, r"batch_envs=6 is not a number of whole "
+         r"groups of 4 .* the nearest that works is (4|8)\."),
+        ({"num_envs": 16, "batch_envs": 32, "max_policy_lag": 1}, r"batch_envs=32 .* the nearest that works is 16\."),
+        ({"learner": LearnerConfig(num_devices=3)}, r"batch of 16 environments .*num_devices=3; use 2 or 4 devices"),
+        ({"learner": LearnerConfig(num_devices=0)}, r"num_devices=0; use 1 device"),
+        ({"bind": "0.0.0.0"}, r"bind 0\.0\.0\.0 is for streams over ZeroMQ, but the road is shared-memory"),
+        ({"bind": "127.0.0.1:7000"}, r"add --road zeromq"),
+        ({"encrypt": True}, r"encrypt is for streams over ZeroMQ"),
+        *(({"bind": bind, "road": "zeromq"}, r"bind is .*; expected an IP address of this host, such as 10\.0\.0\.5")
+          for bind in ("", "eth0", "10.0.0", "10.0.0.5:", "10.0.0.5:0", "10.0.0.5:70000", "fd00::5:7000:", "[fd00::5]7",
+                       "tcp://10.0.0.5", "10.0.0.5:7000:1", "*")),
+        ({"max_policy_lag": -1}, r"max_policy_lag is -1; use 0 \(synchronous\), a positive number, or None"),
+        ({"batch_envs": 8}, r"max_policy_lag=0 \(synchronous\) needs batches of one trajectory of every group"),
+        ({"batch_envs": 8, "learner": LearnerConfig(order="by_group")}, r"use learner\.order=fifo, or make them equal"),
+        ({"learner": LearnerConfig(reuse=3)}, r"learner\.reuse=3 .* allow a lag of at least 2"),
+        ({"deterministic": True, "batch_envs": 8, "max_policy_lag": 1}, r"deterministic mode takes the groups in order"),
+        ({"deterministic": True, "max_policy_lag": 1}, r"deterministic mode awaits each version"),
+        ({"evaluator": EvaluatorConfig(env={"max_step": 3})}, r"no option 'max_step'; did you mean max_episode_steps\?"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_what_would(values, message):
+    with pytest.raises(ConfigError, match=message):
+        experiment(**values)
+
+
+def test_the_numbers_that_a_refusal_names_do_work():
+    """Follow every suggestion about groups and environments; none may be refused for the same reason again."""
+    for num_envs in range(1, 26):
+        for actors in range(1, 6):
+            try:
+                experiment(num_envs=num_envs, num_actors=actors)
+            except ConfigError as error:
+                fitting, envs = re.search(r"num_actors ([\d or]+), or num_envs ([\d or]+)", str(error)).groups()
+                for number in re.findall(r"\d+", envs):
+                    experiment(num_envs=int(number), num_actors=actors)
+                for number in re.findall(r"\d+", fitting):
+                    experiment(num_envs=num_envs, num_actors=int(number))
+
+
+@pytest.mark.parametrize(("number", "wanted", "text"), [(16, 5, "4 or 8"), (16, 4, "4"), (7, 3, "1 or 7"), (4, 9, "4")])
+def test_nearest_divisors(number, wanted, text):
+    assert nearest_divisors(number, wanted) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "groups", "size", "ring"),
+    [
+        ({"placement": "serial"}, 1, 16, 1),
+        ({"placement": "serial", "num_actors": 4}, 1, 16, 1),  # one process: the number of actors has no effect
+        ({"placement": "inline"}, 1, 16, 1),
+        ({"placement": "inline", "num_actors": 4}, 4, 4, 1),
+        ({"placement": "served"}, 2, 8, 2),  # one steps while the other waits for its actions
+        ({"placement": "served", "num_actors": 2}, 4, 4, 2),
+        ({"placement": "served", "num_actors": 16}, 16, 1, 1),
+        ({"placement": "served", "num_groups": 8, "num_actors": 2}, 8, 2, 4),
+        ({"deterministic": True}, 4, 4, 4),
+        ({"deterministic": True, "placement": "inline", "num_actors": 4}, 4, 4, 1),
+        ({"deterministic": True, "num_envs": 6}, 2, 3, 2),
+        ({"batch_envs": 4, "max_policy_lag": None, "placement": "inline"}, 4, 4, 4),
+    ],
+)
+def test_groups(values, groups, size, ring):
+    e = experiment(**values)
+    assert (e.groups, e.group_size, e.ring) == (groups, size, ring)
+    assert e.ring * e.actors * e.group_size == e.num_envs
+
+
+def test_totals_do_not_depend_on_who_does_the_work():
+    totals = set()
+    for values in ({}, {"placement": "serial"}, {"num_actors": 4}, {"placement": "inline", "num_actors": 2}):
+        e = experiment(total_env_steps=100_000, **values)
+        totals.add((e.rows_per_update, e.total_updates, e.order, e.evaluation_period, e.min_updates_lag))
+    assert totals == {(2048, 49, "by_group", 1, 0)}
+
+
+def test_reuse_counts_updates_not_batches():
+    e = experiment(max_policy_lag=3, total_env_steps=4096, learner=LearnerConfig(reuse=2))
+    assert e.total_updates == 2 * 2
+    # The second update with a batch is the one that may be 3 ahead.
+    assert (e.order, e.min_updates_lag) == ("by_group", 2)
+
+
+def test_the_evaluation_is_of_raw_rewards_and_whole_games():
+    env = EnvConfig("ALE/Pong-v5", reward_clip=1.0, reward_scale=0.1)
+    env = dataclasses.replace(env, atari=dataclasses.replace(env.atari, episodic_life=True))
+    played = experiment(env=env, evaluator=EvaluatorConfig(env={"max_episode_steps": 9})).evaluation_env
+    assert (played.reward_clip, played.reward_scale, played.atari.episodic_life) == (None, 1.0, False)
+    assert played.max_episode_steps == 9
+
+
+def test_schedules_get_the_run_s_number_of_updates():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        total_updates: int | None = None
+
+    assert resolved_agent(experiment(agent=Config(), total_env_steps=20_480)).total_updates == 10
+    assert resolved_agent(experiment(agent=Config(7))).total_updates == 7
+
+
+def test_what_is_no_agent_is_refused():
+    with pytest.raises(ConfigError, match=r"agent is 3, which is neither a config such as PPOConfig nor an AgentRef"):
+        build_agent(3, None)
+
+
+@pytest.mark.parametrize(
+    ("bind", "address", "port", "encrypted"),
+    [
+        ("127.0.0.1", "127.0.0.1", None, False),
+        ("127.0.0.1:7000", "127.0.0.1", 7000, True),
+        ("[::1]", "::1", None, False),
+        ("10.0.0.5", "10.0.0.5", None, True),
+        ("10.0.0.5:7000", "10.0.0.5", 7000, True),
+        ("0.0.0.0:65535", "0.0.0.0", 65535, True),
+        ("[fd00::5]", "fd00::5", None, True),
+        ("[fd00::5]:7000", "fd00::5", 7000, True),
+    ],
+)
+def test_streams_over_tcp_are_encrypted(bind: str, address: str, port: int | None, encrypted: bool) -> None:
+    e = experiment(bind=bind, road="zeromq")
+    assert (e.bind_to, e.encrypted) == ((address, port), encrypted)
+    assert experiment(bind=bind, road="zeromq", encrypt=True).encrypted
+    assert not experiment(bind=bind, road="zeromq", placement="serial").encrypted  # there are no sockets

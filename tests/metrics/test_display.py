@@ -1,0 +1,268 @@
+import io
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from jsrl.errors import ConfigError
+from jsrl.launch.session import row_of
+from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display, picture, plain_line
+from jsrl.metrics.display_state import DisplayState, clock, percent, short
+from jsrl.metrics.sparkline import sparkline
+from jsrl.workers.kinds import own_kinds
+
+
+def make_state(**changes):
+    state = DisplayState(
+        run="ppo_cartpole/20260101-seed0",
+        elapsed_s=65,
+        env_steps=250_000,
+        updates=122,
+        total_env_steps=1_000_000,
+        workers={"actor": 4, "inference": 1, "learner": 1, "evaluator": 1},
+        rows={kind.name: row_of(kind) for kind in own_kinds()},
+        metrics={
+            "actor/env_steps_per_s": 3846.2,
+            "actor/wait_inference_share": 0.31,
+            "actor/wait_block_share": 0.02,
+            "inference/rows_per_s": 3900.0,
+            "inference/wait_share": 0.4,
+            "learner/updates_per_s": 1.88,
+            "learner/queue_depth": 3,
+            "learner/wait_batch_share": 0.12,
+            "learner/policy_lag_mean": 1.25,
+            "learner/policy_lag_p95": 3,
+            "learner/policy_lag_max": 4,
+            "evaluator/return_ci95": 4.2,
+        },
+        evaluations=[(50_000, 20.0), (100_000, 80.0), (200_000, 475.5)],
+    )
+    for name, value in changes.items():
+        setattr(state, name, value)
+    return state
+
+
+def render(state, messages=(), width=120):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, legacy_windows=False)
+    console.print(picture(state, state.env_steps_per_s, list(messages)))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (float("nan"), "-"),
+        (0, "0"),
+        (7, "7"),
+        (950.4, "950"),
+        (1234, "1234"),
+        (12_345, "12.3k"),
+        (123_456, "123k"),
+        (9_996, "10.0k"),
+        (99_960, "100k"),
+        (999_900, "1.00M"),
+        (1_000_000, "1.00M"),
+        (-2_500_000, "-2.50M"),
+        (3e9, "3.00G"),
+        (0.0123, "0.0123"),
+        (1.25, "1.25"),
+        (3e-4, "3e-04"),
+        (-21, "-21"),
+    ],
+)
+def test_short_numbers(value, text):
+    assert short(value) == text
+
+
+def test_durations_and_shares():
+    assert [clock(s) for s in (None, 0, 59.4, 59.6, 187, 7387)] == ["-", "0s", "59s", "1:00", "3:07", "2:03:07"]
+    assert [percent(p) for p in (None, 0.126, 1)] == ["-", "13%", "100%"]
+
+
+def test_rates_and_time_to_go_are_of_this_life_of_the_run():
+    state = make_state(start_env_steps=200_000, start_s=40)
+    assert state.env_steps_per_s == 2000
+    assert state.to_go_s() == 375
+    assert make_state(total_s=70).to_go_s() == 5
+    assert make_state(total_s=70).share == pytest.approx(65 / 70)
+    assert make_state(total_env_steps=None).to_go_s() is None
+    assert make_state(total_env_steps=None).share is None
+    assert make_state(elapsed_s=0, env_steps=0).to_go_s() is None
+
+
+def test_a_plain_line_says_what_matters():
+    line = plain_line(make_state(), 4000.0)
+    assert line.split("  ")[-6:] == [
+        "steps 250k / 1.00M (25%)",
+        "4000 steps/s",
+        "updates 122",
+        "return 476 (eval)",
+        "lag 1.25",
+        "3:08 to go",
+    ]
+    assert "[1.00M frames]" in plain_line(make_state(action_repeat=4), 1)
+    early = plain_line(make_state(evaluations=[], metrics={"actor/return_mean": -20.5}), 1)
+    assert "return -20.5 (train)" in early
+    assert plain_line(DisplayState(run="x", stage="starting 4 actors"), 0).endswith("starting 4 actors")
+
+
+def test_the_picture_has_header_workers_curve_and_messages():
+    text = render(make_state(), [("info", "actor-1 restarted"), ("warning", "lag is high [really]")])
+    lines = text.splitlines()
+    assert re.search(
+        r"ppo_cartpole/20260101-seed0 +1:05 +250k / 1.00M env steps +25% +3846 steps/s +122 updates +3:15 to go",
+        lines[0],
+    )
+    assert any(re.match(r"actor +4 +3846 steps/s +actions 31%, room 2%", line) for line in lines)
+    assert any(re.match(r"learner +1 +1.88 updates/s +3 +batch 12% +1.25/3/4", line) for line in lines)
+    assert any("return 476 ± 4.2 at 200k  best 476" in line and "▁▂█" in line for line in lines)
+    assert "actor-1 restarted" in text
+    assert "warning: lag is high [really]" in text
+
+
+def test_the_picture_of_nothing_yet_and_of_a_narrow_terminal():
+    assert "starting" in render(DisplayState(run="x", stage="starting"))
+    narrow = render(make_state(action_repeat=4), [("info", "m" * 300)], width=50)
+    assert max(map(len, narrow.splitlines())) <= 50
+    assert len(narrow.splitlines()) < 20
+
+
+def test_sparklines():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([]) == sparkline([float("nan")]) == ""
+    assert sparkline([3, 3]) == "▄▄"
+    assert len(sparkline(range(1000), 24)) == 24
+    assert sparkline([0, float("nan"), float("inf"), 7]) == "▁█"
+
+
+def test_auto_is_plain_when_not_on_a_terminal():
+    stream, log = io.StringIO(), []
+    display = make_display("auto", stream=stream, log=log.append, interval_s=0.001)
+    assert isinstance(display, LineDisplay)
+    display.update(make_state())
+    display.message("actor-1 restarted")
+    display.message("disk is full", "warning")
+    display.close()
+    lines = stream.getvalue().splitlines()
+    assert lines == log
+    assert "250k / 1.00M" in lines[0]
+    assert lines[1:] == ["actor-1 restarted", "warning: disk is full"]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_plain_is_throttled_and_close_shows_the_last_moment():
+    stream = io.StringIO()
+    display = make_display("plain", stream=stream, interval_s=60)
+    for env_steps in range(1000, 100_000, 1000):
+        display.update(make_state(env_steps=env_steps))
+    display.close()
+    display.close()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "steps 1000 /" in lines[0]
+    assert "steps 99.0k /" in lines[1]
+
+
+def test_the_rate_is_recent():
+    stream = io.StringIO()
+    display = make_display("plain", stream=stream, interval_s=1e-9)
+    for second in range(100):
+        display.update(
+            make_state(elapsed_s=second, env_steps=100 * second if second < 50 else 5000 + 1000 * (second - 50))
+        )
+    assert "1000 steps/s" in stream.getvalue().splitlines()[-1]
+
+
+def test_quiet_and_log_only():
+    for mode, shown in (("quiet", ["warning: w", "error: e"]), ("log-only", [])):
+        stream, log = io.StringIO(), []
+        display = make_display(mode, stream=stream, log=log.append)
+        display.update(make_state())
+        for level, text in (("info", "i"), ("warning", "w"), ("error", "e")):
+            display.message(text, level)
+        display.close()
+        assert stream.getvalue().splitlines() == shown
+        assert log[1:] == ["i", "warning: w", "error: e"]
+
+
+def test_unknown_mode():
+    with pytest.raises(ConfigError, match=r"'fancy' is unknown; choose one of auto, live"):
+        make_display("fancy")
+
+
+def test_a_reader_that_went_away_does_not_end_the_run():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    log = []
+    stream = os.fdopen(write_end, "w")
+    display = make_display("plain", stream=stream, interval_s=1e-9, log=log.append)
+    display.update(make_state())
+    display.message("still here", "error")
+    assert log[-1] == "error: still here"
+    with pytest.raises(OSError):
+        stream.close()
+
+
+def test_live_redraws_in_place_and_ends_with_the_last_moment():
+    console = Console(file=io.StringIO(), force_terminal=True, width=110, legacy_windows=False)
+    log = []
+    display = make_display("auto", console=console, log=log.append, interval_s=1e-9)
+    assert isinstance(display, LiveDisplay)
+    display.update(make_state(env_steps=1000))
+    display.message("actor-1 restarted", "warning")
+    display.update(make_state(env_steps=990_000))
+    display.close()
+    display.close()
+    text = console.file.getvalue()
+    assert "\x1b[?25l" in text  # the cursor is hidden
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # and given back
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text[text.rindex("ppo_cartpole") :])
+    assert "990k / 1.00M" in last
+    assert "warning: actor-1 restarted" in last
+    assert "warning: actor-1 restarted" in log
+
+
+def test_in_a_real_terminal():
+    program = """
+from jsrl.launch.session import row_of
+from jsrl.metrics.display import make_display
+from jsrl.metrics.display_state import DisplayState
+display = make_display("auto", interval_s=0.001)
+print(type(display).__name__)
+for i in range(5):
+    state = DisplayState(run="r", elapsed_s=i + 1, env_steps=1000 * i, total_env_steps=4000, workers={"actor": 2})
+    display.update(state)
+display.message("the end", "warning")
+display.close()
+"""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
+    )
+    os.close(terminal)
+    output = b""
+    while select.select([controller], [], [], 30)[0]:
+        try:
+            chunk = os.read(controller, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        output += chunk
+    os.close(controller)
+    assert process.wait(30) == 0, output.decode()
+    text = re.sub(r"\x1b\[[0-9;]*m", "", output.decode())
+    assert "LiveDisplay" in text
+    assert "4000 / 4000 env steps" in text
+    assert "warning: the end" in text
+    assert "\x1b[1A" in text  # it moved up to redraw

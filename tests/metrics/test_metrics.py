@@ -1,0 +1,380 @@
+import errno
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.metrics import catalogue as metric_names
+from jsrl.metrics.metrics import MetricsHub, Recorder
+from jsrl.metrics.sinks import JsonLinesSink
+from jsrl.workers.kinds import catalogue
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class ListSink:
+    def __init__(self):
+        self.lines, self.closed = [], False
+
+    def write(self, metrics):
+        self.lines.append(dict(metrics))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def open_hub():
+    hubs = []
+
+    def open_one(*args, **kwargs):
+        hubs.append(MetricsHub(*args, catalogue=catalogue(), **kwargs))
+        return hubs[-1]
+
+    yield open_one
+    for hub in hubs:
+        hub.close()
+
+
+def read(path):
+    def refuse(constant):
+        raise ValueError(constant)
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def test_what_stands_still_has_a_rate_of_zero(clock):
+    recorder = Recorder("learner", clock=clock)
+    recorder.rate("rows", 300)
+    clock.now_s += 1
+    assert recorder.flush() == {"learner/rows_per_s": 300}
+    clock.now_s += 1
+    assert recorder.flush() == {"learner/rows_per_s": 0}
+
+
+def test_rates_and_shares_in_a_line_are_means_of_all_reports_since_the_last(tmp_path, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl")
+    for share, rate in ((0.1, 100), (0.3, 200)):
+        hub.receive("actor-0", "actor", {"actor/env_share": share, "actor/env_steps_per_s": rate})
+    hub.receive("actor-1", "actor", {"actor/env_share": 0.6, "actor/env_steps_per_s": 50})
+    line = hub.tick(1, 1)
+    assert line["actor/env_share"] == pytest.approx(0.4)
+    assert line["actor/env_steps_per_s"] == pytest.approx(150 + 50)
+    hub.receive("actor-0", "actor", {"actor/env_share": 0.5})
+    hub.receive("actor-1", "actor", {"actor/env_share": 0.7})
+    assert hub.tick(2, 2)["actor/env_share"] == pytest.approx(0.6)
+
+
+def test_recorder_reports_rates_shares_means_and_spreads(clock):
+    recorder = Recorder("learner", clock=clock)
+    recorder.rate("rows", 300)
+    recorder.rate("rows", 100)
+    with recorder.timed("update"):
+        clock.now_s += 3
+    clock.now_s += 1
+    recorder.mean("loss", 1.0)
+    recorder.mean("loss", 4.0, weight=2)
+    recorder.last("queue_depth", 5)
+    recorder.maximum("wait_max", 2)
+    recorder.maximum("wait_max", 1)
+    recorder.count("compilations", 2)
+    recorder.spread("policy_lag", np.arange(101))
+    report = recorder.flush()
+    assert report == pytest.approx(
+        {
+            "learner/rows_per_s": 100,
+            "learner/update_share": 0.75,
+            "learner/loss": 3.0,
+            "learner/queue_depth": 5,
+            "learner/wait_max": 2,
+            "learner/compilations": 2,
+            "learner/policy_lag_mean": 50,
+            "learner/policy_lag_p50": 50,
+            "learner/policy_lag_p95": 95,
+            "learner/policy_lag_max": 100,
+        }
+    )
+    assert all(type(value) is float for value in report.values())
+    clock.now_s += 1
+    recorder.count("compilations")
+    assert recorder.flush() == {"learner/compilations": 3, "learner/rows_per_s": 0}
+
+
+def test_spread_of_very_many_values_stays_bounded_and_close(clock):
+    recorder = Recorder("learner", clock=clock)
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        recorder.spread("policy_lag", rng.exponential(10, size=500))
+    recorder.spread("policy_lag", 1234.5)
+    report = recorder.flush()
+    assert report["learner/policy_lag_max"] == 1234.5
+    assert report["learner/policy_lag_mean"] == pytest.approx(10, rel=0.03)
+    assert report["learner/policy_lag_p50"] == pytest.approx(10 * math.log(2), rel=0.15)
+    assert report["learner/policy_lag_p95"] == pytest.approx(10 * math.log(20), rel=0.15)
+
+
+def test_the_sample_does_not_favour_early_or_late_values(clock):
+    recorder = Recorder("x", clock=clock)
+    for value in range(10):
+        recorder.spread("v", np.full(2000, value))
+    assert recorder.flush()["x/v_p50"] == pytest.approx(4.5, abs=1.01)
+
+
+def test_hub_combines_workers_by_the_rule_of_the_name(tmp_path, clock, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl", clock=clock)
+    reports = {
+        "actor-0": {"actor/env_steps_per_s": 100, "actor/env_share": 0.2, "actor/episodes": 1, "actor/return_mean": 10},
+        "actor-1": {"actor/env_steps_per_s": 300, "actor/env_share": 0.6, "actor/episodes": 3, "actor/return_mean": 30},
+    }
+    for worker, report in reports.items():
+        hub.receive(worker, "actor", report)
+    hub.receive("learner-0", "learner", {"learner/policy_lag_max": 3, "learner/loss": 1.5})
+    hub.receive("learner-1", "learner", {"learner/policy_lag_max": 7, "learner/loss": 2.5})
+    clock.now_s += 2
+    line = hub.tick(4000, 12)
+    assert line == {
+        "env_steps": 4000,
+        "updates": 12,
+        "wall_s": 2.0,
+        "actor/env_steps_per_s": 400.0,
+        "actor/env_share": pytest.approx(0.4),
+        "actor/episodes": 4.0,
+        "actor/return_mean": 25.0,
+        "learner/policy_lag_max": 7.0,
+        "learner/loss": 2.0,
+    }
+    assert read(tmp_path / "metrics.jsonl") == [line]
+
+
+def test_hub_writes_only_what_is_new_and_counts_quiet_workers_for_a_while(tmp_path, clock, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl", clock=clock, stale_after_s=10)
+    hub.receive("actor-0", "actor", {"actor/env_steps_per_s": 100, "actor/return_mean": 1, "actor/episodes": 5})
+    hub.receive("actor-1", "actor", {"actor/env_steps_per_s": 200})
+    hub.tick(1, 1)
+    clock.now_s += 5
+    hub.receive("actor-1", "actor", {"actor/env_steps_per_s": 200})
+    assert hub.tick(2, 1)["actor/env_steps_per_s"] == 300
+    clock.now_s += 7
+    hub.receive("actor-1", "actor", {"actor/env_steps_per_s": 200})
+    line = hub.tick(3, 1)
+    assert line["actor/env_steps_per_s"] == 200
+    assert "actor/return_mean" not in line
+    assert set(hub.tick(4, 1)) == {"env_steps", "updates", "wall_s"}
+    assert hub.latest["actor/return_mean"] == 1
+
+
+def test_totals_survive_a_restart_and_weigh_by_growth(tmp_path, clock, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl", clock=clock)
+    hub.receive("actor-0", "actor", {"actor/episodes": 100, "actor/return_mean": 1})
+    hub.receive("actor-1", "actor", {"actor/episodes": 10, "actor/return_mean": 1})
+    assert hub.tick(1, 1)["actor/episodes"] == 110
+    hub.receive("actor-0", "actor", {"actor/episodes": 1, "actor/return_mean": 8})
+    hub.receive("actor-1", "actor", {"actor/episodes": 13, "actor/return_mean": 4})
+    line = hub.tick(2, 1)
+    assert line["actor/episodes"] == 114
+    assert line["actor/return_mean"] == pytest.approx((8 * 1 + 4 * 3) / 4)
+
+
+def test_numbers_that_json_lacks_stay_valid(tmp_path, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl")
+    values = {
+        "learner/loss": math.nan,
+        "learner/grad_norm": math.inf,
+        "a": -math.inf,
+        "b": np.float32(2),
+        "c": np.int64(3),
+    }
+    hub.write(values, np.int64(10), 1)
+    line = read(tmp_path / "metrics.jsonl")[0]
+    assert (line["learner/loss"], line["learner/grad_norm"], line["a"]) == (None, "inf", "-inf")
+    assert (line["b"], line["c"], line["env_steps"]) == (2.0, 3, 10)
+
+
+def test_a_resumed_file_goes_on_after_its_last_whole_line(tmp_path, clock, open_hub):
+    path = tmp_path / "metrics.jsonl"
+    hub = open_hub(path, clock=clock)
+    clock.now_s += 50
+    hub.write({"evaluator/return_mean": 9.0}, 500, 5)
+    hub.close()
+    with path.open("a") as file:
+        file.write('{"env_steps": 600, "upda')
+    clock.now_s += 1000
+    hub = open_hub(path, clock=clock)
+    assert hub.latest["evaluator/return_mean"] == 9.0
+    clock.now_s += 1
+    hub.write({}, 501, 6)
+    hub.close()
+    assert [line["wall_s"] for line in read(path)] == [50, 51]
+
+
+def test_every_line_is_flushed_at_once(tmp_path, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl")
+    for step in range(3):
+        hub.write({}, step, 0)
+        assert len(read(tmp_path / "metrics.jsonl")) == step + 1
+
+
+def test_a_full_disk_is_one_warning_and_other_sinks_go_on(tmp_path, open_hub):
+    warnings, sink = [], ListSink()
+    hub = open_hub("/dev/full", sinks=[sink], on_warning=warnings.append)
+    for step in range(3):
+        hub.write({"a": 1.0}, step, 0)
+    assert len(warnings) == 1
+    assert "/dev/full" in warnings[0]
+    assert "No space left" in warnings[0]
+    assert len(sink.lines) == 3
+    hub.close()
+    assert sink.closed
+
+
+def test_tensorboard_events_hold_the_scalars(tmp_path, open_hub):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
+
+    assert RecordWriter  # the writer's own record format is read back below
+    hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard")
+    hub.write({"learner/loss": 0.5, "learner/grad_norm": math.nan}, 640, 5)
+    hub.close()
+    content = next((tmp_path / "tensorboard").glob("events*")).read_bytes()
+    found, position = {}, 0
+    while position < len(content):
+        size = int.from_bytes(content[position : position + 8], "little")
+        event = Event.FromString(content[position + 12 : position + 12 + size])
+        position += 16 + size
+        found.update({value.tag: (event.step, value.simple_value) for value in event.summary.value})
+    assert found["learner/loss"] == (640, 0.5)
+    assert found["updates"] == (640, 5.0)
+    assert "learner/grad_norm" not in found
+
+
+class FullDisk:
+    """A disk for AppendedFile: writes take `room` bytes, then raise ENOSPC."""
+
+    def __init__(self, monkeypatch, room: int) -> None:
+        self.room = room
+        true_open = Path.open
+        disk = self
+
+        class Raw:
+            def __init__(self, file) -> None:
+                self._file = file
+
+            def __getattr__(self, name):
+                return getattr(self._file, name)
+
+            def write(self, content: bytes) -> int:
+                if not disk.room:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                written = self._file.write(content[: disk.room])
+                disk.room -= written
+                return written
+
+        def opened(path, mode="r", buffering=-1, **options):
+            file = true_open(path, mode, buffering, **options)
+            return Raw(file) if mode == "ab+" else file
+
+        monkeypatch.setattr(Path, "open", opened)
+
+
+@pytest.mark.parametrize("room", [0, 10, 300])
+def test_after_a_full_disk_every_sink_goes_on_with_whole_records(tmp_path, open_hub, monkeypatch, room):
+    pytest.importorskip("tensorboardX")
+    disk, warnings = FullDisk(monkeypatch, room), []
+    hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard", on_warning=warnings.append)
+    for step in range(40):  # more than the queue of tensorboardX's own writer takes
+        hub.write({"a": float(step)}, step, 0)
+    assert len(warnings) == 2 and "metrics.jsonl" in warnings[0] and "events.out.tfevents" in warnings[1]
+    disk.room = 1 << 20
+    hub.write({"a": 40.0}, 40, 0)
+    hub.close()
+    assert read(tmp_path / "metrics.jsonl")[-1]["a"] == 40.0
+    events = read_events(next((tmp_path / "tensorboard").glob("events*")))
+    assert events[0].file_version == "brain.Event:2"
+    assert [event.file_version for event in events[1:]] == [""] * (len(events) - 1)
+    assert events[-1].step == 40
+    assert len(warnings) == 2
+
+
+def read_events(path: Path) -> list:
+    """The events of a file, their checksums checked."""
+    from tensorboardX.crc32c import crc32c
+    from tensorboardX.proto.event_pb2 import Event
+
+    def masked(content: bytes) -> bytes:
+        value = crc32c(content)
+        return ((((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+    content, events, at = path.read_bytes(), [], 0
+    while at < len(content):
+        size = int.from_bytes(content[at : at + 8], "little")
+        event = content[at + 12 : at + 12 + size]
+        assert content[at + 8 : at + 12] == masked(content[at : at + 8])
+        assert content[at + 12 + size : at + 16 + size] == masked(event)
+        events.append(Event.FromString(event))
+        at += 16 + size
+    return events
+
+
+def test_absent_tensorboard_is_one_line(tmp_path, monkeypatch, open_hub):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    warnings = []
+    hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", on_warning=warnings.append)
+    hub.write({"a": 1.0}, 1, 1)
+    assert len(warnings) == 1
+    assert "jsrl[tensorboard]" in warnings[0]
+    assert "\n" not in warnings[0]
+    assert read(tmp_path / "metrics.jsonl")[0]["a"] == 1.0
+
+
+def test_json_lines_of_a_huge_unfinished_tail(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"wall_s": 1}\n' + "x" * 1000)
+    sink = JsonLinesSink(path)
+    sink.close()
+    assert sink.last_line == {"wall_s": 1}
+    assert path.read_text() == '{"wall_s": 1}\n'
+
+
+def test_the_document_lists_exactly_the_catalogue():
+    document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert catalogue().markdown_table() in document, (
+        "docs/metrics.md differs from the kinds of workers; paste the output of "
+        'python -c "from jsrl.workers.kinds import catalogue; print(catalogue().markdown_table())"'
+    )
+
+
+def test_the_catalogue_is_well_formed():
+    names = [metric.name for metric in catalogue().metrics]
+    assert len(names) == len(set(names))
+    for metric in catalogue().metrics:
+        assert re.fullmatch(r"[a-z_]+/[a-z0-9_]+|env_steps|updates|wall_s", metric.name)
+        assert metric.meaning
+        assert metric.unit
+        assert metric.healthy
+        assert "|" not in metric.meaning + metric.unit + metric.healthy
+        assert catalogue().combination(metric.name) in metric_names.COMBINATIONS
+        if metric.weight:
+            assert catalogue().combination(metric.weight) == "total"
+
+
+def test_a_worker_can_count_without_jax():
+    program = "import sys, jsrl.metrics.metrics, jsrl.runs.names, jsrl.runs.runs, jsrl.metrics.display\n"
+    program += "assert not {'jax', 'orbax', 'tensorboardX'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,161 @@
+"""Videos decode to what was put in, with captions in their pixels; the shelf keeps the best and the newest."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from jsrl.errors import MissingExtra, VideoError
+from jsrl.recordings import video
+from jsrl.recordings.video import Captions, VideoWriter, require_video
+from jsrl.recordings.video_shelf import INDEX, Video, VideoShelf, captions, read_index
+from tests.decoded import decode
+
+
+def test_a_video_decodes_to_its_pictures_with_captions_below(tmp_path):
+    """An odd size becomes even, nothing is lost, colours stay, and different words are different pixels."""
+    writer = VideoWriter(tmp_path / "a.mp4", fps=15.0)
+    for number in range(12):
+        picture = np.zeros((121, 401, 3), np.uint8)
+        picture[..., number % 3] = 200
+        writer.add(picture, (f"return {number * 7}", "version 4"))
+    writer.finish()
+    frames, fps = decode(tmp_path / "a.mp4")
+    assert (len(frames), fps, frames.shape[2:0:-1]) == (12, 15.0, writer.size)
+    assert writer.frames == 12
+    assert frames.shape[1] % 2 == frames.shape[2] % 2 == 0
+    assert 401 <= frames.shape[2] <= 402
+    for number in range(12):
+        means = frames[number, 10:110, 10:390].reshape(-1, 3).mean(0)
+        assert means.argmax() == number % 3
+        assert means.max() > 150
+    strip = frames[:, 122:].astype(int)
+    assert strip.max() > 180, "nothing is written below"
+    assert np.abs(strip[0] - strip[11]).max() > 100, "other words look the same"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.mp4"]
+
+
+def test_captions_are_drawn():
+    drawn = Captions(400, 2)
+    one, two, empty = drawn.draw(("return 1", "x")), drawn.draw(("return 2", "x")), drawn.draw(("", ""))
+    assert one.shape == (drawn.height, 400, 3)
+    assert (one != two).any()
+    assert len(np.unique(empty.reshape(-1, 3), axis=0)) == 1
+
+
+def test_small_pictures_are_enlarged_by_whole_factors(tmp_path):
+    writer = VideoWriter(tmp_path / "small.mp4", 10.0)
+    writer.add(np.full((210, 160, 3), 90, np.uint8), ("a", "b"))
+    writer.finish()
+    frames, _ = decode(tmp_path / "small.mp4")
+    assert frames.shape[2] == 320
+    assert frames.shape[1] > 420
+
+
+@pytest.mark.parametrize(
+    "picture", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((8, 8, 4), np.uint8)]
+)
+def test_what_is_no_picture_is_refused(tmp_path, picture):
+    with pytest.raises(VideoError, match=r"expected uint8 \[height, width, 3\]"):
+        VideoWriter(tmp_path / "a.mp4", 10.0).add(picture, ("", ""))
+
+
+def test_pictures_of_two_sizes_are_refused_and_nothing_stays(tmp_path):
+    writer = VideoWriter(tmp_path / "a.mp4", 10.0)
+    writer.add(np.zeros((64, 64, 3), np.uint8), ("", ""))
+    with pytest.raises(VideoError, match=r"\(32, 64, 3\)"):
+        writer.add(np.zeros((32, 64, 3), np.uint8), ("", ""))
+    writer.abandon()
+    writer.abandon()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_encoder_that_ends_is_an_error_of_ours(tmp_path):
+    writer = VideoWriter(tmp_path / "a.mp4", 10.0)
+    picture = np.zeros((400, 400, 3), np.uint8)
+    writer.add(picture, ("", ""))
+    assert writer._encoder is not None
+    os.kill(writer._encoder.pid, signal.SIGKILL)
+    writer._encoder.wait()
+    with pytest.raises(VideoError, match="encoder ended"):
+        writer.add(picture, ("", ""))
+    writer.abandon()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_encoders_own_words(tmp_path):
+    writer = VideoWriter(tmp_path / "missing" / "a.mp4", 10.0)
+    with pytest.raises(VideoError, match="No such file"):
+        for _ in range(50):
+            writer.add(np.zeros((400, 400, 3), np.uint8), ("", ""))
+        writer.finish()
+    writer.abandon()
+
+
+def test_an_empty_video_is_refused(tmp_path):
+    with pytest.raises(VideoError, match="a video needs one"):
+        VideoWriter(tmp_path / "a.mp4", 10.0).finish()
+
+
+def test_a_missing_package_is_one_sentence_with_the_extra(monkeypatch):
+    monkeypatch.setattr(video, "find_spec", lambda name: None if name == "imageio_ffmpeg" else object())
+    with pytest.raises(MissingExtra) as caught:
+        require_video()
+    text = str(caught.value)
+    assert "imageio-ffmpeg" in text
+    assert "pillow" not in text
+    assert text.endswith("pip install 'jsrl[video]'")
+    assert "\n" not in text
+
+
+def put(shelf: VideoShelf, env_steps: int, return_: float) -> str:
+    path = shelf.path(env_steps, env_steps // 10)
+    path.write_bytes(b"x")
+    shelf.add(Video(path.name, env_steps // 10, env_steps, return_, 1, 50, 25.0, 320, 200))
+    return path.name
+
+
+def test_the_best_and_the_newest_are_kept(tmp_path):
+    shelf = VideoShelf(tmp_path, 2)
+    names = [put(shelf, 100 * n, return_) for n, return_ in enumerate([1.0, 9.0, 3.0, 9.0, 5.0, 4.0])]
+    files = {path.name for path in tmp_path.glob("*.mp4")}
+    assert files == {names[1], names[4], names[5]}, "the first of two equal ones stays the best"
+    assert [one.best for one in shelf.videos] == [True, False, False]
+    assert list(captions(tmp_path.parent)) == []
+    again = VideoShelf(tmp_path, 2)  # a resumed run
+    assert again.videos == shelf.videos
+    better = put(again, 900, 10.0)
+    assert {path.name for path in tmp_path.glob("*.mp4")} == {names[5], better}
+    assert [(one.file, one.best) for one in read_index(tmp_path)] == [(names[5], False), (better, True)]
+
+
+def test_a_version_that_is_filmed_again_replaces_its_video(tmp_path):
+    shelf = VideoShelf(tmp_path, 3)
+    put(shelf, 100, 50.0)
+    put(shelf, 100, 2.0)
+    assert [one.return_mean for one in shelf.videos] == [2.0]
+    assert len(list(tmp_path.glob("*.mp4"))) == 1
+
+
+def test_captions_say_what_is_known_best_first(tmp_path):
+    shelf = VideoShelf(tmp_path / "videos", 3)
+    first, second = put(shelf, 100, 7.0), put(shelf, 200, 5.0)
+    (tmp_path / "videos" / "own.mp4").write_bytes(b"x")
+    found = captions(tmp_path)
+    assert list(found) == [f"videos/{first}", f"videos/{second}", "videos/own.mp4"]
+    assert found[f"videos/{first}"] == "best · return 7.0 · version 10 · 100 env steps · 2 s"
+    assert found["videos/own.mp4"] == "own.mp4"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"videos": [3, {"file": "a.mp4"}]}'])
+def test_a_broken_index_hides_no_video(tmp_path, text):
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / INDEX).write_text(text)
+    (tmp_path / "videos" / "a.mp4").write_bytes(b"x")
+    (tmp_path / "videos" / "b.mp4.part").write_bytes(b"x")
+    assert captions(tmp_path) == {"videos/a.mp4": "a.mp4"}
+    VideoShelf(tmp_path / "videos", 1)
+    assert not list((tmp_path / "videos").glob("*.part")), "what a killed recorder left is swept"

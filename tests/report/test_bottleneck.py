@@ -1,0 +1,252 @@
+"""Every verdict from made-up measurements: which one, and that it names numbers and an option."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from jsrl.metrics.phases import SECOND_THREADS
+from jsrl.report.bottleneck import find_bottleneck
+from jsrl.report.evidence import Facts
+from jsrl.report.verdicts import SERIAL, VERDICTS
+
+EIGHT = Facts(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
+TWO = dataclasses.replace(EIGHT, cores=2)
+SYNCHRONOUS = dataclasses.replace(EIGHT, synchronous=True)
+
+
+def measured(cpu: dict[str, float] | None = None, others: float = 0.0, **kinds: dict[str, float]) -> dict[str, float]:
+    """Return metrics of shares by kind, the rest of each worker's time being `other`."""
+    metrics = {"system/others_cpu_share": others}
+    for kind, shares in kinds.items():
+        rest = 1.0 - sum(share for name, share in shares.items() if not name.startswith(SECOND_THREADS))
+        metrics |= {f"{kind}/{name}_share": share for name, share in (shares | {"other": rest}).items()}
+    return metrics | {f"system/{kind}_cpu_share": cores for kind, cores in (cpu or {}).items()}
+
+
+STEPPING = {"env": 0.71, "wait_inference": 0.2, "transport": 0.05}
+STARVED = {"wait_batch": 0.55, "update": 0.4, "publish": 0.02}
+IDLE_SERVER = {"act": 0.2, "wait": 0.7}
+ASKING = {"env": 0.2, "wait_inference": 0.7, "transport": 0.05}
+
+# verdict -> (metrics, facts, what the sentence must hold)
+CASES: list[tuple[str, dict[str, float], Facts, tuple[str, ...]]] = [
+    ("unknown", {}, EIGHT, ("too short",)),
+    ("unknown", measured(learner=STARVED), EIGHT, ("too short",)),
+    (
+        "environments",
+        measured(
+            {"actor": 2.0, "learner": 0.4, "inference": 0.3}, actor=STEPPING, learner=STARVED, inference=IDLE_SERVER
+        ),
+        EIGHT,
+        ("Environments", "71%", "waits 55%", "2.7 of 8 cores are used: raise --num-actors to 4."),
+    ),
+    (
+        "environments",
+        measured(
+            {"actor": 1.4, "learner": 0.4, "inference": 0.1}, actor=STEPPING, learner=STARVED, inference=IDLE_SERVER
+        ),
+        TWO,
+        ("71%", "both cores are busy, so more actors will not help here"),
+    ),
+    (
+        "environments",
+        measured({"actor": 0.3, "learner": 0.2, "inference": 0.1}, others=1.4, actor=STEPPING, learner=STARVED),
+        TWO,
+        ("both cores are busy (other programs take 1.4)", "idle machine"),
+    ),
+    (
+        "environments",
+        measured({"actor": 0.1, "learner": 0.05}, actor=STEPPING | {"env": 0.75}, learner={"wait_batch": 0.95}),
+        dataclasses.replace(TWO, more_actors=(4, 8, 16)),
+        ("wait rather than compute", "raise --num-actors to 16"),
+    ),
+    (
+        "environments",
+        measured({"actor": 2.0}, actor=STEPPING, learner=STARVED),
+        dataclasses.replace(EIGHT, more_actors=()),
+        ("raise --num-envs",),
+    ),
+    (
+        "acting",
+        measured({"actor": 2.0, "learner": 0.4}, actor={"act": 0.6, "env": 0.3}, learner=STARVED),
+        dataclasses.replace(EIGHT, placement="inline"),
+        ("Acting", "60%", "2.4 of 8 cores", "--num-actors to 4"),
+    ),
+    (
+        "acting",
+        measured({"actor": 1.6, "learner": 0.3}, actor={"act": 0.6, "env": 0.3}, learner=STARVED),
+        dataclasses.replace(TWO, placement="inline"),
+        ("both cores are busy", "--placement served"),
+    ),
+    (
+        "inference",
+        measured(
+            {"actor": 0.5, "learner": 0.4, "inference": 0.9}, actor=ASKING, learner=STARVED, inference={"act": 0.9}
+        ),
+        EIGHT,
+        ("Inference", "the server acts 90%", "wait 70%", "--num-inference-servers 2"),
+    ),
+    (
+        "inference",
+        measured(
+            {"actor": 0.3, "learner": 0.3, "inference": 0.9}, actor=ASKING, learner=STARVED, inference={"act": 0.9}
+        ),
+        dataclasses.replace(EIGHT, actors=1),
+        ("--placement inline", "--inference.threads 2"),
+    ),
+    (
+        "latency",
+        measured(
+            {"actor": 0.5, "learner": 0.4, "inference": 0.3}, actor=ASKING, learner=STARVED, inference=IDLE_SERVER
+        ),
+        EIGHT,
+        ("Round trips", "70%", "--num-groups 8"),
+    ),
+    (
+        "machine",
+        measured(
+            {"actor": 0.6, "learner": 0.4, "inference": 0.9}, actor=ASKING, learner=STARVED, inference=IDLE_SERVER
+        ),
+        TWO,
+        ("both cores are busy", "inference servers 0.9, actors 0.6, the learner 0.4", "more processes will not help"),
+    ),
+    (
+        "machine",
+        measured(
+            {"actor": 0.6, "evaluator": 0.9, "inference": 0.4}, actor=ASKING, learner=STARVED, inference=IDLE_SERVER
+        ),
+        TWO,
+        ("the evaluator 0.9", "--evaluator.period-env-steps"),
+    ),
+    (
+        "crowded",
+        measured({"actor": 0.1, "inference": 0.1}, others=1.7, actor=ASKING, learner=STARVED, inference=IDLE_SERVER),
+        TWO,
+        ("Other programs", "1.7 of 2 cores, this run 0.2"),
+    ),
+    (
+        "alternating",
+        measured(
+            {"actor": 0.5, "learner": 0.5, "inference": 0.2},
+            actor={"env": 0.5, "wait_inference": 0.45},
+            learner=STARVED,
+            inference={"act": 0.2, "wait_params": 0.4, "wait": 0.4},
+        ),
+        SYNCHRONOUS,
+        ("turns", "wait 45%", "waits 55%", "--max-policy-lag 1"),
+    ),
+    (
+        "updates",
+        measured(
+            {"learner": 1.0, "actor": 0.3},
+            actor={"wait_block": 0.7, "env": 0.2},
+            learner={"update": 0.9, "wait_batch": 0.02},
+        ),
+        EIGHT,
+        ("Updates", "90%", "wait 70%", "--batch-envs"),
+    ),
+    (
+        "updates",
+        measured({"learner": 1.8, "actor": 0.1}, actor={"wait_block": 0.7}, learner={"update": 0.97}),
+        TWO,
+        ("both cores are busy", "an accelerator"),
+    ),
+    (
+        "updates",
+        measured({"learner": 1.0}, actor={"wait_block": 0.7}, learner={"update": 0.97}),
+        dataclasses.replace(EIGHT, accelerators=4),
+        ("--learner.num-devices",),
+    ),
+    (
+        "publishing",
+        measured({"learner": 1.0}, actor=ASKING, learner={"update": 0.4, "publish": 0.3, "snapshot": 0.2}),
+        EIGHT,
+        ("Publishing", "50%", "--rollout-length"),
+    ),
+    (
+        "joining",
+        measured({"learner": 1.0}, actor={"wait_block": 0.8}, learner=STARVED | {"prefetch_transport": 0.9}),
+        EIGHT,
+        ("Joining", "90%", "uint8"),
+    ),
+    (
+        "room",
+        measured({"actor": 0.2}, actor={"wait_block": 0.8}, learner=STARVED),
+        EIGHT,
+        ("80%", "--actor.blocks-per-group"),
+    ),
+    (
+        "replay",
+        measured({"actor": 1.0}, actor=STEPPING, learner=STARVED, replay={"insert": 0.2, "draw_draw": 0.9}),
+        EIGHT,
+        ("draws batches for 90%", "--replay.threads"),
+    ),
+    (
+        "replay",
+        measured({"actor": 1.0}, actor=STEPPING, learner=STARVED, replay={"insert": 0.8, "draw_draw": 0.3}),
+        EIGHT,
+        ("writes rows for 80%", "--replay.num-replays"),
+    ),
+    (
+        "replay",
+        measured({"actor": 1.0, "replay": 1.0}, actor=STEPPING, learner=STARVED, replay={"insert": 0.8}),
+        TWO,
+        ("both cores are busy", "--replay.batch-size"),
+    ),
+    (
+        "transport",
+        measured({"actor": 2.0}, actor={"transport": 0.8}, learner=STARVED),
+        dataclasses.replace(EIGHT, zeromq=True),
+        ("Moving rows", "80%", "--road shared-memory"),
+    ),
+    ("transport", measured({"actor": 2.0}, actor={"transport": 0.8}, learner=STARVED), EIGHT, ("--num-actors to 4",)),
+    (
+        "balanced",
+        measured({"actor": 2.0}, actor={"env": 0.1}, learner=STARVED),
+        EIGHT,
+        ("Nothing stands out", "10%"),
+    ),
+    (
+        "serial",
+        measured(
+            actor={"env": 0.2, "act": 0.5, "wait_turn": 0.3},
+            learner={"update": 0.2, "wait_turn": 0.8},
+            evaluator={"env": 0.05, "act": 0.04, "wait_turn": 0.9},
+        ),
+        dataclasses.replace(TWO, placement="serial"),
+        ("acting 50%, stepping environments 20%, updates 20%, evaluating 10%", "one of 2 cores"),
+    ),
+    (
+        "serial",
+        measured(actor={"env": 0.2, "act": 0.5, "wait_turn": 0.3}, learner={"update": 0.2, "wait_turn": 0.8}),
+        Facts(placement="serial", cores=1),
+        ("cheaper acting",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "metrics", "facts", "parts"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
+def test_verdicts(kind, metrics, facts, parts):
+    found = find_bottleneck(metrics, facts)
+    assert found.kind == kind, found.text
+    missing = [part for part in parts if part not in found.text]
+    assert not missing, f"{missing} not in: {found.text}"
+    assert found.text.endswith(".") and ".." not in found.text and "  " not in found.text
+
+
+def test_every_verdict_has_a_case():
+    assert {kind for kind, *_ in CASES} == {kind for kind, *_ in (*VERDICTS, *SERIAL)}
+
+
+def test_values_that_are_not_numbers_are_left_out():
+    metrics = measured({"actor": math.nan, "learner": 0.2}, actor=STEPPING, learner=STARVED)
+    assert "0.2 of 8 cores" in find_bottleneck(metrics, EIGHT).text
+
+
+def test_advice_goes_no_further_than_the_learner_could_follow():
+    metrics = measured({"actor": 2.0, "learner": 0.8}, actor=STEPPING, learner={"wait_batch": 0.3, "update": 0.7})
+    facts = dataclasses.replace(EIGHT, cores=64, more_actors=(3, 4, 8, 16, 32))
+    assert "raise --num-actors to 3" in find_bottleneck(metrics, facts).text

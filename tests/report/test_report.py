@@ -1,0 +1,235 @@
+"""Reports from the files of a run: of one that ended, of one that was killed, and with things in them that bite in HTML."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.launch.result import Result
+from jsrl.references.reference import to_json
+from jsrl.report.charts import Series, chart, ticks
+from jsrl.report.report import leave_report, make_report, steady, write_report
+from jsrl.runs.runs import RunFolder
+
+ROOT = Path(__file__).parents[2]
+EVIL = '<script>alert("1")</script>&\'"'
+SHARES = {
+    "actor/env_share": 0.7,
+    "actor/wait_inference_share": 0.2,
+    "actor/transport_share": 0.06,
+    "actor/other_share": 0.04,
+    "inference/act_share": 0.3,
+    "inference/wait_share": 0.7,
+    "learner/update_share": 0.4,
+    "learner/wait_batch_share": 0.55,
+    "learner/publish_share": 0.05,
+    "learner/prefetch_wait_batch_share": 1.0,
+    "system/actor_cpu_share": 0.9,
+    "system/learner_cpu_share": 0.4,
+    "system/actor_rss_mb": 51.0,
+}
+
+
+def lines(count: int, first_update: int = 0) -> list[dict]:
+    """Metrics of a run: 100 env steps and 2 updates a second; the first and the last line have odd shares."""
+    found = []
+    for index in range(count):
+        line = {
+            "env_steps": 100 * (first_update + index + 1),
+            "updates": 2 * (first_update + index + 1),
+            "wall_s": index + 1.0,
+        }
+        shares = dict.fromkeys(SHARES, 0.99) if index in (0, count - 1) else SHARES
+        line |= shares | {
+            "learner/trained_s": 5000.0 + index,
+            "actor/env_steps_per_s": 120.0,
+            "actor/return_mean": index,
+        }
+        line |= {"learner/policy_lag_p50": 1.0, "learner/policy_lag_p95": 2.0, "learner/policy_lag_max": 3.0}
+        line |= {"ledger/received": 10.0, "ledger/consumed": 7.0, "ledger/dropped": 1.0, "ledger/in_flight": 2.0}
+        found.append(line)
+    return found
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> RunFolder:
+    config = to_json(Experiment(agent=None, name="tried", num_envs=16, max_policy_lag=1, placement="served"))
+    folder = RunFolder.create(tmp_path, "tried", "one", config=config)
+    environment = folder.environment | {
+        "command": f"python run.py {EVIL}",
+        "commit": "abc",
+        "uncommitted_changes": True,
+    }
+    environment["hardware"] |= {"cores": 8, "accelerators": []}
+    (folder.path / "environment.json").write_text(json.dumps(environment))
+    return folder
+
+
+def write_lines(folder: RunFolder, entries: list[dict]) -> None:
+    folder.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in entries))
+
+
+def end(folder: RunFolder, **changes) -> None:
+    ledger = {"produced": 10, "consumed": 7, "in_flight": 2, "dropped": {"stale": 1}}
+    score = {"return_mean": 12.5, "return_ci95": 0.5, "episodes": 20, "env_steps": 800}
+    result = Result(folder.path, "total_env_steps", 1000, 20, 10.0, ledger=ledger, evaluation=score)
+    facts = dataclasses.asdict(dataclasses.replace(result, **changes)) | {"folder": str(folder.path)}
+    (folder.path / "result.json").write_text(json.dumps(facts))
+
+
+class Page(HTMLParser):
+    """A page: its tags, the addresses that it refers to, and whether every tag is closed."""
+
+    VOID = ("meta", "circle", "line", "polyline", "polygon")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("href", "src", "srcset", "data")]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+
+def test_a_run_that_ended(run_folder: RunFolder):
+    write_lines(run_folder, lines(10))
+    end(run_folder)
+    summary = write_report(run_folder)
+    assert "rates: 100 env steps trained/s, 2 updates/s, 120 env steps taken/s" in summary
+    assert re.search(r"actor +simulate 70%, wait 20% \(actions\), transport 6%, other 4%; 0.90 cores, 51 MB", summary)
+    assert "policy lag: p50 1, p95 2, largest 3 updates" in summary
+    assert "bottleneck: Environments limit this run: actors spend 70%" in summary
+    assert "--num-actors" in summary
+    text = (run_folder.path / "report.txt").read_text()
+    assert summary in text
+    assert "produced 10 = consumed 7 + dropped (stale 1) + in flight 2: balanced" in text
+    assert f"command: python run.py {EVIL}" in text and "abc with uncommitted changes" in text
+    assert "return 12.5 ± 0.5 (95% CI, 20 greedy episodes) at 800 env steps" in text
+
+
+def test_the_page_needs_nothing_else_and_runs_nothing(run_folder: RunFolder):
+    write_lines(run_folder, lines(10))
+    end(run_folder, ended="failed")
+    facts = json.loads((run_folder.path / "result.json").read_text())
+    (run_folder.path / "result.json").write_text(json.dumps(facts | {"error": EVIL}))
+    log = (
+        f"2026-01-01 00:00:00 fine\n2026-01-01 00:00:01 warning: {EVIL}\n  more of it\n2026-01-01 00:00:02 fine again\n"
+    )
+    (run_folder.logs / "controller.log").write_text(log)
+    (run_folder.path / "videos").mkdir()
+    video = 'a "b" <c>.mp4'
+    (run_folder.path / "videos" / video).write_bytes(b"")
+    write_report(run_folder)
+    text = run_folder.report.read_text()
+    page = Page(text)
+    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert not re.search(r"https?:|url\(|@import", text.replace("ui.perfetto.dev", ""))
+    assert "<script" not in text and "&lt;script&gt;" in text and "more of it" in text and "fine again" not in text
+    assert page.tags.count("svg") == 6
+    assert "videos/a%20%22b%22%20%3Cc%3E.mp4" in page.links
+    assert all((run_folder.path / link).exists() for link in page.links if not link.startswith("videos/"))
+
+
+def test_a_killed_run_has_a_report_from_its_metrics(run_folder: RunFolder):
+    write_lines(run_folder, lines(5))
+    with run_folder.metrics_path.open("a") as file:
+        file.write('{"env_steps": 60')  # it died here
+    write_report(run_folder)
+    text = (run_folder.path / "report.txt").read_text()
+    assert "ended: killed (it left no result)" in text and "reached: 500 env steps, 10 updates in 5 s" in text
+    assert "ledger: none was written" in text and "Environments limit" in text
+
+
+def test_a_run_that_never_trained_has_a_report(run_folder: RunFolder):
+    write_report(run_folder)
+    assert "too short" in (run_folder.path / "report.txt").read_text()
+    assert "svg" not in Page(run_folder.report.read_text()).tags
+
+
+def test_only_the_last_life_counts(run_folder: RunFolder):
+    before = [line | {"actor/env_share": 0.1} for line in lines(8)]
+    write_lines(run_folder, [*before, *lines(5, first_update=3)])
+    report = make_report(run_folder)
+    assert report.steady["actor/env_share"] == pytest.approx(0.7)
+    assert report.rates["env steps trained"] == pytest.approx(100)
+
+
+def test_lines_at_work_leave_out_the_first_and_the_last():
+    updates = {"updates": np.arange(5.0), "learner/update_share": np.array([0.5, np.nan, 0.5, 0.5, 0.5])}
+    assert steady(updates).tolist() == [False, False, True, True, False]
+    two = {"updates": np.arange(2.0), "learner/update_share": np.ones(2)}
+    assert steady(two).tolist() == [True, True]
+    assert steady({}).tolist() == []
+
+
+def test_what_goes_wrong_is_a_warning(run_folder: RunFolder):
+    warnings: list[str] = []
+    (run_folder.path / "environment.json").write_text("{")
+    assert leave_report(run_folder, warnings.append) == ""
+    assert len(warnings) == 1 and "environment.json" in warnings[0] and "experiments/report.py" in warnings[0]
+
+
+def test_an_experiment_of_another_version_costs_advice_only(run_folder: RunFolder):
+    write_lines(run_folder, lines(10))
+    config = run_folder.config
+    config["fields"]["num_envs"] = "many"
+    run_folder.write_config(config)
+    assert "Environments limit" in write_report(run_folder)
+
+
+def test_the_command(run_folder: RunFolder, tmp_path: Path):
+    write_lines(run_folder, lines(10))
+    script = ROOT / "experiments" / "report.py"
+    words = [sys.executable, str(script), "one", "--runs-dir", str(tmp_path)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "bottleneck: " in ended.stdout and str(run_folder.report) in ended.stdout and run_folder.report.exists()
+    ended = subprocess.run([*words[:2], "two", *words[3:]], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2 and "there is no run two" in ended.stderr
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="not a whole run"):
+        write_report(RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.2, 7.9), (0, 1e9), (1e-6, 2e-6), (499.9, 500.1)])
+def test_ticks_are_few_round_and_inside(low: float, high: float):
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 6
+    assert all(low - 1e-9 * abs(high) <= tick <= high * (1 + 1e-9) for tick in found)
+    steps = np.diff(found)
+    assert np.allclose(steps, steps[0]) and f"{steps[0]:.0e}"[0] in "125"
+
+
+def test_charts_draw_what_is_finite():
+    x, y = np.arange(2000.0), np.sin(np.arange(2000.0))
+    y[5] = np.nan
+    text = chart("A & B", "steps", [Series("<one>", x, y, half=np.ones(2000)), Series("flat", x, np.full(2000, 3.0))])
+    assert "nan" not in text and "&lt;one&gt;" in text and "A &amp; B" in text
+    points = re.findall(r'polyline class="line\d" points="([^"]*)"', text)
+    assert [len(p.split()) for p in points] == [400, 400]
+    assert chart("one point", "steps", [Series("a", x[:1], y[:1])]) == ""
+    assert chart("none", "steps", []) == ""

@@ -1,0 +1,70 @@
+"""The control road between heartbeats: its thread sleeps, and is woken by whoever has something to say."""
+
+import contextlib
+import os
+import time
+from collections import Counter
+
+import pytest
+
+from jsrl.runs import control
+from jsrl.runs.control import Bye, ControlClient, ControlServer, Event, Heartbeat
+
+DEADLINE_S = 10.0
+
+
+@pytest.fixture
+def road(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "HEARTBEAT_S", 3600.0)
+    before = open_files()
+    server = ControlServer(f"ipc://{tmp_path}/control")
+    client = ControlClient(server.address, "actor-0", 0)
+    assert isinstance(heard(server, Heartbeat), Heartbeat)  # the first one at once, the next in an hour
+    yield server, client
+    client.close()
+    server.close()
+    assert not open_files() - before  # there may be fewer, where garbage of earlier tests went
+
+
+def open_files() -> Counter[str]:
+    """Return what this process has open: sockets, pipes and files each by itself, others by kind."""
+    found = Counter[str]()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own
+            found[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
+    return found
+
+
+def heard(server, kind):
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        for message in server.poll(0.1):
+            if isinstance(message, kind):
+                return message
+    raise AssertionError(f"no {kind.__name__} within {DEADLINE_S:g} s")
+
+
+def test_what_a_worker_says_does_not_wait_for_the_next_heartbeat(road):
+    server, client = road
+    for number in range(3):
+        client.send(Event, name="note", text=str(number))
+        assert heard(server, Event).text == str(number)
+
+
+def test_what_the_controller_says_is_heard_in_between(road):
+    server, client = road
+    server.tell("actor-0", 0, "evaluate", number=7)
+    assert client.commands.get(timeout=DEADLINE_S).facts == {"number": 7}
+    server.tell("actor-0", 0, "stop")
+    assert client.stop.wait(DEADLINE_S)
+
+
+def test_the_end_sends_what_is_queued_and_does_not_wait(road):
+    server, client = road
+    client.send(Bye, facts={"rows": 3})
+    began_s = time.monotonic()
+    client.close(DEADLINE_S)
+    assert time.monotonic() - began_s < DEADLINE_S / 2
+    assert heard(server, Bye).facts == {"rows": 3}
+    client.send(Event, name="note", text="after the end")  # nobody hears it, and it is no error
+    client.close()

@@ -1,0 +1,185 @@
+"""Bodies of control messages: what cannot be right is refused by name, counted, logged once, and never ends a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import AgentReference, Experiment
+from jsrl.launch.controller import Controller
+from jsrl.launch.local.processes import Process
+from jsrl.launch.session import Session
+from jsrl.metrics.display import make_display
+from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stacks, Stage
+from jsrl.runs.control_bodies import MOST, complaint
+from jsrl.runs.runs import RunFolder
+from jsrl.workers.kinds import find_kind
+
+SCORE = {"return_mean": 1.0, "return_ci95": 0.5, "episodes": 3, "return_std": 1.0, "length_mean": 9.0}
+AT = {"updates": 3, "env_steps": 300}
+GOOD: list[AnyMessage] = [
+    Stage("learner", 0, "ready", 77),
+    Heartbeat("learner", 0, 5, "update", 0.5),
+    Report("learner", 0, {"learner/loss": math.nan, "learner/updates_per_s": 3.0}, AT | {"rows": 9, "ledger": {}}),
+    Report("actor-0", 0, {"actor/episodes": 3.0}, {"episodes": 3}),
+    Event("learner", 0, "note", "hello"),
+    Event("learner", 0, "warning", "hello", {"once": "disk"}),
+    Event("learner", 0, "snapshotted", "", {"updates": 3}),
+    Event("learner", 0, "somebody's own", "", {"anything": [1, None, "x"]}),
+    Event(
+        "evaluator", 0, "evaluated", "", SCORE | AT | {"metrics": {"evaluator/return_mean": 1.0}, "version_updates": 3}
+    ),
+    Event("evaluator", 0, "evaluated finally", "", SCORE | {"version_updates": 3}),
+    Event("recorder", 0, "filmed", "", AT | {"metrics": {"recorder/return_mean": math.nan}}),
+    Event("recorder", 0, "filmed finally"),
+    Bye("learner", 0, AT),
+]
+BAD: list[tuple[AnyMessage, str]] = [
+    (Report("learner", 0, {}, AT | {"updates": "x"}), r"got `str` - at `\$.updates`"),
+    (Report("learner", 0, {}, AT | {"updates": -1}), r">= 0.* at `\$.updates`"),
+    (Report("learner", 0, {}, AT | {"env_steps": MOST + 1}), r"<= 9007199254740992 - at `\$.env_steps`"),
+    (Report("learner", 0, {}, AT | {"updates": 10**15}), "updates is 1000000000000000, more than this run can have"),
+    (Report("learner", 0, {}, AT | {"updates": None}), r"got `null` - at `\$.updates`"),
+    (Report("learner", 0, {"env_steps": 1.0}, {}), "metric 'env_steps' has no worker in its name"),
+    (Bye("learner", 0, {"updates": 0.5}), r"at `\$.updates`"),
+    (Event("learner", 0, "finished"), "missing required field `updates`"),
+    (Event("learner", 0, "finished", "", {"updates": 10**15, "env_steps": 0}), "more than this run can have"),
+    (Event("learner", 0, "warning", "hello", {"once": ["x"]}), r"at `\$.once`"),
+    (Event("evaluator", 0, "evaluated", "", SCORE | AT), "missing required field `metrics`"),
+    (Event("evaluator", 0, "evaluated", "", SCORE | AT | {"metrics": {"a/b": "x"}}), r"at `\$.metrics"),
+    (
+        Event("evaluator", 0, "evaluated", "", SCORE | AT | {"metrics": {}, "return_mean": math.inf}),
+        "return_mean is inf",
+    ),
+    (
+        Event("evaluator", 0, "evaluated finally", "", SCORE | {"extra": b"x"}),
+        "extra is b'x', expected a finite number",
+    ),
+    (Event("recorder", 0, "filmed", "", {"updates": 1, "env_steps": 1}), "missing required field `metrics`"),
+    (Heartbeat("learner", 0, -1), r">= 0.* at `\$.progress`"),
+    (Stage("learner", 0, "building", -5), r">= 0.* at `\$.pid`"),
+]
+WORKERS = {"learner": "learner", "actor-0": "actor", "evaluator": "evaluator", "recorder": "recorder"}
+
+
+class Living:
+    """What a process is asked for."""
+
+    pid = 1
+
+    def poll(self) -> None:
+        return None
+
+
+class Rig:
+    """A controller that has started nothing, and hears what the test says."""
+
+    def __init__(self, folder) -> None:
+        agent, env = AgentReference("tests.replay.learning:acting_toy"), EnvConfig("CartPole-v1")
+        experiment = Experiment(agent=agent, env=env, total_env_steps=10_000)
+        kinds = {name: find_kind(kind) for name, kind in WORKERS.items()}
+        run = RunFolder.create(folder, "bodies", "one", seed=0)
+        self.session = Session(experiment, run, make_display("log-only"), kinds=kinds)
+        self.controller = Controller.__new__(Controller)
+        self.control = ControlServer(f"ipc://{folder}/control")
+        self.controller._session, self.controller._control, self.controller._crashes = self.session, self.control, {}
+        self.controller._processes = {name: self._process(name, folder) for name in WORKERS}
+
+    def _process(self, name: str, folder) -> Process:
+        job: Any = type("job", (), {"name": name, "incarnation": 0, "kind": WORKERS[name]})
+        return Process(job, Living(), folder / "log", 0.0)  # type: ignore[arg-type]
+
+    def hear(self, message: AnyMessage) -> None:
+        """Hear a message as it comes from the socket."""
+        self.controller._hear(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=AnyMessage))
+
+    def close(self) -> None:
+        self.control.close()
+        self.session.close()
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.mark.parametrize("message", GOOD, ids=lambda m: f"{type(m).__name__} {getattr(m, 'name', '')}")
+def test_what_workers_say_is_taken(rig, message) -> None:
+    rig.hear(message)
+    assert rig.control.refused == 0
+
+
+@pytest.mark.parametrize(("message", "why"), BAD)
+def test_what_cannot_be_right_is_named_counted_and_logged_once(rig, caplog, message, why) -> None:
+    with caplog.at_level(logging.WARNING, "jsrl.control"):
+        for _ in range(3):
+            rig.hear(message)
+    assert rig.control.refused == 3
+    (text,) = caplog.messages
+    assert re.search(why, text), text
+    assert message.worker in text and (rig.session.updates, rig.session.env_steps) == (0, 0)
+    assert rig.session.reason is None
+    assert rig.controller._processes[message.worker].left == isinstance(message, Bye)
+
+
+def test_a_refused_message_still_shows_that_its_worker_lives(rig) -> None:
+    process = rig.controller._processes["learner"]
+    process.beat_s = 0.0
+    rig.hear(Report("learner", 0, {}, {"updates": "x"}))
+    assert process.beat_s > 0 and process.known == {}
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = ["updates", "env_steps", "metrics", "once", "ledger", *SCORE]
+FACTS = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), ANYTHING, max_size=4)
+NUMBERS = st.integers(-(2**63), 2**64 - 1)
+METRICS = st.dictionaries(
+    st.sampled_from(["a/b", "actor/episodes", "env_steps", "learner/x_share"]), st.floats(), max_size=3
+)
+WHO = st.sampled_from(list(WORKERS))
+EVENTS = st.sampled_from(["evaluated", "evaluated finally", "filmed", "filmed finally", "warning", "note", "other"])
+MESSAGES = st.one_of(
+    st.builds(Stage, WHO, st.just(0), st.text(max_size=5), NUMBERS),
+    st.builds(Heartbeat, WHO, st.just(0), NUMBERS, st.text(max_size=5), st.floats()),
+    st.builds(Report, WHO, st.just(0), METRICS, FACTS),
+    st.builds(Event, WHO, st.just(0), EVENTS, st.text(max_size=5), FACTS | FACTS.map(lambda f: SCORE | AT | f)),
+    st.builds(Crash, WHO, st.just(0), st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
+    st.builds(Stacks, WHO, st.just(0), st.text(max_size=5)),
+    st.builds(Bye, WHO, st.just(0), FACTS),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(message=MESSAGES)
+def test_no_message_ends_a_run(rig, message) -> None:
+    rig.hear(message)
+    rig.session.hub.tick(rig.session.env_steps, rig.session.updates)
+    assert rig.session.reason is None
+    assert 0 <= rig.session.updates <= MOST and 0 <= rig.session.env_steps <= MOST
+    assert rig.session.result().ended == "interrupted"  # it can be written down
+
+
+@given(facts=FACTS)
+def test_finished_is_believed_only_with_both_counts(facts) -> None:
+    right = all(isinstance(facts.get(name), int) and 0 <= facts[name] <= MOST for name in ("updates", "env_steps"))
+    if not right and not any(isinstance(facts.get(name), float) for name in ("updates", "env_steps")):
+        assert complaint(Event("learner", 0, "finished", "", facts))

@@ -1,0 +1,237 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.launch.resume import claimed
+from jsrl.metrics.metrics import MetricsHub
+from jsrl.report.comparison import (
+    bootstrap_interval,
+    compare_runs,
+    config_differences,
+    interquartile_mean,
+    summaries,
+    summarise,
+)
+from jsrl.runs.runs import RunFolder, load_runs
+
+
+def make_run(runs_dir, experiment, name, returns, config=None):
+    folder = RunFolder.create(runs_dir, experiment, name, config=config or {"seed": 0})
+    hub = MetricsHub(folder.metrics_path)
+    for index, value in enumerate(returns):
+        hub.write({"learner/loss": 1.0 / (index + 1)}, 100 * index + 50, index)
+        hub.write({"evaluator/return_mean": value}, 100 * index, index)
+    hub.close()
+    return folder
+
+
+def test_create_writes_down_config_and_origin(tmp_path):
+    config = {"algorithm": {"gamma": 0.99, "sizes": (64, 64)}, "limit": float("inf"), "seed": np.int64(3)}
+    folder = RunFolder.create(tmp_path / "runs", "ppo_cartpole", "first", config=config, seed=3)
+    assert folder.path == tmp_path / "runs" / "ppo_cartpole" / "first"
+    assert folder.name == "ppo_cartpole/first"
+    assert folder.config == {"algorithm": {"gamma": 0.99, "sizes": [64, 64]}, "limit": "inf", "seed": 3}
+    facts = folder.environment
+    assert facts["packages"]["numpy"] == np.__version__
+    assert facts["hardware"]["cores"] == len(os.sched_getaffinity(0))
+    started = psutil.Process().cmdline()  # pytest itself, or the worker that it started
+    assert all(word in facts["command"] for word in started[-1].split())
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=os.path.dirname(__file__), capture_output=True, text=True, check=False
+    )
+    assert facts["commit"] == (head.stdout.strip() or None)
+    for sub in (folder.logs, folder.tensorboard, folder.snapshots, folder.names):
+        assert sub.is_dir()
+
+
+def test_default_names_carry_the_seed_and_never_collide(tmp_path):
+    folders = [RunFolder.create(tmp_path, "x", seed=7) for _ in range(4)]
+    assert len({folder.path for folder in folders}) == 4
+    assert all("-seed7" in folder.path.name for folder in folders)
+
+
+def test_a_taken_name_says_the_choices(tmp_path):
+    RunFolder.create(tmp_path, "x", "a")
+    with pytest.raises(ConfigError, match=r"x/a exists\. .*--resume x/a.*--overwrite.*--name"):
+        RunFolder.create(tmp_path, "x", "a")
+    (tmp_path / "x" / "a" / "metrics.jsonl").write_text("{}\n")
+    assert not RunFolder.create(tmp_path, "x", "a", overwrite=True).metrics_path.exists()
+    (tmp_path / "x" / "precious").mkdir()
+    with pytest.raises(ConfigError, match="is not a run"):
+        RunFolder.create(tmp_path, "x", "precious", overwrite=True)
+    assert (tmp_path / "x" / "precious").exists()
+
+
+def test_an_unwritable_place_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file/x/a cannot be written \(Not a directory\).*--runs-dir"):
+        RunFolder.create(tmp_path / "file", "x", "a")
+    with pytest.raises(ConfigError, match=r"/proc/x/a cannot be written .*--runs-dir"):
+        RunFolder.create("/proc", "x", "a")
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a b", "x" * 200])
+def test_names_that_are_no_folders_are_refused(tmp_path, name):
+    if name:
+        with pytest.raises(ConfigError, match="cannot name a run"):
+            RunFolder.create(tmp_path, "x", name)
+    with pytest.raises(ConfigError, match="cannot name a run"):
+        RunFolder.create(tmp_path, name, "a")
+
+
+def test_open_by_path_name_and_experiment(tmp_path):
+    first = RunFolder.create(tmp_path, "ppo_pong", "first")
+    second = RunFolder.create(tmp_path, "ppo_pong", "second")
+    os.utime(first.path / "experiment.json", (1, 1))
+    assert RunFolder.open(first.path) == first
+    assert RunFolder.open("ppo_pong/first", tmp_path) == first
+    assert RunFolder.open("first", tmp_path) == first
+    assert RunFolder.open("ppo_pong", tmp_path) == second
+
+
+def test_open_unknown_names_the_nearest(tmp_path):
+    with pytest.raises(ConfigError, match="it holds no runs"):
+        RunFolder.open("first", tmp_path)
+    RunFolder.create(tmp_path, "ppo_pong", "first")
+    RunFolder.create(tmp_path, "impala_pong", "zzz")
+    with pytest.raises(ConfigError, match=r"no run frist .*nearest: ppo_pong/first\."):
+        RunFolder.open("frist", tmp_path)
+    with pytest.raises(ConfigError, match=r"nearest: ppo_pong/first"):
+        RunFolder.open("ppo_pong/fisrt", tmp_path)
+
+
+def test_load_runs_and_columns(tmp_path):
+    make_run(tmp_path, "ppo", "s0", [1.0, np.nan, 3.0])
+    make_run(tmp_path, "ppo", "s1", [2.0, 4.0])
+    make_run(tmp_path, "other", "s0", [0.0])
+    runs = load_runs("ppo/*", runs_dir=str(tmp_path))
+    assert [run.name for run in runs] == ["ppo/s0", "ppo/s1"]
+    assert runs[0].config == {"seed": 0}
+    column = runs[0].metrics["evaluator/return_mean"]
+    np.testing.assert_array_equal(column, [np.nan, 1, np.nan, np.nan, np.nan, 3])
+    env_steps, values = runs[0].curve("evaluator/return_mean")
+    np.testing.assert_array_equal(env_steps, [0, 200])
+    np.testing.assert_array_equal(values, [1, 3])
+    np.testing.assert_array_equal(runs[0].curve("learner/loss")[0], [50, 150, 250])
+    assert [run.name for run in load_runs(["s1", tmp_path / "other" / "s0"], str(tmp_path))] == ["ppo/s1", "other/s0"]
+    assert len(load_runs(str(tmp_path / "*" / "s0"))) == 2
+    with pytest.raises(ConfigError, match="no run fits"):
+        load_runs("nothing*", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no metric return; nearest: .*evaluator/return_mean"):
+        runs[0].curve("return")
+
+
+def test_columns_of_infinities_torn_lines_and_new_names(tmp_path):
+    folder = RunFolder.create(tmp_path, "x", "a")
+    folder.metrics_path.write_text('{"env_steps": 1, "a": "inf"}\n{"env_steps": 2, "b": null, "c": "text"}\n{"env_st')
+    (run,) = load_runs(folder.path)
+    np.testing.assert_array_equal(run.metrics["a"], [np.inf, np.nan])
+    assert set(run.metrics) == {"env_steps", "a"}
+    (empty,) = load_runs(RunFolder.create(tmp_path, "x", "b").path)
+    assert empty.metrics == {}
+    assert "0 lines" in repr(empty)
+
+
+def test_a_curve_leaves_out_what_a_resume_took_back(tmp_path):
+    folder = RunFolder.create(tmp_path, "x", "a")
+    lines = [(0, 1), (100, 2), (200, 3), (300, 4), (150, 5), (250, 6)]
+    text = "".join(json.dumps({"env_steps": s, "updates": 0, "wall_s": 0, "r": v}) + "\n" for s, v in lines)
+    folder.metrics_path.write_text(text)
+    (run,) = load_runs(folder.path)
+    env_steps, values = run.curve("r")
+    np.testing.assert_array_equal(env_steps, [0, 100, 150, 250])
+    np.testing.assert_array_equal(values, [1, 2, 5, 6])
+
+
+def test_a_broken_run_is_named(tmp_path):
+    folder = RunFolder.create(tmp_path, "x", "a")
+    (folder.path / "experiment.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"a/experiment\.json cannot be read"):
+        _ = load_runs(folder.path)[0].config
+
+
+def test_interquartile_mean_against_whole_quarters_and_by_hand():
+    assert interquartile_mean(np.array([0.0, 1, 2, 100])) == pytest.approx(1.5)
+    assert interquartile_mean(np.array([7.0])) == 7
+    assert interquartile_mean(np.array([1.0, 5.0])) == 3
+    # five values: the middle half spans 1.25..3.75 fifths: 0.75 of the 2nd, all of the 3rd, 0.75 of the 4th
+    assert interquartile_mean(np.array([9.0, 0, 4, 2, 3])) == pytest.approx((0.75 * 2 + 3 + 0.75 * 4) / 2.5)
+    values = np.random.default_rng(0).normal(size=(3, 8))
+    np.testing.assert_allclose(interquartile_mean(values), np.sort(values)[:, 2:6].mean(axis=-1))
+
+
+def test_bootstrap_interval_covers_the_mean_about_as_often_as_it_says():
+    rng = np.random.default_rng(3)
+    covered = 0
+    for _ in range(200):
+        low, high = bootstrap_interval(rng.normal(size=30), resamples=400)
+        covered += low <= 0 <= high
+    assert 0.88 <= covered / 200 <= 0.99
+    assert bootstrap_interval(np.array([5.0])) == (5.0, 5.0)
+    assert bootstrap_interval(np.array([1.0, 2, 9])) == bootstrap_interval(np.array([1.0, 2, 9]))
+
+
+def test_summary_over_seeds(tmp_path):
+    for seed, value in enumerate((400.0, 480.0, 500.0)):
+        make_run(tmp_path, "ppo", f"s{seed}", [10.0, value])
+    make_run(tmp_path, "impala", "s0", [1.0, 20.0])
+    runs = load_runs("*/*", str(tmp_path))
+    found = {summary.experiment: summary for summary in summaries(runs)}
+    assert found["ppo"].mean == pytest.approx(460)
+    assert found["ppo"].interval[0] >= 400
+    assert found["ppo"].interval[1] <= 500
+    assert (found["ppo"].lowest, found["ppo"].highest, found["ppo"].env_steps) == (400, 500, 100)
+    assert summaries(load_runs("impala/*", str(tmp_path)), last=2)[0].mean == pytest.approx(10.5)
+    text = summarise(runs)
+    assert "ppo" in text
+    assert "460 [400, 500]" in text
+    assert "one seed says little" in text
+    make_run(tmp_path, "bad", "s0", [np.nan])
+    with pytest.raises(ConfigError, match="bad/s0 has no"):
+        summarise(load_runs("bad/*", str(tmp_path)))
+
+
+def test_compare_says_what_differs(tmp_path):
+    make_run(tmp_path, "ppo", "a", [10.0, 200.0, 300.0], {"lr": 3e-4, "net": {"sizes": [64], "act": "tanh"}})
+    make_run(tmp_path, "ppo", "b", [10.0, 20.0, 25.0], {"lr": 1e-3, "net": {"sizes": [64]}, "clip": 0.2})
+    text = compare_runs(*load_runs(["a", "b"], str(tmp_path)))
+    assert "net.sizes" not in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["lr", "0.0003", "0.001"] in rows
+    assert ["net.act", "tanh", "None"] in rows
+    assert ["clip", "None", "0.2"] in rows
+    assert ["evaluator/return_mean", "300", "25", "-275"] in rows
+    assert "10 to 300, 3 values" in text
+    same = compare_runs(*load_runs(["a"], str(tmp_path)) * 2)
+    assert "same configuration" in same
+
+
+def test_differences_of_unlike_trees():
+    assert config_differences({"a": {"b": 1}}, {"a": 2}) == [("a", {"b": 1}, 2)]
+
+
+def test_differences_are_named_as_options_are():
+    left, right = (
+        {"$type": "E", "fields": {"net": {"$type": "N", "fields": {"hidden": {"$tuple": [64, size]}}}}}
+        for size in (1, 2)
+    )
+    assert config_differences(left, right) == [("net.hidden", [64, 1], [64, 2])]
+    assert config_differences({"a": [1]}, {"a": [1]}) == []
+
+
+def test_no_jax_is_imported():
+    program = "import sys, jsrl.report.comparison, jsrl.runs.runs; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_run_that_is_running_is_not_overwritten(tmp_path):
+    folder = RunFolder.create(tmp_path, "x", "a")
+    with claimed(folder), pytest.raises(ConfigError, match=rf"x/a is running \(process {os.getpid()}\); stop it"):
+        RunFolder.create(tmp_path, "x", "a", overwrite=True)
+    assert RunFolder.create(tmp_path, "x", "a", overwrite=True).path == folder.path

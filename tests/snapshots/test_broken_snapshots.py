@@ -1,0 +1,163 @@
+"""A broken snapshot directory: refused by name, nothing in it is executed, and a resume goes on from the newest good one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.errors import ConfigError, SnapshotError
+from jsrl.launch.resume import newest_good, next_origin
+from jsrl.runs.runs import RunFolder
+from jsrl.snapshots.format import version_damage
+from jsrl.snapshots.store import SnapshotStore
+
+ELSEWHERE = '{"version": 9, "digest": "", "wall_time_s": 0, "meta": {}}'
+EXAMPLE = Path(__file__).with_name("snapshot_0_1")  # as jsrl 0.1.0 wrote it
+
+
+class Evil:
+    """Once unpickled, it leaves a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = str(mark)
+
+    def __reduce__(self):
+        return (open, (self._mark, "w"))
+
+
+def tree(seed: int) -> dict:
+    rng = np.random.default_rng(seed)
+    return {
+        "state": {"weights": rng.normal(size=(64, 8)).astype(np.float32), "count": np.int32(seed), "none": np.zeros(0)}
+    }
+
+
+@pytest.fixture(name="written", scope="module")
+def written_fixture(tmp_path_factory) -> Path:
+    """A run folder with the snapshots 1, 2 and 3, of which 3 is the latest."""
+    folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "exact", "one")
+    store = SnapshotStore(folder.snapshots / "state")
+    for number in (1, 2, 3):
+        store.save(number, tree(number), meta={"updates": number, "epoch": 0}, tags=("latest", "final"), wait=True)
+    return folder.path
+
+
+@pytest.fixture(name="run")
+def run_fixture(written: Path, tmp_path: Path) -> Path:
+    shutil.copytree(written, tmp_path / "exact" / "one")
+    return tmp_path / "exact" / "one"
+
+
+def files_of(run: Path) -> list[Path]:
+    folder = run / "snapshots" / "state"
+    return sorted(path for path in (folder / "3").rglob("*") if path.is_file())
+
+
+def damages(path: Path, mark: Path) -> dict[str, bytes | None]:
+    content = path.read_bytes()
+    found = {
+        "missing": None,
+        "empty": b"",
+        "half": content[: len(content) // 2],
+        "longer": content + b"\0",
+        "garbage": np.random.default_rng(0).bytes(len(content)),
+        "a pickle": pickle.dumps(Evil(mark)),
+    }
+    if path.name == "manifest.json":
+        manifest = json.loads(content)
+        found |= {f"without {name}": as_json({k: v for k, v in manifest.items() if k != name}) for name in manifest}
+        found |= {
+            f"{name} = 3": as_json(manifest | {name: 3}) for name in ("meta", "leaves", "files", "digest", "format")
+        }
+        leaf = manifest["leaves"][-1]
+        for name, value in {"shape": [1 << 50], "dtype": "O", "path": [1], "digest": "0"}.items():
+            found[f"leaf {name}"] = as_json(manifest | {"leaves": [*manifest["leaves"][:-1], leaf | {name: value}]})
+        found["a file outside"] = as_json(manifest | {"files": {"../../x": {"size_bytes": 1, "digest": ""}}})
+        found["a list"] = b"[]"
+        found["nested"] = b"[" * 100_000
+    return {name: value for name, value in found.items() if value != content}
+
+
+def as_json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def test_each_file_broken_in_turn_is_named_and_the_newest_good_one_is_used(run: Path, tmp_path: Path) -> None:
+    mark, tried = tmp_path / "executed", 0
+    store = SnapshotStore(run / "snapshots" / "state")
+    for path in files_of(run):
+        content = path.read_bytes()
+        for name, broken in damages(path, mark).items():
+            path.unlink(missing_ok=True)
+            if broken is not None:
+                path.write_bytes(broken)
+            if path.name == "manifest.json" and name in ("without version", "without wall_time_s"):
+                continue  # nothing depends on them
+            damage = version_damage(store.folder / "3")
+            assert damage is not None and path.name in damage, (path.name, name, damage)
+            version, told = newest_good(store)
+            assert version == 2 and told == [damage], (path.name, name)
+            tried += 1
+        path.write_bytes(content)
+        assert newest_good(store) == (3, [])
+    assert tried > 40 and not mark.exists()
+
+
+def test_what_is_broken_loads_with_an_error_of_ours_or_whole(run: Path, tmp_path: Path) -> None:
+    """Whoever loads it without asking first, an evaluator for one."""
+    mark, refused = tmp_path / "executed", 0
+    store = SnapshotStore(run / "snapshots" / "state")
+    for path in files_of(run):
+        content = path.read_bytes()
+        some = {"empty", "garbage", "a pickle", "a list", "leaf shape", "leaf dtype", "files = 3", "nested"}
+        for name, broken in damages(path, mark).items():
+            if name not in some or broken is None:
+                continue
+            path.write_bytes(broken)
+            try:
+                loaded = store.load("latest").tree["state"]
+            except SnapshotError as error:
+                assert "3" in str(error)
+                refused += 1
+            else:
+                np.testing.assert_array_equal(loaded["weights"], tree(3)["state"]["weights"])
+        path.write_bytes(content)
+    assert refused >= 8 and not mark.exists()
+
+
+def test_a_resume_tells_what_is_broken_and_where_it_goes_on(run: Path) -> None:
+    store = run / "snapshots" / "state"
+    (store / "3" / "manifest.json").write_text("{")
+    origin, told = next_origin(RunFolder(run))
+    assert (origin.updates, origin.epoch, origin.restore) == (2, 1, f"{store}@2")
+    assert "manifest.json is broken" in told[0] and "snapshot 2" in told[1]
+    for number in (1, 2):
+        shutil.rmtree(store / str(number) / "arrays")
+    with pytest.raises(ConfigError, match=r"(?s)cannot be resumed.*snapshot 2 is broken.*snapshot 1 is broken"):
+        next_origin(RunFolder(run))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 3}', ELSEWHERE])
+def test_a_broken_tag_is_told_and_the_newest_one_is_used(run: Path, content: str) -> None:
+    (run / "snapshots" / "state" / "tags" / "latest.json").write_text(content)
+    assert newest_good(SnapshotStore(run / "snapshots" / "state"))[0] == 3
+
+
+def test_snapshots_of_version_0_1_load() -> None:
+    loaded = SnapshotStore(EXAMPLE).load("latest")
+    np.testing.assert_array_equal(loaded.tree["state"]["weights"], np.arange(12, dtype=np.float32).reshape(3, 4))
+    assert loaded.tree["state"]["empty"].shape == (0, 2) and loaded.tree["state"]["count"] == 7
+    assert loaded.meta == {"updates": 5, "epoch": 0}
+    assert newest_good(SnapshotStore(EXAMPLE)) == (5, [])
+
+
+def test_what_a_later_minor_version_adds_is_no_harm(run: Path) -> None:
+    store = SnapshotStore(run / "snapshots" / "state")
+    path = store.folder / "3" / "manifest.json"
+    path.write_bytes(as_json(json.loads(path.read_bytes()) | {"host": "somewhere"}))
+    assert store.load().tree["state"]["count"] == 3
