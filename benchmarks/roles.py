@@ -58,7 +58,7 @@ def figures(folder: Path) -> Figures:
     Raises:
       RuntimeError: it was too short to say anything.
     """
-    from jsrl.report.report import make_report
+    from jsrl.report.run_report import make_report
     from jsrl.runs.runs import RunFolder
 
     report = make_report(RunFolder.open(folder))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.workers.kinds import own_kinds
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jsrl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -224,6 +226,81 @@ def test_the_walk_sees_a_wrong_import():
     tree = ast.parse("import numpy\ndef f():\n    from jax import numpy as jnp\n    import jsrl.workers.actor.worker\n")
     assert imported(tree) == {"numpy", "jax", "jsrl.workers.actor.worker"}
     assert imported(at_load(tree)) == {"numpy"}
+
+
+def imports_of(path: Path) -> set[Path]:
+    """Return the files of jsrl that a file imports, wherever; not those whose types alone it names."""
+    found = set()
+    for node in ast.walk(without_typing(parsed(path))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            names = [alias.name for alias in node.names]
+            for name in [f"{module}.{name}" for name in names] + [module] if module else names:
+                file = ROOT / f"{name.replace('.', '/')}.py"
+                found |= {file} if file in SOURCES else set()
+    return found
+
+
+def without_typing(tree: ast.Module) -> ast.Module:
+    class Bare(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+    return Bare().visit(ast.parse(ast.unparse(tree)))
+
+
+def circles(graph: dict[Path, set[Path]]) -> set[Path]:
+    """Return the files that can be reached from themselves."""
+    found = set()
+    for begin, named in graph.items():
+        seen, ahead = set(), set(named)
+        while ahead:
+            seen |= ahead
+            ahead = {after for file in ahead for after in graph[file]} - seen
+        if begin in seen:
+            found.add(begin)
+    return found
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    found = circles({path: imports_of(path) for path in SOURCES})
+    assert not found, sorted(map(relative, found))
+    assert circles({Path("a"): {Path("b")}, Path("b"): {Path("a")}, Path("c"): {Path("a")}}) == {Path("a"), Path("b")}
+
+
+SORTS = {"inference"}  # of streams: what is called so is not a kind of worker
+
+
+def kinds_named(tree: ast.Module) -> list[str]:
+    """Return the string literals of a tree that are names of kinds of workers, or begin one of their workers' names."""
+    kinds = {kind.name for kind in own_kinds()}
+    words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    begun = tuple(f"{kind}-" for kind in kinds)
+    return [word for word in words if word in kinds - SORTS or (word.startswith(begun) and " " not in word)]
+
+
+# Words of other things that are called as a kind is: files and options, each with its reason.
+NOT_KINDS = {
+    "agents/ppo.py": "whose values the loss takes: an option's value",
+    "experiment/options.py": "names that people try for options",
+    "experiment/settings.py": "actor-critic: how the learner is split",
+    "experiment/checks.py": "an experiment's field",
+    "replay/host/files.py": "a file's name",
+    "transport/inference/local.py": "a thread's name",
+    "launch/local/actor_host.py": "the actor host is no worker",
+    "workers/actor_host.py": "the actor host is no worker",
+    "workers/__main__.py": "the actor host is no worker",
+    "chaos/chaos.py": "the actor host is no worker",
+    "launch/plan.py": "the actor host is no worker",
+}
+
+
+def test_kinds_are_named_in_their_folders_and_by_the_graph_maker_alone():
+    own = {PACKAGE / "graph/placements.py", *(PACKAGE / "workers").glob("*/*.py")}
+    found = {relative(path): kinds_named(parsed(path)) for path in SOURCES if path not in own}
+    wrong = {file: words for file, words in found.items() if words and file not in NOT_KINDS}
+    assert not wrong
+    assert kinds_named(ast.parse("x = 'actor'; y = 'replay-0'; z = 'actor/env_share'")) == ["actor", "replay-0"]
 
 
 def test_workers_never_import_each_other():

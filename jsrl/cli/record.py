@@ -23,6 +23,7 @@ from jsrl.policy import load_policy
 from jsrl.transport.base import Entry, InferenceClient, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine, InlineInference
+from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Silent
@@ -66,11 +67,11 @@ def record_policy(
     policy = load_policy(run, tag, runs_dir=runs_dir)
     e = policy.experiment
     changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
-    changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env, "replay": None}
-    e = dataclasses.replace(e, **changes, learner=type(e.learner)(), record=str(folder), recording=None)
+    changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
+    e = dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=None, record=str(folder), recording=None)
     schemas = make_schemas(e)
     begin_record(e, schemas, source=f"{run}@{tag}")
-    recorder, told = Recorder("actor"), list[str]()
+    recorder, told = Recorder(ACTOR.prefix), list[str]()
     writer = RecordingWriter(
         Path(folder),
         NAME,

@@ -22,7 +22,7 @@ from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.interrupts import deadline
 from jsrl.launch.links import bind_addresses, ends_of, keys_folder
 from jsrl.launch.recording_plan import recording_lines
-from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_memory_mb, replay_stream_bytes
+from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_stream_bytes
 from jsrl.transport.base import InferenceSpec
 from jsrl.transport.stream import Stream
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
@@ -30,9 +30,8 @@ from jsrl.workers.jobs import Job, Origin, Schemas
 from jsrl.workers.kinds import Kind, find_kind
 
 # As measured on CPU; environments come on top. Of actors that a host forked, what each keeps to itself.
-JAX_PROCESS_MB, LEARNER_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 350, 45, 10
+JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 45, 10
 HOST_ACTORS = 3  # from so many actors on, one process that forks them is faster as well (benchmarks/actor_start.py)
-STAGING_BUFFERS = 3
 
 
 def make_schemas(experiment: Experiment) -> Schemas:
@@ -343,20 +342,16 @@ def _road(e: Experiment) -> str:
 
 
 def _memory_mb(plan: Plan, job: Job) -> int:
-    blocks = plan.stream_bytes // 2**20 if _road(plan.experiment).startswith("zeromq") else 0  # each end has its own
-    if job.kind == "actor" and job.has("inference"):
-        return (HOSTED_ACTOR_MB if plan.forked else ACTOR_MB) + blocks // plan.experiment.actors
-    staging = (
-        STAGING_BUFFERS * plan.stream_bytes // plan.experiment.actor.blocks_per_group if job.kind == "learner" else 0
-    )
-    replayed = replay_memory_mb(plan.experiment, plan.schemas, job.kind)
-    replayed += blocks if job.kind in ("learner", "replay") else 0
-    if job.kind == "replay":
-        return ACTOR_MB + replayed
-    if not find_kind(job.kind).loads_jax(job):
-        return ACTOR_MB
-    jax_mb = LEARNER_MB if job.kind == "learner" else JAX_PROCESS_MB
-    return jax_mb + replayed + (staging + 2 * plan.schemas.state_bytes) // 2**20
+    """Return about what a worker takes: its interpreter and libraries, what its kind keeps, and blocks on their way."""
+    kind = find_kind(job.kind)
+    found = kind.keeps(job)
+    if _road(plan.experiment).startswith("zeromq"):  # each end has its own
+        block = sum(leaf.size_bytes for leaf in leaves(plan.schemas.trajectory))
+        ends = [end for _, end in job.ends if end.stream.sort == "samples" and end.stream.schema == "trajectory"]
+        found += block * sum(len(end.groups) * end.stream.blocks for end in ends)
+    if kind.loads_jax(job):
+        return JAX_PROCESS_MB + (found + 2 * plan.schemas.state_bytes) // 2**20
+    return (HOSTED_ACTOR_MB if job.name in plan.forked else ACTOR_MB) + found // 2**20
 
 
 def _device(job: Job, gpus: list[str]) -> str:

@@ -1,30 +1,10 @@
-"""Replay in the plan: where its workers bind their streams, what they keep in memory, and both as text."""
+"""Replay in the plan: what its batches take of the streams, and what it keeps, as text."""
 
 from __future__ import annotations
 
 from jsrl.experiment import Experiment
-from jsrl.types import leaves, map_trajectory
 from jsrl.workers.jobs import Schemas
-
-
-def row_bytes(e: Experiment, schemas: Schemas) -> float:
-    """Return the bytes that replay keeps of one env step: each frame of a stack once."""
-    kept = schemas.trajectory._replace(sampling=())
-    block = kept if e.has_replay_workers else kept._replace(version=())
-    frames = schemas.env.frames or 1
-    whole = map_trajectory(lambda leaf: leaf.size_bytes, lambda leaf: leaf.size_bytes, block)
-    observation = sum(leaves(whole.observation))
-    rows = sum(leaves(whole._replace(core=()))) - observation + observation / frames
-    core = sum(leaves(whole.core))
-    return rows / (e.rollout_length + 1) / e.group_size + core / e.rollout_length / e.group_size
-
-
-def replay_memory_mb(e: Experiment, schemas: Schemas, kind: str) -> int:
-    """Return the memory that replay takes in a worker of a kind."""
-    holder = "replay" if e.has_replay_workers else "learner"
-    if e.replay is None or kind != holder:
-        return 0
-    return int(row_bytes(e, schemas) * e.replay.capacity / e.replay.num_replays) // 2**20
+from jsrl.workers.memory import row_bytes
 
 
 def batch_bytes(e: Experiment, schemas: Schemas) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jsrl.report.evidence import Facts, gather
 from jsrl.report.verdicts import SERIAL, VERDICTS
+from jsrl.workers.kinds import Kind
 
 
 @dataclass(frozen=True)
@@ -17,14 +18,14 @@ class Bottleneck:
     text: str
 
 
-def find_bottleneck(metrics: Mapping[str, float], facts: Facts) -> Bottleneck:
+def find_bottleneck(metrics: Mapping[str, float], facts: Facts, kinds: Iterable[Kind] | None = None) -> Bottleneck:
     """Return what limits a run.
 
     Args:
       metrics: means over its steady part, by full name (`actor/env_share`, `system/actor_cpu_share`, ...).
-      facts: of the experiment and the machine.
+      facts: of the experiment and the machine. kinds: of the run's workers; None: jsrl's own.
     """
-    evidence = gather(metrics, facts)
+    evidence = gather(metrics, facts, kinds)
     for kind, applies, text in SERIAL if facts.placement == "serial" else VERDICTS:
         if applies(evidence):
             return Bottleneck(kind, text(evidence))

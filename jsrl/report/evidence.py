@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jsrl.workers.kinds import own_kinds
+from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.kinds import Kind, own_kinds
+from jsrl.workers.learner.kind import KIND as LEARNER
 
 FULL = 0.85  # of the cores: nothing more fits
 ROOM_CORES = 0.5  # free, so that another process would be worth starting
@@ -37,14 +39,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run's means, by name without the worker: shares of time, and CPU time in cores, by kind of worker."""
+    """A run's means: shares of time by kind of worker and activity, and CPU time in cores by kind."""
 
     facts: Facts
     metrics: Mapping[str, float]
-    shares: dict[str, dict[str, float]] = field(default_factory=dict)
-    cpu: dict[str, float] = field(default_factory=dict)
+    shares: dict[Kind, dict[str, float]] = field(default_factory=dict)
+    cpu: dict[Kind, float] = field(default_factory=dict)
 
-    def share(self, kind: str, *activities: str) -> float:
+    def share(self, kind: Kind, *activities: str) -> float:
         """Return the share of time of some activities of a kind of worker; 0 where nothing was reported."""
         return sum(self.shares.get(kind, {}).get(activity, 0.0) for activity in activities)
 
@@ -71,21 +73,28 @@ class Evidence:
     @property
     def learner_waits(self) -> float:
         """Return the share of time in which the learner has nothing to learn from."""
-        return self.share("learner", "wait_batch")
+        return self.share(LEARNER, "wait_batch")
 
     @property
     def cpu_per_actor(self) -> float:
         """Return the cores that each actor takes."""
-        return self.cpu.get("actor", 0.0) / max(self.facts.actors, 1)
+        return self.cpu.get(ACTOR, 0.0) / max(self.facts.actors, 1)
 
 
-def gather(metrics: Mapping[str, float], facts: Facts) -> Evidence:
-    """Return a run's metrics sorted by what they say; values that are not finite are left out."""
+def gather(metrics: Mapping[str, float], facts: Facts, kinds: Iterable[Kind] | None = None) -> Evidence:
+    """Return a run's metrics sorted by what they say; values that are not finite are left out.
+
+    Args:
+      metrics, facts: as of `find_bottleneck`. kinds: of the run's workers; None: jsrl's own.
+    """
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    shares: dict[str, dict[str, float]] = {}
-    for kind in own_kinds():
+    shares, cpu = {}, {}
+    for kind in own_kinds() if kinds is None else kinds:
         names = {a.name: f"{kind.prefix}/{a.name}_share" for a in kind.all_activities}
-        shares[kind.prefix] = {activity: finite[name] for activity, name in names.items() if name in finite}
-    spent = {kind.prefix: f"system/{kind.prefix}_cpu_share" for kind in own_kinds()}
-    cpu = {prefix: finite[name] for prefix, name in spent.items() if name in finite}
-    return Evidence(facts, finite, {kind: own for kind, own in shares.items() if own}, cpu)
+        own = {activity: finite[name] for activity, name in names.items() if name in finite}
+        if own:
+            shares[kind] = own
+        spent = f"system/{kind.prefix}_cpu_share"
+        if spent in finite:
+            cpu[kind] = finite[spent]
+    return Evidence(facts, finite, shares, cpu)

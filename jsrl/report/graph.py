@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jsrl.graph.drawing import draw
 from jsrl.graph.graph import Graph
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.links import hop_of
+from jsrl.report.run_report import RunReport
 from jsrl.transport.ledger.hops import SAMPLES
-
-if TYPE_CHECKING:
-    from jsrl.report.report import RunReport
 
 
 def dataflow(report: RunReport) -> str:

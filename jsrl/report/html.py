@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import numpy as np
@@ -13,12 +12,10 @@ from jsrl.launch.result import INTENDED
 from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.charts import Series, chart
 from jsrl.report.graph import dataflow
+from jsrl.report.run_report import RunReport
 from jsrl.report.style import STYLE
 from jsrl.report.text import lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
-
-if TYPE_CHECKING:
-    from jsrl.report.report import RunReport
 
 
 def page(report: RunReport) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING
 
 from jsrl.launch.result import ledger_lines, score
+from jsrl.metrics.display_state import percent
 from jsrl.metrics.phases import of_main_thread
-
-if TYPE_CHECKING:
-    from jsrl.report.report import RunReport, WorkerTime
+from jsrl.report.run_report import RunReport, WorkerTime
 
 WIDTH = 120
 
@@ -22,11 +20,6 @@ def number(value: float | None) -> str:
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
-
-
-def percent(share: float) -> str:
-    """Return a share as a percentage."""
-    return f"{100 * share:.0f}%"
 
 
 def summary(report: RunReport) -> str:

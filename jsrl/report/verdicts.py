@@ -9,16 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from jsrl.metrics.display_state import percent
 from jsrl.report.evidence import Evidence
+from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.evaluator.kind import KIND as EVALUATOR
+from jsrl.workers.inference.kind import KIND as INFERENCE
+from jsrl.workers.kinds import Kind, own_kinds
+from jsrl.workers.learner.kind import KIND as LEARNER
+from jsrl.workers.recorder.kind import KIND as RECORDER
+from jsrl.workers.relay.kind import KIND as RELAY
+from jsrl.workers.replay.kind import KIND as REPLAY
 
 WAITS = 0.25  # a worker that waits for less than this share of its time is busy
 
 # -- the parts of sentences -------------------------------------------------------------------------------------------
 
 
-def percent(share: float) -> str:
-    """Return a share as a percentage."""
-    return f"{100 * share:.0f}%"
+def who(kind: Kind) -> str:
+    """Return the workers of a kind for a sentence: those of which a run has one by their title."""
+    return f"the {kind.title}" if kind in (LEARNER, EVALUATOR, RECORDER, RELAY) else kind.plural
 
 
 def cores_text(e: Evidence) -> str:
@@ -65,13 +74,13 @@ Verdict = tuple[str, Callable[[Evidence], bool], Callable[[Evidence], str]]
 
 
 def _unknown(e: Evidence) -> bool:
-    return "actor" not in e.shares or "learner" not in e.shares
+    return ACTOR not in e.shares or LEARNER not in e.shares
 
 
 def _learner_text(e: Evidence) -> str:
-    busy = e.share("learner", "update", "publish", "snapshot", "transport")
-    waits = e.share("actor", "wait_block", "wait_params", "wait_inference")
-    text = f"Updates limit this run: the learner trains {percent(e.share('learner', 'update'))} of its time "
+    busy = e.share(LEARNER, "update", "publish", "snapshot", "transport")
+    waits = e.share(ACTOR, "wait_block", "wait_params", "wait_inference")
+    text = f"Updates limit this run: the learner trains {percent(e.share(LEARNER, 'update'))} of its time "
     text += f"({percent(busy)} with publishing) and actors wait {percent(waits)} of theirs; {cores_text(e)}"
     if e.facts.accelerators > 1:
         return text + ". More devices help (--learner.num-devices), then a larger batch."
@@ -84,7 +93,7 @@ def _learner_text(e: Evidence) -> str:
 
 
 def _publishing_text(e: Evidence) -> str:
-    share = e.share("learner", "publish", "snapshot")
+    share = e.share(LEARNER, "publish", "snapshot")
     return (
         f"Publishing limits this run: the learner spends {percent(share)} of its time handing out params and snapshots. "
         "Larger batches publish less often (--batch-envs, --rollout-length), and so does a longer --snapshots.period-s."
@@ -93,17 +102,17 @@ def _publishing_text(e: Evidence) -> str:
 
 def _machine_text(e: Evidence) -> str:
     takers = sorted(e.cpu.items(), key=lambda entry: -entry[1])[:3]
-    parts = ", ".join(f"{WHO[kind]} {cores:.1f}" for kind, cores in takers)
+    parts = ", ".join(f"{who(kind)} {cores:.1f}" for kind, cores in takers)
     text = f"The machine limits this run: {cores_text(e)} ({parts}), so more processes will not help here. "
     first = takers[0][0]
-    if first == "evaluator" or e.cpu.get("evaluator", 0.0) > 0.2 * e.facts.cores:
+    if first is EVALUATOR or e.cpu.get(EVALUATOR, 0.0) > 0.2 * e.facts.cores:
         return text + "Evaluate less often: a larger --evaluator.period-env-steps, or fewer --evaluator.episodes."
-    if first == "recorder":
+    if first is RECORDER:
         return text + "Film less often: a larger --recorder.period-env-steps, or a larger --recorder.niceness."
     return text + {
-        "actor": "Cheaper environments or acting would help.",
-        "inference": "A smaller network would help, or larger inference batches (more slots per group).",
-        "learner": "Fewer epochs or a smaller network would help, or an accelerator.",
+        ACTOR: "Cheaper environments or acting would help.",
+        INFERENCE: "A smaller network would help, or larger inference batches (more slots per group).",
+        LEARNER: "Fewer epochs or a smaller network would help, or an accelerator.",
     }.get(first, "Fewer of them would help.")
 
 
@@ -114,19 +123,8 @@ def _crowded_text(e: Evidence) -> str:
     )
 
 
-WHO = {
-    "actor": "actors",
-    "inference": "inference servers",
-    "learner": "the learner",
-    "evaluator": "the evaluator",
-    "recorder": "the recorder",
-    "replay": "replay",
-    "parameter_server": "the parameter server",
-}
-
-
 def _environments_text(e: Evidence) -> str:
-    spent = f"actors spend {percent(e.share('actor', 'env'))} of their time stepping and {learner_waits_text(e)}"
+    spent = f"actors spend {percent(e.share(ACTOR, 'env'))} of their time stepping and {learner_waits_text(e)}"
     text = f"Environments limit this run: {spent}; {cores_text(e)}"
     if e.full and e.others > e.cores_used:
         return text + ". On an idle machine they would have more of it."
@@ -139,7 +137,7 @@ def _environments_text(e: Evidence) -> str:
 
 def _acting_text(e: Evidence) -> str:
     text = (
-        f"Acting limits this run: actors spend {percent(e.share('actor', 'act'))} of their time choosing actions and "
+        f"Acting limits this run: actors spend {percent(e.share(ACTOR, 'act'))} of their time choosing actions and "
         f"{learner_waits_text(e)}; {cores_text(e)}"
     )
     if e.room:
@@ -153,8 +151,8 @@ def _inference_text(e: Evidence) -> str:
     servers = e.facts.servers
     text = (
         f"Inference limits this run: {'the server acts' if servers == 1 else 'servers act'} "
-        f"{percent(e.share('inference', 'act', 'transport'))} of the time, actors wait "
-        f"{percent(e.share('actor', 'wait_inference'))} of theirs for actions and {learner_waits_text(e)}; {cores_text(e)}"
+        f"{percent(e.share(INFERENCE, 'act', 'transport'))} of the time, actors wait "
+        f"{percent(e.share(ACTOR, 'wait_inference'))} of theirs for actions and {learner_waits_text(e)}; {cores_text(e)}"
     )
     if e.room and e.facts.actors > servers:
         return text + f": try --num-inference-servers {servers + 1}, or --placement inline for a small network."
@@ -168,7 +166,7 @@ def _inference_text(e: Evidence) -> str:
 
 
 def _alternating_text(e: Evidence) -> str:
-    waits = e.share("actor", "wait_inference", "wait_params", "wait_block")
+    waits = e.share(ACTOR, "wait_inference", "wait_params", "wait_block")
     return (
         f"Taking turns limits this run: with --max-policy-lag 0 actors wait {percent(waits)} of their time while the learner "
         f"trains, and {learner_waits_text(e)} while they step; {cores_text(e)}. --max-policy-lag 1 lets both go on at once."
@@ -177,15 +175,15 @@ def _alternating_text(e: Evidence) -> str:
 
 def _latency_text(e: Evidence) -> str:
     return (
-        f"Round trips limit this run: actors wait {percent(e.share('actor', 'wait_inference'))} of their time for actions "
-        f"while the server has nothing to do for {percent(e.share('inference', 'wait'))} of its own; {cores_text(e)}. "
+        f"Round trips limit this run: actors wait {percent(e.share(ACTOR, 'wait_inference'))} of their time for actions "
+        f"while the server has nothing to do for {percent(e.share(INFERENCE, 'wait'))} of its own; {cores_text(e)}. "
         f"{groups_advice(e)[0].upper()}{groups_advice(e)[1:]}; {actors_advice(e)}."
     )
 
 
 def _transport_text(e: Evidence) -> str:
     text = (
-        f"Moving rows limits this run: actors spend {percent(e.share('actor', 'transport'))} of their time writing rows and "
+        f"Moving rows limits this run: actors spend {percent(e.share(ACTOR, 'transport'))} of their time writing rows and "
         f"requests; {cores_text(e)}. "
     )
     if e.facts.zeromq:
@@ -197,21 +195,42 @@ def _transport_text(e: Evidence) -> str:
 
 def _blocks_text(e: Evidence) -> str:
     return (
-        f"Room in the sample stream limits this run: actors wait {percent(e.share('actor', 'wait_block'))} of their time for "
+        f"Room in the sample stream limits this run: actors wait {percent(e.share(ACTOR, 'wait_block'))} of their time for "
         f"blocks although {learner_waits_text(e)}. Raise --actor.blocks-per-group, or use larger batches."
     )
+
+
+def _busiest(e: Evidence) -> tuple[Kind, float]:
+    """Return the kind of a user's that waits least, and the share of its time in which it works."""
+    works = {
+        kind: sum(own.get(a.name, 0.0) for a in kind.activities if a.phase not in ("wait", "other"))
+        for kind, own in e.shares.items()
+        if kind not in own_kinds() and kind.reads_samples
+    }
+    return max(works.items(), key=lambda entry: entry[1], default=(LEARNER, 0.0))
+
+
+def _users_text(e: Evidence) -> str:
+    kind, works = _busiest(e)
+    text = (
+        f"Workers of kind {kind.title} limit this run: they work {percent(works)} of their time and {learner_waits_text(e)}; "
+        f"{cores_text(e)}"
+    )
+    if e.room:
+        return text + ". Put more of them into the graph: graph.scale(NAME, COUNT)."
+    return text + ", so more of them will not help here; cheaper work in each would."
 
 
 def _joining_text(e: Evidence) -> str:
     return (
         f"Joining rows into batches limits this run: the thread that does it works "
-        f"{percent(e.share('learner', 'prefetch_transport'))} of its time and {learner_waits_text(e)}. Smaller observations "
+        f"{percent(e.share(LEARNER, 'prefetch_transport'))} of its time and {learner_waits_text(e)}. Smaller observations "
         "help (uint8 instead of float32), or fewer and longer trajectories (--rollout-length)."
     )
 
 
 def _replay_text(e: Evidence) -> str:
-    inserts, draws = e.share("replay", "insert"), e.share("replay", "draw", "draw_draw")
+    inserts, draws = e.share(REPLAY, "insert"), e.share(REPLAY, "draw", "draw_draw")
     help_text = "raise --replay.threads" if draws > inserts else "raise --replay.num-replays"
     return (
         f"Replay limits this run: it writes rows for {percent(inserts)} of its time, draws batches for {percent(draws)}, and "
@@ -223,19 +242,19 @@ def _replay_text(e: Evidence) -> str:
 def _balanced_text(e: Evidence) -> str:
     return (
         f"Nothing stands out: the learner works {percent(1 - e.learner_waits)} of its time, actors step environments "
-        f"{percent(e.share('actor', 'env'))} and wait {percent(_actor_waits(e))} of theirs; {cores_text(e)}."
+        f"{percent(e.share(ACTOR, 'env'))} and wait {percent(_actor_waits(e))} of theirs; {cores_text(e)}."
     )
 
 
 def _actor_waits(e: Evidence) -> float:
-    return e.share("actor", "wait_inference", "wait_params", "wait_block")
+    return e.share(ACTOR, "wait_inference", "wait_params", "wait_block")
 
 
 def _mostly(e: Evidence, *activities: str) -> bool:
     """Return whether actors spend most of their time in one of some activities."""
-    own = e.shares.get("actor", {})
+    own = e.shares.get(ACTOR, {})
     rest = [share for activity, share in own.items() if activity not in activities]
-    return bool(own) and e.share("actor", *activities) >= max(rest, default=0.0)
+    return bool(own) and e.share(ACTOR, *activities) >= max(rest, default=0.0)
 
 
 def _starved(e: Evidence) -> bool:
@@ -244,7 +263,7 @@ def _starved(e: Evidence) -> bool:
 
 def _alternating(e: Evidence) -> bool:
     lost = min(_actor_waits(e), e.learner_waits)
-    waits_for_params = e.share("inference", "wait_params") + e.share("actor", "wait_params")
+    waits_for_params = e.share(INFERENCE, "wait_params") + e.share(ACTOR, "wait_params")
     return e.facts.synchronous and not e.full and lost >= WAITS and waits_for_params >= 0.15
 
 
@@ -254,10 +273,11 @@ def _says_nothing(e: Evidence) -> str:
 
 VERDICTS: tuple[Verdict, ...] = (
     ("unknown", _unknown, _says_nothing),
-    ("publishing", lambda e: not _starved(e) and e.share("learner", "publish", "snapshot") >= 0.3, _publishing_text),
+    ("publishing", lambda e: not _starved(e) and e.share(LEARNER, "publish", "snapshot") >= 0.3, _publishing_text),
     ("updates", lambda e: not _starved(e), _learner_text),
-    ("replay", lambda e: max(e.share("replay", "draw_draw"), e.share("replay", "insert", "draw")) >= 0.7, _replay_text),
-    ("joining", lambda e: e.share("learner", "prefetch_transport") >= 0.7, _joining_text),
+    ("stage", lambda e: _busiest(e)[1] >= 0.7, _users_text),
+    (REPLAY.name, lambda e: max(e.share(REPLAY, "draw_draw"), e.share(REPLAY, "insert", "draw")) >= 0.7, _replay_text),
+    ("joining", lambda e: e.share(LEARNER, "prefetch_transport") >= 0.7, _joining_text),
     ("alternating", _alternating, _alternating_text),
     ("environments", lambda e: _mostly(e, "env"), _environments_text),
     ("acting", lambda e: _mostly(e, "act"), _acting_text),
@@ -265,7 +285,7 @@ VERDICTS: tuple[Verdict, ...] = (
     ("machine", lambda e: e.full, _machine_text),
     (
         "inference",
-        lambda e: _mostly(e, "wait_inference") and e.share("inference", "act", "transport") >= 0.6,
+        lambda e: _mostly(e, "wait_inference") and e.share(INFERENCE, "act", "transport") >= 0.6,
         _inference_text,
     ),
     ("latency", lambda e: _mostly(e, "wait_inference"), _latency_text),
@@ -281,9 +301,9 @@ def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
         (WORK[activity], share)
         for kind, own in e.shares.items()
         for activity, share in own.items()
-        if activity in WORK and kind not in ("evaluator", "recorder")
+        if activity in WORK and kind not in (EVALUATOR, RECORDER)
     ]
-    entries.append(("evaluating", e.share("evaluator", "env", "act", "publish", "other")))
+    entries.append(("evaluating", e.share(EVALUATOR, "env", "act", "publish", "other")))
     return sorted(entries, key=lambda entry: -entry[1])
 
 

@@ -11,7 +11,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the worker that a job file describes, or a host that forks actors; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m jsrl.workers", description=__doc__)
-    parser.add_argument("kind", help="actor, inference, learner, evaluator, recorder, parameter-server or actor-host")
+    parser.add_argument("kind", help="what the process is, for those who list processes; actor-host forks actors")
     parser.add_argument("--control", required=True, help="address of the controller")
     parser.add_argument("--parent", type=int, required=True, help="process that this one must not outlive")
     hosting = arguments[:1] == ["actor-host"]

@@ -136,7 +136,7 @@ class _Host:
 
     def _spawn(self, order: Order) -> int:
         """Start an actor's own interpreter, where forking is not safe."""
-        command = [sys.executable, "-m", "jsrl.workers", "actor", "--job", order.job, "--name", order.name]
+        command = [sys.executable, "-m", "jsrl.workers", order.name, "--job", order.job, "--name", order.name]
         command += ["--incarnation", str(order.incarnation), "--control", self._control_address]
         command += ["--parent", str(self.pid)]
         with open(order.log, "ab") as output:

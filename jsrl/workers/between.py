@@ -19,8 +19,8 @@ from jsrl.types import Trajectory, leaves
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import FollowingProducer
-from jsrl.workers.jobs import Job, make_recorder
-from jsrl.workers.kinds import Port
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import Port, make_recorder
 
 PORTS = (Port("rows", "samples", "reads", schemas=("trajectory",)), Port("onwards", "samples", "writes"))
 ACTIVITIES = (

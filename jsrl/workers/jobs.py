@@ -7,18 +7,13 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.metrics.metrics import Recorder
-from jsrl.metrics.phases import REST, TURN
-from jsrl.metrics.tracing import Tracer
 from jsrl.runs.names import FileNames, Registration
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.stream import End
 from jsrl.types import EnvSpec, Trajectory
-from jsrl.workers.kinds import find_kind
 
 CONNECT_TIMEOUT_S = 120.0
 SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
-MIN_SPANS = 1_000  # of each traced thread, however many workers there are
 FOREVER_S = 10 * 365 * 86_400.0
 
 
@@ -138,11 +133,3 @@ def kind_of(worker: str) -> str:
     """Return the kind in a worker's name: `actor` for `actor-3`."""
     head, _, tail = worker.rpartition("-")
     return head if tail.isdigit() else worker
-
-
-def make_recorder(job: Job) -> Recorder:
-    """Return what a worker counts with; it keeps spans as well where the experiment asks for a trace."""
-    e = job.experiment
-    spans = max(MIN_SPANS, e.trace_spans // (job.workers + 1))
-    tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
-    return Recorder(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)

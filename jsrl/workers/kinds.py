@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
-from jsrl.metrics.phases import REST_ACTIVITY, TURN, Activity
+from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
+from jsrl.metrics.tracing import Tracer
 from jsrl.transport.stream import Sort
 
 if TYPE_CHECKING:
     from jsrl.workers.jobs import Job
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
+MIN_SPANS = 1_000  # of each traced thread, however many workers there are
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -84,6 +87,7 @@ class Kind(NamedTuple):
       forks: one process may fork several of them, where they load no jax.
       declares: what its streams and state may take in bytes beyond what it has once it is ready, from (job), where others
         connect to it; None: nobody does.
+      keeps: about the bytes that a worker keeps beside libraries, params and what is on its way, from (job); for the plan.
       final: from (experiment, why the run ends): what its command `final` is told, None: it has no last task. It says that it
         is done with an event whose name ends with `finally`. final_is_limited: within `deadlines.snapshot_s`.
       when_due: in serial mode it works after updates, until it is no longer `due`.
@@ -111,6 +115,7 @@ class Kind(NamedTuple):
     loss_ends_run: bool = True
     forks: bool = False
     declares: Callable[[Job], int | None] = lambda job: None
+    keeps: Callable[[Job], int] = lambda job: 0
     final: Callable[[Experiment, str], dict[str, Any] | None] = lambda experiment, reason: None
     final_is_limited: bool = False
     when_due: bool = False
@@ -195,6 +200,14 @@ def build_worker(job: Job, reporter: Any) -> Any:
     """Return the worker that a job describes; only what its kind needs is imported."""
     module, _, function = find_kind(job.kind).build.partition(":")
     return getattr(import_module(module), function)(job, reporter)
+
+
+def make_recorder(job: Job) -> Recorder:
+    """Return what a worker counts with; it keeps spans as well where the experiment asks for a trace."""
+    e = job.experiment
+    spans = max(MIN_SPANS, e.trace_spans // (job.workers + 1))
+    tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
+    return Recorder(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
 
 
 def kind_metrics(kind: Kind) -> tuple[Metric, ...]:

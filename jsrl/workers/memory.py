@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jsrl.runs.memory import MIB, MemoryWatch
-from jsrl.types import leaves
+from jsrl.types import leaves, map_trajectory
 
 if TYPE_CHECKING:
-    from jsrl.workers.jobs import Job
+    from jsrl.experiment import Experiment
+    from jsrl.workers.jobs import Job, Schemas
 
+STAGING_BUFFERS = 3  # of a batch: one filled, one on its way to the devices, one in use
 _COPIES = 4  # of params or state at a time: in use, on the way in, on the way out, in a snapshot
+_COMPILED_BYTES = 50 << 20  # of an update's program
 _BATCHES = 5  # of trajectories: staging buffers, on the device, lent
 
 
@@ -64,3 +67,29 @@ def windows_bytes(job: Job) -> int:
 def _step_bytes(job: Job) -> int:
     block = sum(leaf.size_bytes for leaf in leaves(job.schemas.trajectory))
     return block // (job.experiment.rollout_length * job.experiment.group_size) + 1
+
+
+def row_bytes(e: Experiment, schemas: Schemas) -> float:
+    """Return the bytes that replay keeps of one env step: each frame of a stack once."""
+    kept = schemas.trajectory._replace(sampling=())
+    block = kept if e.has_replay_workers else kept._replace(version=())
+    frames = schemas.env.frames or 1
+    whole = map_trajectory(lambda leaf: leaf.size_bytes, lambda leaf: leaf.size_bytes, block)
+    observation = sum(leaves(whole.observation))
+    rows = sum(leaves(whole._replace(core=()))) - observation + observation / frames
+    core = sum(leaves(whole.core))
+    return rows / (e.rollout_length + 1) / e.group_size + core / e.rollout_length / e.group_size
+
+
+def kept_rows(job: Job) -> int:
+    """Return the bytes of the rows that replay keeps in one of its workers, or on the learner's devices."""
+    replay = job.experiment.replay
+    if replay is None:
+        return 0
+    return int(row_bytes(job.experiment, job.schemas) * replay.capacity / replay.num_replays)
+
+
+def learner_keeps(job: Job) -> int:
+    """Return about what a learner keeps beside its libraries: batches, and replay where it lies on its devices."""
+    batch = STAGING_BUFFERS * stream_bytes(job) // job.experiment.actor.blocks_per_group
+    return _COMPILED_BYTES + batch + (0 if job.experiment.has_replay_workers else kept_rows(job))

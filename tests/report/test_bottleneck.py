@@ -11,6 +11,8 @@ from jsrl.metrics.phases import SECOND_THREADS
 from jsrl.report.bottleneck import find_bottleneck
 from jsrl.report.evidence import Facts
 from jsrl.report.verdicts import SERIAL, VERDICTS
+from jsrl.workers import between
+from jsrl.workers.kinds import Kind, own_kinds
 
 EIGHT = Facts(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
 TWO = dataclasses.replace(EIGHT, cores=2)
@@ -238,7 +240,7 @@ def test_verdicts(kind, metrics, facts, parts):
 
 
 def test_every_verdict_has_a_case():
-    assert {kind for kind, *_ in CASES} == {kind for kind, *_ in (*VERDICTS, *SERIAL)}
+    assert {kind for kind, *_ in CASES} | {"stage"} == {kind for kind, *_ in (*VERDICTS, *SERIAL)}
 
 
 def test_values_that_are_not_numbers_are_left_out():
@@ -250,3 +252,13 @@ def test_advice_goes_no_further_than_the_learner_could_follow():
     metrics = measured({"actor": 2.0, "learner": 0.8}, actor=STEPPING, learner={"wait_batch": 0.3, "update": 0.7})
     facts = dataclasses.replace(EIGHT, cores=64, more_actors=(3, 4, 8, 16, 32))
     assert "raise --num-actors to 3" in find_bottleneck(metrics, facts).text
+
+
+def test_workers_of_a_users_kind_can_be_the_limit():
+    shares = {"change": 0.8, "wait_rows": 0.05, "wait_block": 0.05}
+    metrics = measured({"actor": 2.0}, actor={"env": 0.3, "wait_block": 0.6}, learner=STARVED, augment=shares)
+    kind = Kind("augment", "augmenters", "nowhere:build", between.PORTS, between.ACTIVITIES)
+    found = find_bottleneck(metrics, EIGHT, (*own_kinds(), kind))
+    assert found.kind == "stage"
+    assert "augment limit this run: they work 80% of their time" in found.text
+    assert find_bottleneck(metrics | {"augment/change_share": 0.5}, EIGHT, (*own_kinds(), kind)).kind != "stage"

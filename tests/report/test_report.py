@@ -18,7 +18,8 @@ from jsrl.experiment import Experiment
 from jsrl.launch.result import Result
 from jsrl.references.reference import to_json
 from jsrl.report.charts import Series, chart, ticks
-from jsrl.report.report import leave_report, make_report, steady, write_report
+from jsrl.report.report import leave_report, write_report
+from jsrl.report.run_report import make_report, steady
 from jsrl.runs.runs import RunFolder
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ from jsrl.workers.actor.recording import recording_writer
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Reporter
-from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import make_recorder
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:

@@ -9,7 +9,8 @@ from jsrl.envs.make import make
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import subscribe
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
-from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import make_recorder
 from jsrl.workers.players import make_agent, params_store, what_players_share
 
 

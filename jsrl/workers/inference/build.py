@@ -7,7 +7,8 @@ from jsrl.workers.acting import Engine
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_server, subscribe
 from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
-from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import make_recorder
 from jsrl.workers.players import make_agent
 
 

@@ -28,7 +28,8 @@ from jsrl.types import ArraySpec, leaves, map_trajectory, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher, bind_reader
-from jsrl.workers.jobs import Job, Origin, make_recorder
+from jsrl.workers.jobs import Job, Origin
+from jsrl.workers.kinds import make_recorder
 from jsrl.workers.learner.batching import BatchPlan
 from jsrl.workers.learner.recorded import recorded_batch, recorded_consumer
 from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Headline, Kind, Port
-from jsrl.workers.memory import learner_bytes
+from jsrl.workers.memory import learner_bytes, learner_keeps
 
 ACTIVITIES = (
     Activity(
@@ -72,6 +72,7 @@ KIND = Kind(
     threads=lambda e: e.learner.threads,
     metrics=METRICS,
     declares=learner_bytes,
+    keeps=learner_keeps,
     state="snapshot",
     saves=True,
     must_finish=True,

@@ -9,7 +9,8 @@ from jsrl.envs.rendering import RenderedEnv, make_rendered
 from jsrl.recordings.video_shelf import FOLDER, VideoShelf
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import subscribe
-from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import make_recorder
 from jsrl.workers.players import make_agent, what_players_share
 from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 

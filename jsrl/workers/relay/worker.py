@@ -14,7 +14,8 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher, subscribe
-from jsrl.workers.jobs import Job, make_recorder
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import make_recorder
 
 
 class ParameterServer:

@@ -13,7 +13,8 @@ from jsrl.transport.base import SampleProducer
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_reader
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, make_recorder
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.kinds import make_recorder
 from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayWorker, Roads
 
 

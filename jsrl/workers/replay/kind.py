@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Kind, Port
-from jsrl.workers.memory import replay_bytes, stream_bytes, windows_bytes
+from jsrl.workers.memory import kept_rows, replay_bytes, stream_bytes, windows_bytes
 
 ACTIVITIES = (
     Activity("insert", "transport", "share of time writing rows and priorities", "below 0.7 (else: num_replays)"),
@@ -60,6 +60,7 @@ KIND = Kind(
     activities=ACTIVITIES,
     metrics=METRICS,
     declares=lambda job: stream_bytes(job) + replay_bytes(job) + windows_bytes(job),
+    keeps=kept_rows,
     loads_jax=lambda worker: False,
     state="snapshot",
     joins=True,

@@ -12,8 +12,7 @@ from jsrl.metrics.phases import Activity
 from jsrl.types import version_updates
 from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.ends import subscribe
-from jsrl.workers.jobs import make_recorder
-from jsrl.workers.kinds import Kind, Port
+from jsrl.workers.kinds import Kind, Port, make_recorder
 
 
 class Augment(Between):

@@ -1,0 +1,262 @@
+"""What a run's report says, as a value, made from the files in the run's folder alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.experiment import Experiment
+from jsrl.launch.graph_file import kinds_of, workers_of
+from jsrl.metrics.phases import by_phase
+from jsrl.recordings.video_shelf import captions
+from jsrl.references.reference import from_json
+from jsrl.report.bottleneck import Bottleneck, find_bottleneck
+from jsrl.report.evidence import Facts
+from jsrl.runs.files import read_json
+from jsrl.runs.runs import Run, RunFolder, held_by
+from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.workers.kinds import Kind, find_kind
+
+MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
+
+
+@dataclass(frozen=True)
+class WorkerTime:
+    """Where the time of one kind of worker went: shares by activity and by phase; CPU time in cores, memory in MB."""
+
+    kind: Kind
+    count: int
+    activities: dict[str, float]
+    phases: dict[str, float]
+    cpu: float | None
+    rss_mb: float | None
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything that a report says.
+
+    Attributes:
+      ended: why, or what is known of a run without a result. error: of a failed run. steady: means of metrics over the
+        lines between the first and the last (of the last life of a resumed run), by name.
+      rates: name -> per second. columns: the metrics of every line. ledger, hops, evaluation, final: as in result.json.
+      environment: command, commit, versions, hardware. options: the experiment's, by name.
+      videos: path of each, relative to the folder -> what is known of it. files: paths relative to the folder.
+    """
+
+    folder: Path
+    name: str
+    ended: str
+    error: str
+    result: dict[str, Any]
+    columns: dict[str, np.ndarray]
+    steady: dict[str, float]
+    rates: dict[str, float]
+    workers: list[WorkerTime]
+    bottleneck: Bottleneck
+    ledger: dict[str, Any]
+    hops: dict[str, dict[str, Any]]
+    environment: dict[str, Any]
+    options: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+    videos: dict[str, str] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+    def last(self, name: str) -> float | None:
+        """Return the last finite value of a metric, None when there is none."""
+        values = self.columns.get(name, np.zeros(0))
+        finite = values[np.isfinite(values)]
+        return float(finite[-1]) if finite.size else None
+
+
+def make_report(folder: RunFolder) -> RunReport:
+    """Return the report of a run, whatever there is of it."""
+    columns = Run(folder).metrics
+    config, environment = folder.config, folder.environment
+    result = _result(folder.path)
+    steady_lines = steady(columns)
+    means = {name: _mean(values[steady_lines]) for name, values in columns.items()}
+    means = {name: value for name, value in means.items() if math.isfinite(value)}
+    experiment = derived(config)
+    hops = _hops(folder.path, result)
+    files = ["result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt"]
+    return RunReport(
+        folder=folder.path,
+        name=folder.name,
+        ended=result.get("ended") or _unfinished(folder.path),
+        error=str(result.get("error", "")),
+        result=result,
+        columns=columns,
+        steady=means,
+        rates=rates(columns, steady_lines, means),
+        workers=worker_times(means, folder.path),
+        bottleneck=find_bottleneck(means, facts_of(experiment, environment), kinds_of(folder.path)),
+        ledger=hops.pop(SAMPLES, {}),
+        hops=hops,
+        environment=environment,
+        options=flat_options(config),
+        warnings=_warnings(folder.logs / "controller.log"),
+        videos=captions(folder.path),
+        files=[name for name in files if (folder.path / name).exists()],
+    )
+
+
+def _result(path: Path) -> dict[str, Any]:
+    try:
+        value = read_json(path / "result.json")
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _unfinished(path: Path) -> str:
+    """Return what is known of a run without a result."""
+    return "not yet (it is running)" if held_by(path) else "killed (it left no result)"
+
+
+def _mean(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else math.nan
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def steady(columns: dict[str, np.ndarray]) -> np.ndarray:
+    """Return which lines show the run at work, as a mask.
+
+    They are lines of its last life with a learner's report; the first, which has the start in it, and the last, which has
+    the end, are left out where there are others.
+    """
+    updates = columns.get("updates", np.zeros(0))
+    lines = np.isfinite(columns.get("learner/update_share", np.full(len(updates), np.nan)))
+    numbers = np.flatnonzero(lines)
+    falls = np.flatnonzero(np.diff(updates[numbers]) < 0)
+    if falls.size:
+        numbers = numbers[falls[-1] + 1 :]
+    mask = np.zeros(len(updates), bool)
+    mask[numbers[1:-1] if len(numbers) >= 3 else numbers] = True
+    return mask
+
+
+def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, float]) -> dict[str, float]:
+    """Return what was done per second at work: trained env steps and updates, steps taken, rows answered."""
+    found: dict[str, float] = {}
+    at = columns.get("learner/trained_s", np.full(len(lines), np.nan))
+    numbers = np.flatnonzero(np.isfinite(at) & lines)
+    if len(numbers) < 2:
+        numbers = np.flatnonzero(np.isfinite(at))
+    if len(numbers) >= 2 and at[numbers[-1]] > at[numbers[0]]:
+        passed_s = at[numbers[-1]] - at[numbers[0]]
+        for name, column in (("env steps trained", "env_steps"), ("updates", "updates")):
+            found[name] = float(columns[column][numbers[-1]] - columns[column][numbers[0]]) / passed_s
+    for name, metric in (("env steps taken", "actor/env_steps_per_s"), ("rows answered", "inference/rows_per_s")):
+        if metric in means:
+            found[name] = means[metric]
+    return {name: value for name, value in found.items() if value >= 0}
+
+
+def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
+    """Return where the time of each kind of worker of a run went."""
+    counts = Counter(find_kind(worker.kind).name for worker in workers_of(folder))
+    times = []
+    for kind in kinds_of(folder):
+        names = {a.name: f"{kind.prefix}/{a.name}_share" for a in kind.all_activities}
+        shares = {activity: means[name] for activity, name in names.items() if name in means}
+        if shares:
+            cpu, rss_mb = means.get(f"system/{kind.prefix}_cpu_share"), means.get(f"system/{kind.prefix}_rss_mb")
+            phases = by_phase(kind.all_activities, shares)
+            times.append(WorkerTime(kind, max(1, counts[kind.name]), shares, phases, cpu, rss_mb))
+    return times
+
+
+def _hops(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the ledgers of all hops: the result's, or of a run that left none, what its pages say."""
+    if result.get("ledger"):
+        return {SAMPLES: result["ledger"]} | result.get("hops", {})
+    return {name: ledger.counts for name, ledger in read_hops(folder).items()}
+
+
+# -- the experiment, as far as it can be read without the user's own code ----------------------------------------------
+
+
+def derived(config: dict[str, Any]) -> Experiment | None:
+    """Return the experiment without agent and environment, for the numbers that follow from it; None if it cannot be."""
+    fields = config.get("fields", {})
+    known = {f.name for f in dataclasses.fields(Experiment)} - {"agent", "env"}
+    try:
+        return Experiment(agent=None, **{name: from_json(fields[name]) for name in known if name in fields})
+    except (JsrlError, TypeError, ValueError):  # written by another version
+        return None
+
+
+def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> Facts:
+    """Return what advice depends on."""
+    hardware = environment.get("hardware", {})
+    cores, accelerators = int(hardware.get("cores", 1)), len(hardware.get("accelerators", ()))
+    if experiment is None:
+        return Facts(cores=cores, accelerators=accelerators)
+    e = experiment
+    most = min(MOST_ACTORS, max(2 * cores, 4 * e.actors))
+    actors = range(e.actors + 1, most + 1) if e.placement != "serial" else ()
+    groups = [n * e.groups for n in range(2, MOST_GROUPS + 1)]
+    return Facts(
+        placement=e.placement,
+        cores=cores,
+        actors=e.actors,
+        ring=e.ring,
+        servers=e.num_inference_servers,
+        synchronous=e.max_policy_lag == 0,
+        zeromq=e.road == "zeromq",
+        accelerators=accelerators,
+        more_actors=tuple(n for n in actors if _works(e, num_actors=n)),
+        more_groups=next((n for n in groups if _works(e, num_groups=n)), None),
+    )
+
+
+def _works(experiment: Experiment, **changes: Any) -> bool:
+    try:
+        dataclasses.replace(experiment, **changes)
+    except ConfigError:
+        return False
+    return True
+
+
+def flat_options(value: Any, name: str = "") -> dict[str, Any]:
+    """Return an experiment's JSON form as option name -> value."""
+    if isinstance(value, dict) and "$type" in value and isinstance(value.get("fields"), dict):
+        options: dict[str, Any] = {}
+        for key, inner in value["fields"].items():
+            options |= flat_options(inner, f"{name}.{key.replace('_', '-')}".lstrip("."))
+        return options
+    if isinstance(value, dict) and set(value) == {"$tuple"}:
+        return {name: ",".join(map(str, value["$tuple"]))}
+    return {name: value if isinstance(value, str | int | float | None) else json.dumps(value)}
+
+
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+
+
+def _warnings(log: Path) -> list[str]:
+    """Return the warnings and errors that the display showed; a message may have several lines."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    messages: list[str] = []
+    for line in lines:
+        if _STAMP.match(line):
+            messages.append(line[20:])
+        elif messages:
+            messages[-1] += f"\n{line}"
+    found = dict.fromkeys(message for message in messages if message.startswith(("warning: ", "error: ")))
+    return list(found)[:MOST_WARNINGS]
