@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 
 from jsrl.chaos.card import Blow, Flood, ScoreCard
-from jsrl.chaos.hang import HungProcess
 from jsrl.errors import ConfigError
 from jsrl.launch.graph_file import graph_of
+from jsrl.launch.local.hang import HungProcess
 from jsrl.transport.ledger.hops import read_hop
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import own_kinds

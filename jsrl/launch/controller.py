@@ -13,12 +13,12 @@ from jsrl.errors import WorkerDied
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.local.actor_host import ActorHost
 from jsrl.launch.local.processes import Process, death_notice, end_all, loss_notice, start
-from jsrl.launch.local.usage import Usage
-from jsrl.launch.local.watchdog import Watchdog
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.supervision import Restart, Supervision, next_life
+from jsrl.launch.usage import Usage
+from jsrl.launch.watchdog import Watchdog
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
 from jsrl.runs.control_bodies import complaint

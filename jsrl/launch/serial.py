@@ -11,10 +11,10 @@ from typing import Any
 from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.local.processes import loss_notice
-from jsrl.launch.local.watchdog import Watchdog
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
+from jsrl.launch.watchdog import Watchdog
 from jsrl.runs.control import Crash, Event, Report
 from jsrl.workers.kinds import build_worker
 

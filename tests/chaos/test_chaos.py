@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jsrl.chaos.chaos import Blow, Flood, ScoreCard, Storm, StormSettings, storm_command
-from jsrl.chaos.hang import HungProcess
 from jsrl.errors import ConfigError
+from jsrl.launch.local.hang import HungProcess
 from tests.system.launched import DRIVE, FOREVER
 
 STRANGER = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "strangers.py"), "--per-s", "400"]

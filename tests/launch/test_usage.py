@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jsrl.launch.local import usage
+from jsrl.launch import usage
 
 BUSY = "import time; until = time.process_time() + 0.3\nwhile time.process_time() < until: pass\ninput()"
 

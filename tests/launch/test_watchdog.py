@@ -16,9 +16,9 @@ import pytest
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EnvConfig, Experiment, SupervisionConfig
 from jsrl.launch.local.processes import Process, crash_lines
-from jsrl.launch.local.watchdog import KEPT, Watchdog, catches
 from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervision import Supervision
+from jsrl.launch.watchdog import KEPT, Watchdog, catches
 from jsrl.runs.control import Crash, Report, Stacks
 from jsrl.runs.stacks import all_stacks
 from jsrl.workers.jobs import Job
