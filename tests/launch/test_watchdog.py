@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, EnvConfig, Experiment, SupervisionConfig
+from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
 from jsrl.launch.local.processes import Process, crash_lines
 from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervision import Supervision
