@@ -174,7 +174,7 @@ def execute(asked: cli.CommandLine) -> int:
 
 def fastest(asked: cli.CommandLine) -> Experiment:
     """Return the experiment with the settings of its profile, tuned now where that was asked for; says so in a line."""
-    from jsrl.tuning.profiles import OFF, use_profile
+    from jsrl.tuning.profiles import AUTO, OFF, use_profile
 
     options, experiment = asked.run, asked.experiment
     if options.tune:
@@ -192,7 +192,8 @@ def fastest(asked: cli.CommandLine) -> Experiment:
         minutes, batch = options.tune_minutes, options.tune_batch
         found = tune(experiment, given=asked.given, minutes=minutes, batch=batch, profiles_dir=options.profiles_dir)
         return found.experiment
-    which = options.profile if options.resume is None or options.profile != "auto" else OFF
+    own = options.resume is None and options.graph is None  # a profile is of the experiment's own dataflow
+    which = options.profile if own or options.profile != AUTO else OFF
     tuned, line = use_profile(experiment, which, given=asked.given, profiles_dir=options.profiles_dir)
     if line and options.display != "quiet":
         print(line)

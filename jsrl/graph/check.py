@@ -73,10 +73,16 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
         if len(sources) != 1:
             raise ConfigError(f"the params {stream.name} are published by {_names(sources)}; exactly one worker must.")
     elif not sources:
-        raise ConfigError(f"nobody writes to the stream {stream.name}, which {_names(sinks)} would wait for.")
+        raise ConfigError(
+            f"nobody writes to the stream {stream.name}, which {_names(sinks)} would wait for; add a worker that does, or "
+            "join them to another stream."
+        )
     if not sinks and stream.sort != "params":
         does = "answers" if stream.sort == "inference" else "reads"
-        raise ConfigError(f"nobody {does} the stream {stream.name}, which {_names(sources)} would wait for.")
+        raise ConfigError(
+            f"nobody {does} the stream {stream.name}, which {_names(sources)} would wait for; add a worker that does, or "
+            "join them to another stream."
+        )
     if stream.sort == "samples" and not stream.feedback:
         _check_groups(graph, stream, sources, "written", "written by one worker")
         if stream.routing == "by-group":

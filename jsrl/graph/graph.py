@@ -363,7 +363,7 @@ def _shares(graph: Graph, old: Iterable[WorkerNode], number: int, count: int) ->
         answers = graph.kind(next(iter(old)).name).port(link.port).does == "answers"  # any server answers any group
         if len(groups) % count and not answers:
             raise ConfigError(
-                f"{len(groups)} groups of {link.stream} cannot be shared out evenly over {count} workers; use a number that "
+                f"{len(groups)} group(s) of {link.stream} cannot be shared out evenly over {count} workers; use a number that "
                 "divides them, or another number of groups (num_groups)."
             )
         size = len(groups) // count

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from importlib import import_module
+from inspect import isfunction
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,57 +16,75 @@ from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import make_graph
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import RunFolder
+from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, find_kind, own_kinds
 
 FILE = "graph.json"  # of a run
 Edit: TypeAlias = Graph | Callable[[Graph], Graph] | str
 
 
-def resolve(experiment: Experiment, graph: Edit | None) -> Graph:
-    """Return the graph to run: the experiment's own, as it is or changed, or another one.
+def resolve(experiment: Experiment, graph: Edit | None) -> tuple[Graph, bool]:
+    """Return (the graph to run, whether it is another one than the experiment's own).
 
     Args:
       experiment: what to run. graph: a graph; a function that is given the experiment's own and returns one; or where such a
         function is, as `module:function`; None: the experiment's own.
 
     Raises:
-      ConfigError: there is no such function, or it does not return a graph.
+      ConfigError: there is no such function, it refuses the experiment's graph, or it does not return a graph.
     """
     own = make_graph(experiment)
-    if graph is None:
-        return own
     edit = _imported(graph) if isinstance(graph, str) else graph
-    changed = edit if isinstance(edit, Graph) else edit(own)
-    if not isinstance(changed, Graph):
-        name = graph if isinstance(graph, str) else getattr(graph, "__name__", repr(graph))
-        raise ConfigError(f"{name} returned {type(changed).__name__}; it is given a graph and must return the new one.")
-    return changed
+    if edit is None or isinstance(edit, Graph):
+        return edit or own, edit is not None and edit != own
+    name = graph if isinstance(graph, str) else getattr(edit, "__name__", repr(edit))
+    try:
+        found = edit(own)
+    except ConfigError as error:
+        raise ConfigError(f"graph {name} cannot change this graph: {error}") from error
+    if not isinstance(found, Graph):
+        raise ConfigError(
+            f"graph {name} returned {_a(found)}, expected a Graph; end the function with `return graph`, where graph is what "
+            "the last change returned (no method changes a graph in place)."
+        )
+    return found, found != own
 
 
-def _imported(reference: str) -> Callable[[Graph], Graph]:
+def _imported(reference: str) -> Graph | Callable[[Graph], Graph]:
     module, _, name = reference.partition(":")
     if not module or not name:
         raise ConfigError(f"graph is {reference!r}, expected module:function, such as my_graphs:with_augmentation.")
     try:
-        return getattr(import_module(module), name)
+        imported = import_module(module)
     except ImportError as error:
-        raise ConfigError(f"graph {reference}: {error} (modules of the working folder are found).") from error
-    except AttributeError:
-        raise ConfigError(f"graph {reference}: the module {module} has no {name!r}.") from None
+        raise ConfigError(
+            f"graph {reference}: {error}. Expected a module that can be imported from here: a file in the working folder, in "
+            "experiments/, or on PYTHONPATH."
+        ) from error
+    found = getattr(imported, name, None)
+    if callable(found) or isinstance(found, Graph):
+        return found
+    what = f"has no {name!r}" if found is None else f"has {name!r}, but it is {_a(found)}"
+    there = [n for n, value in vars(imported).items() if isfunction(value) and value.__module__ == module]
+    raise ConfigError(
+        f"graph {reference}: the module {module} {what}; expected a function that is given a Graph and returns one, or a "
+        f"Graph. Functions there: {', '.join(there) or 'none'}."
+    )
 
 
-def kept_graph(folder: RunFolder) -> tuple[Graph | None, str]:
-    """Return the changed graph that a run was started with (None: it ran its experiment's own), and a line on it."""
+def _a(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def kept_graph(folder: RunFolder) -> Graph | None:
+    """Return the changed graph that a run was started with; None: it ran its experiment's own."""
     saved = _saved(folder.path)
-    if saved is None or not saved["changed"]:
-        return None, ""
-    graph = Graph.from_json(saved["graph"])
-    return graph, f"its changed graph goes on ({FILE}); to go on with another one, give --graph"
+    return Graph.from_json(saved["graph"]) if saved is not None and saved["changed"] else None
 
 
-def write_graph(folder: RunFolder, experiment: Experiment, graph: Graph, *, resumed: bool) -> list[str]:
-    """Write a run's graph; return what a resume changes of it, for people."""
-    saved, changed, told = _saved(folder.path) if resumed else None, graph != make_graph(experiment), []
+def write_graph(folder: RunFolder, graph: Graph, *, changed: bool, resumed: bool) -> list[str]:
+    """Write a run's graph, and whether it is another one than its experiment's own; return what a resume changes of it."""
+    saved, told = _saved(folder.path) if resumed else None, list[str]()
     if saved is not None and (changed or saved["changed"]):  # else the options that changed say it all
         told = differences(Graph.from_json(saved["graph"]), graph)
     tree = {"changed": changed, "graph": graph.to_json()}
@@ -87,8 +107,23 @@ def differences(old: Graph, new: Graph) -> list[str]:
         was, now = {entry.name: entry for entry in before}, {entry.name: entry for entry in after}
         lines += [f"graph: the {what} {name} is gone" for name in was if name not in now]
         lines += [f"graph: the {what} {name} is new" for name in now if name not in was]
-        lines += [f"graph: the {what} {name} has changed" for name in now if name in was and was[name] != now[name]]
+        lines += [
+            f"graph: the {what} {name} has other {_fields(was[name], now[name])}"
+            for name in now
+            if name in was and was[name] != now[name]
+        ]
     return lines
+
+
+def _fields(old: WorkerNode | Stream, new: WorkerNode | Stream) -> str:
+    """Return which fields of two workers, or of two streams, differ; of short ones also the values."""
+    told = []
+    for field in dataclasses.fields(old):
+        was, now = getattr(old, field.name), getattr(new, field.name)
+        values = f" ({was!r} -> {now!r})"
+        if was != now:
+            told.append(field.name + (values if len(values) < 60 else ""))
+    return ", ".join(told)
 
 
 def graph_of(folder: Path) -> Graph | None:

@@ -131,6 +131,7 @@ class Plan:
 
     Attributes:
       memory_folder: of its shared memory. keys: folder of its keys, where its streams go over TCP.
+      changed: the graph is another one than the experiment's own.
     """
 
     experiment: Experiment
@@ -139,6 +140,7 @@ class Plan:
     jobs: tuple[Job, ...]
     memory_folder: Path
     keys: str | None = None
+    changed: bool = False
 
     def job(self, name: str) -> Job:
         """Return the job of a worker."""
@@ -195,35 +197,35 @@ def make_plan(
       ConfigError: something cannot work; says what.
     """
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
-    graph = resolve(experiment, graph)
-    check(graph)
-    check_groups(graph, experiment)
+    resolved, changed = resolve(experiment, graph)
+    check(resolved)
+    check_groups(resolved, experiment)
     if experiment.recorder.enabled:
         check_filming(experiment)
     schemas = make_schemas(experiment)
-    addresses, keys = bind_addresses(graph, experiment, memory_folder), keys_folder(experiment, folder)
+    addresses, keys = bind_addresses(resolved, experiment, memory_folder), keys_folder(experiment, folder)
     without_agent = dataclasses.replace(experiment, agent=None)
     jobs, counts = [], Counter[str]()
-    for worker in graph.workers:
+    for worker in resolved.workers:
         job = Job(
             kind=worker.kind,
             name=worker.name,
             index=counts[worker.kind],
             experiment=experiment if find_kind(worker.kind).loads_jax(worker) else without_agent,
             schemas=schemas,
-            ends=ends_of(graph, worker, addresses),
+            ends=ends_of(resolved, worker, addresses),
             folder=folder,
             registry=str(memory_folder / "names"),
             keys=keys,
             settings=worker.settings,
             origin=origin or Origin(),
-            workers=len(graph.workers),
+            workers=len(resolved.workers),
             in_process=not experiment.where.has_processes,
             restart=worker.restart,
         )
         counts[worker.kind] += 1
         jobs.append(job)
-    return Plan(experiment, graph, schemas, tuple(jobs), memory_folder, keys)
+    return Plan(experiment, resolved, schemas, tuple(jobs), memory_folder, keys, changed)
 
 
 # -- the environment of a process: devices and threads, in one place, before anything is imported ---------------------

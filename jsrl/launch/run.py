@@ -17,7 +17,7 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
-from jsrl.launch.graph_file import Edit, kept_graph, write_graph
+from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
 from jsrl.launch.interrupts import remembered
 from jsrl.launch.links import begin_encryption
 from jsrl.launch.plan import Plan, make_plan
@@ -116,12 +116,19 @@ def ready_plan(
     Raises:
       ConfigError: something cannot work; says what would.
     """
-    if resumed and graph is None:
-        graph, line = kept_graph(folder)
-        if line:
-            tell(line)
-    plan = make_plan(experiment, str(folder.path), memory_folder, origin, graph)
-    for line in write_graph(folder, plan.experiment, plan.graph, resumed=resumed):
+    kept = kept_graph(folder) if resumed and graph is None else None
+    if kept is not None:
+        tell(f"its changed graph goes on ({FILE}); to go on with another one, give --graph")
+    try:
+        plan = make_plan(experiment, str(folder.path), memory_folder, origin, kept or graph)
+    except ConfigError as error:
+        if kept is None:
+            raise
+        raise ConfigError(
+            f"{str(error).removesuffix('.')}. The run goes on with the changed graph that it was started with ({FILE}); leave "
+            "out the options that do not go with it, or give --graph to change the experiment's graph anew."
+        ) from error
+    for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
         tell(line)
     check_shared_memory(plan)
     check_recording(plan.experiment, plan.schemas)

@@ -92,13 +92,30 @@ def test_a_users_workers_are_shown_like_ours_and_go_on_after_a_resume(tmp_path: 
     assert "graph: the worker augment is gone" in log and other.updates == 9
 
 
+def test_a_kept_graph_that_other_options_contradict_is_named(tmp_path: Path) -> None:
+    first = run(small(num_groups=None), runs_dir=tmp_path, name="one", graph="my_workers:passed_on", display="log-only")
+    words = r"nobody steps the groups \[1, 2, 3\] .* goes on with the changed graph .* or give --graph"
+    with pytest.raises(ConfigError, match=words):
+        more = small(num_groups=None, placement="inline", num_actors=4)
+        run(more, runs_dir=tmp_path, resume="one", display="log-only")
+    run(
+        small(num_groups=None, total_env_steps=7 * 32),
+        runs_dir=tmp_path,
+        resume="one",
+        graph=lambda graph: graph.insert("my_workers:AUGMENT", settings={"noise": 0.1}),
+        display="log-only",
+    )
+    log = (first.folder / "logs" / "controller.log").read_text()
+    assert "the worker augment has other settings ({'noise': 0.0} -> {'noise': 0.1})" in log
+
+
 @pytest.mark.parametrize(
     ("graph", "words"),
     [
         ("nowhere:edit", "graph nowhere:edit: No module named 'nowhere'"),
-        ("my_workers:nothing", "the module my_workers has no 'nothing'"),
+        ("my_workers:nothing", "no 'nothing'; expected a function .* Functions there: augmented, passed_on"),
         ("my_workers", "expected module:function"),
-        (lambda graph: None, "returned NoneType; it is given a graph and must return the new one"),
+        (lambda graph: None, r"returned None, expected a Graph; end the function with `return graph`"),
         (lambda graph: graph.insert("my_workers:NOBODY"), "my_workers:NOBODY' cannot be imported"),
         (lambda graph: graph.insert("my_workers:Augment"), "a kind of worker is a jsrl.workers.kinds.Kind"),
     ],

@@ -510,8 +510,9 @@ def test_run_uses_the_profile_and_its_plan_shows_it(script, tmp_path, monkeypatc
     assert "4 actor(s) x ring 1 x 4 slots" in said
     assert run.main(["ppo_cartpole", "--plan", "--profile", "none"]) == 0
     assert "1 actor(s) x ring 2 x 8 slots" in capsys.readouterr().out
-    assert run.main(["ppo_cartpole", "--plan", "--placement", "served"]) == 0
-    assert "1 actor(s) x ring 2 x 8 slots" in capsys.readouterr().out
+    for own in (("--placement", "served"), ("--graph", "graphs.mixed:half_inline")):  # measured on another dataflow
+        assert run.main(["ppo_cartpole", "--plan", *own]) == 0
+        assert "1 actor(s) x ring 2 x 8 slots" in capsys.readouterr().out
 
 
 def test_tune_from_a_file(script, tmp_path, capsys):
