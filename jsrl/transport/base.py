@@ -75,10 +75,14 @@ class SampleProducer(Protocol):
 
 
 class Lease(NamedTuple):
-    """One trajectory lent by the consumer's end: read-only views, valid until `release`."""
+    """One trajectory lent by the consumer's end: read-only views, valid until `release`.
+
+    ids: int64 [M] of windows that replay workers drew, what `feedback` wants to see again; a copy. Else empty.
+    """
 
     trajectory: Trajectory
     entry: Entry
+    ids: Array = ()
 
 
 class SampleConsumer(Protocol):

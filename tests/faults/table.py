@@ -212,8 +212,8 @@ FAULTS = (
     ),
     Fault(
         "rows of updates that were rolled back are trained on",
-        "undone = (epochs < plan.epoch) & (updates > plan.start_updates)",
-        "undone = (epochs < plan.epoch - 1) & (updates > plan.start_updates)",
+        "undone = (epochs < plan.epoch) & (made > plan.start_updates)",
+        "undone = (epochs < plan.epoch - 1) & (made > plan.start_updates)",
         (BATCHING,),
     ),
     Fault(

@@ -16,7 +16,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
-from jsrl.workers.learner.batching import Batcher, BatchPlan
+from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replay_link import ReplayConsumer
 from jsrl.workers.replay.worker import ReplaySettings, ReplayWorker, Roads
 
@@ -104,7 +104,7 @@ def test_batches_begin_at_min_size_and_priorities_return_to_their_worker_and_win
         for worker in w.workers:
             worker.step()
     assert w.learner.pending() == 2  # a batch of each, once 24 env steps were in
-    plan = BatchPlan(order="fifo", groups=1, group_size=M, columns=2 * M, num_rows=1, max_lag=None, replayed=True)
+    plan = BatchPlan(order="fifo", groups=1, group_size=M, columns=2 * M, num_rows=1, max_lag=None, judge=of_any_age)
     batcher = Batcher(w.learner, WINDOWS, plan)
     assert batcher.pump(0.0) is None
     batch = batcher.pump(0.0)

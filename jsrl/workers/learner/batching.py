@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +17,32 @@ import numpy as np
 from jsrl.errors import StreamTimeout
 from jsrl.metrics.phases import Phases
 from jsrl.transport.base import Lease, SampleConsumer
-from jsrl.types import ArraySpec, Trajectory, map_trajectory, version_epoch, version_updates
+from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, version_epoch, version_updates
 from jsrl.workers.refusals import Refusals
+
+
+def by_lag(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
+    """Judge a trajectory by its oldest row: drop it where it is `stale` or `rolled_back`.
+
+    Rows of the life before this one count if the snapshot holds their updates. How far the lives before that one
+    were rolled back is not known any more: none of their rows count.
+    """
+    made, epochs = version_updates(version), version_epoch(version)
+    undone = (epochs < plan.epoch) & (made > plan.start_updates)
+    if undone.any() or int(epochs.min()) < plan.epoch - 1:
+        return "rolled_back", 0
+    lag = updates - int(made.min())
+    return ("stale" if plan.max_lag is not None and lag + plan.reuse - 1 > plan.max_lag else ""), lag
+
+
+def of_any_age(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
+    """Keep every trajectory: replay workers drew these windows, old rows included."""
+    return "", updates - int(version_updates(version).min())
+
+
+def of_another_run(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
+    """Keep every trajectory and say no lag: a recording holds the versions of another run."""
+    return "", 0
 
 
 @dataclass(frozen=True)
@@ -27,8 +52,8 @@ class BatchPlan:
     Attributes:
       order: by_group | fifo | freshest. groups, group_size, columns: see Experiment. num_rows: T. devices: D.
       max_lag: updates that a row may be behind when its batch is first used, None for any. reuse: updates per batch.
-      start_updates, epoch: where this life of the learner begins. replayed: trajectories are windows that replay drew.
-      recorded: trajectories come from a recording; their versions are another run's.
+      start_updates, epoch: where this life of the learner begins. judge: (plan, version [T, B_g], updates made as the batch's
+        first update starts) -> (reason to drop the trajectory, or empty; its lag).
     """
 
     order: str
@@ -42,21 +67,20 @@ class BatchPlan:
     start_updates: int = 0
     epoch: int = 0
     buffers: int = 3
-    replayed: bool = False
-    recorded: bool = False
+    judge: Callable[[BatchPlan, np.ndarray, int], tuple[str, int]] = by_lag
 
 
 @dataclass
 class Batch:
     """A full staging buffer: trajectory in device form, the lag of each trajectory as its first update starts.
 
-    ids: of windows that replay drew, an array for each of the batch's trajectories.
+    ids: of each trajectory's windows, see Lease.
     """
 
     trajectory: Trajectory
     lags: list[int]
     number: int
-    ids: list[np.ndarray] = field(default_factory=list)
+    ids: list[Array] = field(default_factory=list)
 
 
 @dataclass
@@ -66,7 +90,7 @@ class _Staging:
     trajectory: Trajectory
     filled: set[int] = field(default_factory=set)
     lags: list[int] = field(default_factory=list)
-    ids: list[np.ndarray] = field(default_factory=list)
+    ids: list[Array] = field(default_factory=list)
 
 
 class Batcher:
@@ -177,7 +201,8 @@ class Batcher:
         """Copy a trajectory into its columns and release it; drop it where it is too old, keep it where they are taken."""
         assert self._staging is not None
         plan, staging = self._plan, self._staging
-        reason, lag = self._judge(lease)
+        updates = plan.start_updates + self._number * plan.reuse
+        reason, lag = plan.judge(plan, lease.trajectory.version[:-1], updates)
         if reason:
             self._consumer.release(lease, reason)
             return
@@ -189,28 +214,7 @@ class Batcher:
         self._consumer.release(lease)
         staging.filled.add(part)
         staging.lags.append(lag)
-        if plan.replayed:
-            staging.ids.append(lease.ids)  # type: ignore[attr-defined]
-
-    def _judge(self, lease: Lease) -> tuple[str, int]:
-        """Return (reason to drop, or empty; lag as the batch's first update starts): the maximum over the rows.
-
-        Rows of the life before this one count where they are of updates that the snapshot holds. Where lives before that one
-        were rolled back to is not known any more: none of their rows count.
-        """
-        plan, version = self._plan, lease.trajectory.version[:-1]
-        if plan.recorded:
-            return "", 0
-        updates_then = plan.start_updates + self._number * plan.reuse
-        updates, epochs = version_updates(version), version_epoch(version)
-        oldest = int(updates.min())
-        if plan.replayed:
-            return "", updates_then - oldest
-        undone = (epochs < plan.epoch) & (updates > plan.start_updates)
-        if undone.any() or int(epochs.min()) < plan.epoch - 1:
-            return "rolled_back", 0
-        lag = updates_then - oldest
-        return ("stale" if plan.max_lag is not None and lag + plan.reuse - 1 > plan.max_lag else ""), lag
+        staging.ids.append(lease.ids)
 
     def _copy(self, source: Trajectory, target: Trajectory, column: int) -> None:
         """Copy B_g columns to columns `column`.. of a [D, T+1, B/D, ...] buffer; groups may span devices."""

@@ -30,7 +30,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher, bind_reader
 from jsrl.workers.jobs import Job, Origin
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.learner.batching import BatchPlan
+from jsrl.workers.learner.batching import BatchPlan, of_another_run, of_any_age
 from jsrl.workers.learner.recorded import recorded_batch, recorded_consumer
 from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
 from jsrl.workers.learner.split_update import SplitUpdate
@@ -149,13 +149,13 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
         epoch=epoch,
     )
     if e.recording is not None:
-        return dataclasses.replace(plan, recorded=True, order="fifo", groups=1, group_size=e.batch_columns)
+        return dataclasses.replace(plan, judge=of_another_run, order="fifo", groups=1, group_size=e.batch_columns)
     if e.replay is None or not e.has_replay_workers:
         return plan
     size = e.replay.batch_size
     columns = size * e.updates_per_call
     return dataclasses.replace(
-        plan, replayed=True, groups=1, group_size=size, columns=columns, num_rows=e.replay.window
+        plan, judge=of_any_age, groups=1, group_size=size, columns=columns, num_rows=e.replay.window
     )
 
 

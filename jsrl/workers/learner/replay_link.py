@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.replay.host.rows import read_ids, windows_spec
-from jsrl.transport.base import Entry, Ledger, ProducerId, SampleConsumer, SampleProducer
+from jsrl.transport.base import Lease, Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.samples.replay_batch import priorities_spec
 from jsrl.transport.stream import name_at
 from jsrl.types import Array, Trajectory
@@ -18,14 +18,6 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.peers import CONNECT_S
 
 FEEDBACK_TIMEOUT_S = 2.0
-
-
-class ReplayLease(NamedTuple):
-    """A batch of windows lent: see Lease. ids: int64 [M], what `feedback` wants to see again; a copy."""
-
-    trajectory: Trajectory
-    entry: Entry
-    ids: Array
 
 
 class ReplayConsumer:
@@ -66,7 +58,7 @@ class ReplayConsumer:
         """Return the env steps inserted over all replay workers, as the newest batches knew it."""
         return sum(self._inserted.values())
 
-    def get(self, timeout_s: float) -> ReplayLease:
+    def get(self, timeout_s: float) -> Lease:
         """Return the next batch of windows."""
         lease: Any = self._batches.get(timeout_s)
         batch = lease.trajectory
@@ -75,9 +67,9 @@ class ReplayConsumer:
         if self._lives.setdefault(number, lease.entry.producer) != lease.entry.producer:
             self._lives[number] = lease.entry.producer
             self._renewed.add(number)
-        return ReplayLease(batch.windows, lease.entry, np.array(batch.ids))
+        return Lease(batch.windows, lease.entry, np.array(batch.ids))
 
-    def release(self, lease: Any, outcome: str = "consumed") -> None:
+    def release(self, lease: Lease, outcome: str = "consumed") -> None:
         """Give the memory back."""
         self._batches.release(lease, outcome)
 
