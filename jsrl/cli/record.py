@@ -20,7 +20,7 @@ from jsrl.launch.plan import make_schemas
 from jsrl.launch.recording_plan import begin_record
 from jsrl.metrics.metrics import Recorder
 from jsrl.policy import load_policy
-from jsrl.transport.base import Entry, InferenceClient, ProducerId, SampleProducer
+from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.actor.kind import KIND as ACTOR
@@ -169,9 +169,9 @@ class NoBlock:
     def __init__(self, trajectory: Trajectory, sequence: int) -> None:
         self.trajectory, self._sequence = trajectory, sequence
 
-    def commit(self, group: int) -> Entry:
+    def commit(self, group: int, origin: Origin | None = None) -> Entry:
         """Return the trajectory's number."""
-        return Entry(ProducerId(NAME, 0), group, self._sequence)
+        return Entry(ProducerId(NAME, 0), group, self._sequence, origin)
 
     def abandon(self) -> None:
         """Give the room back."""

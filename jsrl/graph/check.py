@@ -89,23 +89,9 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
             hint = "read by one worker (or let the stream have routing='broadcast')"
             _check_groups(graph, stream, sinks, "read", hint)
             _check_whole_writers(graph, stream, sources, sinks)
-        _check_joins(graph, stream, sources, sinks)
         for worker, link in sinks if stream.routing == "broadcast" else ():
             if set(graph.groups(link)) != set(stream.groups):
                 raise ConfigError(f"{stream.name} is broadcast, so {worker.name} must read all of its groups.")
-
-
-def _check_joins(
-    graph: Graph, stream: Stream, sources: list[tuple[WorkerNode, Link]], sinks: list[tuple[WorkerNode, Link]]
-) -> None:
-    """Refuse workers between actors and a worker that joins their trajectories: it would not see where they broke off."""
-    joining = [worker.name for worker, _ in sinks if graph.kind(worker.name).joins]
-    between = [worker.name for worker, _ in sources if graph.kind(worker.name).reads_samples]
-    if joining and between:
-        raise ConfigError(
-            f"{joining[0]} joins successive trajectories of each actor, so {between[0]} cannot stand between them yet; use "
-            "replay.kind device, whose rows come through it."
-        )
 
 
 def _check_groups(graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Link]], done: str, expected: str) -> None:

@@ -26,13 +26,36 @@ class ProducerId:
     incarnation: int
 
 
+class Origin(NamedTuple):
+    """Which life of which worker made a trajectory, and which one of its group it was.
+
+    Within a life and a group, trajectories of consecutive numbers join: row T of one is row 0 of the next. A worker that
+    gives one up leaves its number out.
+    """
+
+    producer: ProducerId
+    sequence: int
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A trajectory's line in the ledger: which producer, which group of environments, which one (from 0 per group)."""
+    """A trajectory's line in the ledger of one hop, and who made it.
+
+    Attributes:
+      producer: who sent it on this hop. group: of environments, the same on every hop.
+      sequence: which one of that producer's connection and of this group, from 0.
+      made_as: its origin, where that is not this producer and sequence.
+    """
 
     producer: ProducerId
     group: int
     sequence: int
+    made_as: Origin | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """Return who made the trajectory, however many workers passed it on."""
+        return self.made_as or Origin(self.producer, self.sequence)
 
 
 class Block(Protocol):
@@ -40,8 +63,12 @@ class Block(Protocol):
 
     trajectory: Trajectory  # writable arrays, zero-filled where never written
 
-    def commit(self, group: int) -> Entry:
-        """Hand the trajectory over; the arrays must not be touched afterwards. Counted as produced."""
+    def commit(self, group: int, origin: Origin | None = None) -> Entry:
+        """Hand the trajectory over; the arrays must not be touched afterwards. Counted as produced.
+
+        Args:
+          group: of its environments. origin: of a trajectory that was made elsewhere; None: this producer made it.
+        """
         ...
 
     def abandon(self) -> None:

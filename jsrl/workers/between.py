@@ -6,6 +6,7 @@ come back. Its two ports are called `rows` (reads) and `onwards` (writes). It im
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,12 @@ class Between:
     def rng(self, entry: Entry, row: int = 0) -> np.random.Generator:
         """Return random numbers of one row of a trajectory.
 
-        They depend on (seed, life of its actor, group, env step) alone, so that the last row of a trajectory is changed like
-        the first row of the next one, which shows the same step.
+        They depend on (seed, stream that is read, life of the actor, group, env step) alone, so that the last row of a
+        trajectory is changed like the first row of the next one, which shows the same step.
         """
-        step = entry.sequence * self.job.experiment.rollout_length + row
-        return np.random.default_rng((self.job.experiment.seed, entry.producer.incarnation, entry.group, step))
+        made, stream = entry.origin, zlib.crc32(self.job.end("rows").stream.name.encode())
+        step = made.sequence * self.job.experiment.rollout_length + row
+        return np.random.default_rng((self.job.experiment.seed, stream, made.producer.incarnation, entry.group, step))
 
     # -- a worker's life ----------------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class Between:
         for written, read in zip(leaves(block.trajectory), leaves(lease.trajectory), strict=True):
             written[...] = read
         self.change(block.trajectory, lease.entry)
-        if self._producer.commit(block, lease.entry.group):
+        if self._producer.commit(block, lease.entry.group, lease.entry.origin):
             self._consumer.release(lease)
             self._lease = None
             self.passed += 1

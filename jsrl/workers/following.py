@@ -6,7 +6,7 @@ import time
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.names import Registration
-from jsrl.transport.base import Block, SampleProducer
+from jsrl.transport.base import Block, Origin, SampleProducer
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Tree
 from jsrl.workers.ends import connect_writer, find_reader
@@ -52,10 +52,10 @@ class FollowingProducer:
             self._lose()
         return None
 
-    def commit(self, block: Block, group: int) -> bool:
+    def commit(self, block: Block, group: int, origin: Origin | None = None) -> bool:
         """Hand a trajectory over; return False where the reader has gone meanwhile, so that it is to be written again."""
         try:
-            block.commit(group)
+            block.commit(group, origin)
             return True
         except StreamClosed:
             self._lose()

@@ -93,7 +93,6 @@ class Kind(NamedTuple):
       when_due: in serial mode it works after updates, until it is no longer `due`.
       death_hint: what else is worth saying of a death without an error.
       headline: its row of the live display. is_hit: chaos hits it unless told otherwise.
-      joins: it joins successive trajectories of an actor, so that no other worker may stand between them.
       relays: it lives on the host of what it reads, for workers on other hosts.
       check: refuses a worker of a graph whose ports or settings cannot work.
     """
@@ -122,7 +121,6 @@ class Kind(NamedTuple):
     death_hint: Callable[[Job], str] = lambda job: ""
     headline: Headline = Headline()
     is_hit: bool = True
-    joins: bool = False
     relays: bool = False
     check: Callable[[Any], None] | None = None
 

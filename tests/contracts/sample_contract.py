@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
-from jsrl.transport.base import Entry, ProducerId, SampleConsumer, SampleProducer
+from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, leaves, named_leaves, zeros
 from tests.contracts.sample_producer import checksum, fill, make_schema, produce
@@ -157,6 +157,22 @@ def test_trajectories_arrive_as_they_were_written(consumer: SampleConsumer) -> N
         assert consumer.ledger.in_flight == 1 and consumer.ledger.balanced
         consumer.release(lease)
     assert (consumer.ledger.received, consumer.ledger.consumed, consumer.ledger.in_flight) == (9, 9, 0)
+
+
+def test_who_made_a_trajectory_is_passed_on_beside_who_sent_it(consumer: SampleConsumer) -> None:
+    producer = connect(consumer, ProducerId("between", 4))
+    maker = Origin(ProducerId("a" * 64, 1 << 31), 1 << 40)
+    given = [None, maker, Origin(ACTOR, 0), Origin(ProducerId("between", 4), 3)]
+    for origin in given:
+        block = producer.reserve(TIMEOUT_S)
+        fill(block.trajectory, 1)
+        entry = block.commit(1, origin)
+        lease = consumer.get(TIMEOUT_S)
+        assert lease.entry == entry
+        consumer.release(lease)
+        hop = Origin(entry.producer, entry.sequence)
+        assert hop == (ProducerId("between", 4), given.index(origin))
+        assert lease.entry.origin == (origin or hop)
 
 
 def test_put_copies_and_checks(consumer: SampleConsumer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.launch.graph_file import FILE
 from jsrl.launch.run import run
@@ -125,12 +125,19 @@ def test_a_graph_that_cannot_be_had_is_refused_before_anything_starts(tmp_path: 
         run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
 
 
-def test_nobody_stands_between_actors_and_replay_workers_yet(tmp_path: Path) -> None:
-    replay = ReplayConfig(kind="host", capacity=100, batch_size=4, min_size=8)
-    with pytest.raises(ConfigError, match=r"replay-0 joins successive trajectories .* augment cannot stand between"):
-        run(
-            small(replay=replay, max_policy_lag=None),
-            runs_dir=tmp_path,
-            graph="my_workers:passed_on",
-            display="log-only",
-        )
+def test_two_workers_in_a_row_before_replay_workers_change_no_bit(tmp_path: Path) -> None:
+    values = {
+        "agent": AgentReference("tests.replay.learning:acting_toy", {"poison": 1e9}),
+        "replay": ReplayConfig(kind="host", capacity=200, batch_size=8, min_size=32, window=3, prioritised=True),
+        "max_policy_lag": None,
+    }
+
+    def twice(graph: Graph) -> Graph:
+        first = graph.insert("my_workers:AUGMENT", settings={"noise": 0.0})
+        return first.insert("my_workers:AUGMENT", stream="samples-augment", name="second", settings={"noise": 0.0})
+
+    plain, _ = trained(tmp_path, "plain", None, **values)
+    passed, result = trained(tmp_path, "passed", twice, **values)
+    assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
+    hops = {name: ledger["produced"] for name, ledger in result["hops"].items()}
+    assert hops["samples-augment-second.replay-0"] == hops["samples-augment.second"] >= 12

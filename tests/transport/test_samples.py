@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
-from jsrl.transport.base import ProducerId
+from jsrl.transport.base import Origin, ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples import zmq as samples_zmq
 from jsrl.transport.samples.roads import bind_samples, connect_samples
@@ -172,10 +172,12 @@ def test_a_hung_producer_that_wakes_after_its_fence_writes_to_an_orphan(tmp_path
 
 def test_a_commit_that_cannot_be_is_refused(tmp_path: Path) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
-    for life, commit in enumerate([(77, 0, 0), (0, 9, 0), (0, 0, 5), (0, -1, 0)]):
+    nobody, early = Origin(ProducerId("../etc", 0), 0), Origin(ProducerId("actor-1", 0), -1)
+    commits = [(77, 0, 0), (0, 9, 0), (0, 0, 5), (0, -1, 0), (0, 0, 0, nobody), (0, 0, 0, early)]
+    for life, commit in enumerate(commits):
         producer = connect(consumer, ProducerId("actor-0", life))
         producer._pages.commit(*commit)
-        with pytest.raises(StreamError, match="fenced"):
+        with pytest.raises(StreamError, match=r"fenced|origin of a trajectory"):
             consumer.get(TIMEOUT_S)
         with pytest.raises(StreamClosed):
             producer.reserve(0.1)

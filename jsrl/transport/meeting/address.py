@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from jsrl.errors import ConfigError
-from jsrl.transport.base import ProducerId
+from jsrl.errors import ConfigError, StreamError
+from jsrl.transport.base import Origin, ProducerId
 
 MAX_INCARNATION = 1 << 31
+MAX_SEQUENCE = 1 << 62
 MAX_IPC_PATH_BYTES = 107  # what the kernel takes
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _EXAMPLES = "local:NAME, shm:/dev/shm/RUN/NAME, ipc:///PATH or tcp://HOST:PORT"
@@ -76,6 +78,21 @@ def check_producer(producer: ProducerId) -> ProducerId:
             f"{producer.name}: incarnation {producer.incarnation!r}, expected an integer from 0 to {MAX_INCARNATION}."
         )
     return producer
+
+
+def check_origin(name: Any, incarnation: Any, sequence: Any) -> Origin:
+    """Return the origin that a producer names.
+
+    Raises:
+      StreamError: it cannot be one.
+    """
+    try:
+        maker = check_producer(ProducerId(name, incarnation))
+    except ConfigError as error:
+        raise StreamError(f"the origin of a trajectory: {error}") from None
+    if type(sequence) is not int or not 0 <= sequence < MAX_SEQUENCE:
+        raise StreamError(f"the origin of a trajectory: sequence {sequence!r}, expected 0 to {MAX_SEQUENCE - 1}.")
+    return Origin(maker, sequence)
 
 
 def check_ipc_path(path: str) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 
 import numpy as np
 
-from jsrl.transport.base import Block, Entry, SampleProducer
+from jsrl.transport.base import Block, Entry, Origin, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
 
 
@@ -49,7 +49,7 @@ class CopiedBlock:
         self.trajectory, self._block, self._spare = trajectory, block, spare
         self._open = True
 
-    def commit(self, group: int) -> Entry:
+    def commit(self, group: int, origin: Origin | None = None) -> Entry:
         """Copy the rows and hand the trajectory over.
 
         Raises:
@@ -58,7 +58,7 @@ class CopiedBlock:
         if self._open:
             for target, source in zip(leaves(self._block.trajectory), leaves(self.trajectory), strict=True):
                 np.copyto(target, source)
-        entry = self._block.commit(group)
+        entry = self._block.commit(group, origin)
         self._give_back()
         return entry
 

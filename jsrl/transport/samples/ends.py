@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
-from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage
 from jsrl.transport.meeting.address import check_producer
 from jsrl.transport.meeting.guests import ANYBODY, Guests
@@ -23,7 +23,7 @@ BLOCKS_PER_GROUP = 2  # one being written, one on its way
 
 
 class _BlockOwner(Protocol):
-    def commit_block(self, number: int, group: int) -> Entry: ...
+    def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry: ...
 
     def abandon_block(self, number: int) -> None: ...
 
@@ -47,14 +47,17 @@ class OpenBlock:
             raise StreamError("this block was committed or abandoned before; reserve another one.")
         return self._owner
 
-    def commit(self, group: int) -> Entry:
+    def commit(self, group: int, origin: Origin | None = None) -> Entry:
         """Hand the trajectory over; the arrays must not be touched afterwards. Counted as produced.
+
+        Args:
+          group: of its environments. origin: of a trajectory that was made elsewhere; None: this producer made it.
 
         Raises:
           StreamClosed: this producer was closed or fenced; the trajectory goes nowhere.
         """
         owner = self._leave()
-        entry = owner.commit_block(self._number, group)
+        entry = owner.commit_block(self._number, group, origin)
         self._owner = None
         return entry
 
@@ -101,11 +104,11 @@ class ProducerEnd:
         if not 0 <= group < self.num_groups:
             raise ConfigError(f"{self.producer.name}: group {group}, expected 0 to {self.num_groups - 1}.")
 
-    def _next_entry(self, group: int) -> Entry:
+    def _next_entry(self, group: int, origin: Origin | None) -> Entry:
         """Return the entry of the next trajectory of `group`, and count it."""
         sequence = self._sequences[group]
         self._sequences[group] = sequence + 1
-        return Entry(self.producer, group, sequence)
+        return Entry(self.producer, group, sequence, None if origin == (self.producer, sequence) else origin)
 
     def _no_room(self, timeout_s: float, num_blocks: int) -> StreamTimeout:
         return StreamTimeout(

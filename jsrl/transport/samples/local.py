@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
-from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_life
 from jsrl.transport.meeting.address import check_name
 from jsrl.transport.meeting.guests import ANYBODY, Guests
@@ -72,12 +72,12 @@ class LocalSampleProducer(ProducerEnd):
                     raise self._no_room(timeout_s, self._num_blocks)
                 self._consumer.queue.changed.wait(remaining_s)
 
-    def commit_block(self, number: int, group: int) -> Entry:
+    def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
         """Hand block `number` over (called by the block)."""
         self._check_group(group)
         with self._consumer.queue.changed:
             self._check_open()
-            entry = self._next_entry(group)
+            entry = self._next_entry(group, origin)
             self.page.begin()
             self._consumer.queue.add(self._blocks[number][1], entry, (self, number), self.page)
             self.page.commit()

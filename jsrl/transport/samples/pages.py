@@ -6,7 +6,9 @@
 | 8 released, 9 ended | consumer | credits given back so far; why this life is over |
 | 16 produced, 17 attached, 18 left, 19 waiting | producer | survives the producer |
 | released blocks | consumer | ring of block numbers, `released` counts how many were ever put in |
-| commits: block, group, sequence, incarnation | producer | ring, `produced` counts how many were ever put in |
+| commits: block, group, sequence, incarnation, origin | producer | ring, `produced` counts how many were ever put in |
+
+The origin of a commit is its incarnation (-1: this producer made it), its sequence, and the name in 8 words.
 
 Each word has one writer. An entry is written before the counter that shows it, so a producer that dies half-way through
 a block or a commit leaves nothing that could be read. Either ring has room for every block, so none can run over.
@@ -18,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jsrl.errors import StreamClosed, StreamError
-from jsrl.transport.base import ProducerId
+from jsrl.transport.base import Origin, ProducerId
+from jsrl.transport.meeting.address import check_origin
 from jsrl.transport.memory.segment import Segment, memory_fence
 from jsrl.transport.wire.schema import Layout, align
 from jsrl.types import Trajectory, Tree
@@ -27,7 +30,10 @@ _HEADER_WORDS = 24
 _NUM_BLOCKS, _STRIDE, _INCARNATION, _LIFE = 0, 1, 2, 3
 _RELEASED, _ENDED = 8, 9
 _PRODUCED, _ATTACHED, _LEFT, _WAITING = 16, 17, 18, 19
-_COMMIT_WORDS = 4
+_NAME_WORDS = 8
+_COMMIT_WORDS = 6 + _NAME_WORDS
+_OWN = -1
+_NAME_AT = 8 * (_COMMIT_WORDS - _NAME_WORDS)  # bytes into a commit
 _PAGE_BYTES = 4096
 
 RUNNING, CLOSED, FENCED = 0, 1, 2
@@ -41,6 +47,7 @@ class Commit(NamedTuple):
     group: int
     sequence: int
     incarnation: int
+    origin: Origin | None = None
 
 
 def file_stem(stream: str, producer: ProducerId) -> str:
@@ -117,7 +124,9 @@ class ProducerPages:
         found = []
         for index in range(seen, produced):
             start = _COMMIT_WORDS * (index % self.num_blocks)
-            found.append(Commit(*self._commits[start : start + _COMMIT_WORDS]))
+            line = self._commits[start : start + _COMMIT_WORDS]
+            origin = None if line[4] == _OWN else _read_origin(line)
+            found.append(Commit(line[0], line[1], line[2], line[3], origin))
         return found
 
     @property
@@ -161,12 +170,16 @@ class ProducerPages:
         self._words[_WAITING] = int(yes)
         memory_fence()
 
-    def commit(self, block: int, group: int, sequence: int) -> None:
-        """Show a written block to the consumer."""
+    def commit(self, block: int, group: int, sequence: int, origin: Origin | None = None) -> None:
+        """Show a written block to the consumer; `origin` says who made it, None: this producer as `sequence`."""
         produced = self._words[_PRODUCED]
         start = _COMMIT_WORDS * (produced % self.num_blocks)
         line = self._commits[start : start + _COMMIT_WORDS]
         line[0], line[1], line[2], line[3] = block, group, sequence, self._words[_INCARNATION]
+        line[4] = _OWN
+        if origin is not None:
+            line[4], line[5] = origin.producer.incarnation, origin.sequence
+            line.cast("B")[_NAME_AT:] = origin.producer.name.encode().ljust(8 * _NAME_WORDS, b"\0")
         memory_fence()
         self._words[_PRODUCED] = produced + 1
 
@@ -181,6 +194,11 @@ class ProducerPages:
         """Give up this end's mapping; it goes with the last array that shows it."""
         self.blocks = []
         self.segment.close()
+
+
+def _read_origin(line: memoryview) -> Origin:
+    name = bytes(line.cast("B")[_NAME_AT:]).rstrip(b"\0")
+    return check_origin(name.decode("ascii", "replace"), line[4], line[5])
 
 
 def read_commits(path: Path, life: int) -> int:

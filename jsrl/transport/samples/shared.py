@@ -224,7 +224,7 @@ class SharedSampleConsumer:
                 peer.seen += 1
                 peer.sequences[commit.group] = expected + 1
                 peer.with_producer.discard(commit.block)
-                entry = Entry(peer.producer, commit.group, commit.sequence)
+                entry = Entry(peer.producer, commit.group, commit.sequence, commit.origin)
                 self._queue.add(peer.pages.blocks[commit.block], entry, (peer, commit.block), peer.page)
         except StreamError as error:
             self._queue.complain(error)

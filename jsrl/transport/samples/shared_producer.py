@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from jsrl.errors import StreamClosed
-from jsrl.transport.base import Entry, ProducerId
+from jsrl.transport.base import Entry, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage, read_life
 from jsrl.transport.meeting.handshake import hello_frames, remaining, say_hello
 from jsrl.transport.memory.doorbell import Doorbell
@@ -82,13 +82,13 @@ class SharedSampleProducer(ProducerEnd):
         finally:
             self._pages.waiting(False)
 
-    def commit_block(self, number: int, group: int) -> Entry:
+    def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
         """Hand block `number` over (called by the block)."""
         self._check_group(group)
         self._check_open()
-        entry = self._next_entry(group)
+        entry = self._next_entry(group, origin)
         self._page.begin()
-        self._pages.commit(number, group, entry.sequence)
+        self._pages.commit(number, group, entry.sequence, entry.made_as)
         self._page.commit()
         self._consumer_bell.ring()
         return entry

@@ -30,7 +30,7 @@ import numpy as np
 import zmq
 
 from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
-from jsrl.transport.base import Entry, ProducerId
+from jsrl.transport.base import Entry, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage, read_life
 from jsrl.transport.meeting.curve import Handshakes, introduce, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, remaining
@@ -175,18 +175,21 @@ class ZmqSampleProducer(ProducerEnd):
             self._free.append(number)
         return bool(self._free) and self._open + self._sent - self._released < len(self._blocks)
 
-    def commit_block(self, number: int, group: int) -> Entry:
+    def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
         """Send block `number` (called by the block)."""
         with self._lock:
-            return self._commit(number, group)
+            return self._commit(number, group, origin)
 
-    def _commit(self, number: int, group: int) -> Entry:
+    def _commit(self, number: int, group: int, origin: Origin | None) -> Entry:
         self._check_group(group)
         self._hear(0.0)
         self._check_open()
-        entry = self._next_entry(group)
+        entry = self._next_entry(group, origin)
         self._page.begin()
         self._blocks[number].fields = {"index": self._sent, "group": group, "sequence": entry.sequence}
+        if entry.made_as is not None:
+            maker, made = entry.made_as
+            self._blocks[number].fields["origin"] = [maker.name, maker.incarnation, made]
         self._on_the_way.append((self._sent, number))
         self._sent += 1
         self._open -= 1

@@ -13,8 +13,9 @@ import numpy as np
 import zmq
 
 from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, StreamError
-from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_life
+from jsrl.transport.meeting.address import check_origin
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, shut
 from jsrl.transport.meeting.guests import ANYBODY, Guests
 from jsrl.transport.meeting.handshake import HELLO, WELCOME, bind, hello_limits, read_hello, refusal_frames, remaining
@@ -275,6 +276,7 @@ class ZmqSampleConsumer:
                 f"{expected} of one of {peer.num_groups} groups, at most {peer.num_blocks} ahead of {peer.released}. "
                 "It was fenced."
             )
+        origin = _read_origin(message)
         raw = message.arrays
         if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8 or raw.shape != (self._layout.size_bytes,):
             raise CodecError(f"{peer.producer.name} sent a sample that is not {self._layout.size_bytes} raw bytes.")
@@ -283,7 +285,7 @@ class ZmqSampleConsumer:
         peer.received += 1
         peer.sequences[group] = expected + 1
         trajectory = self._layout.tree(self.schema, raw, writeable=False)
-        self._queue.add(trajectory, Entry(peer.producer, group, sequence), peer, peer.page)
+        self._queue.add(trajectory, Entry(peer.producer, group, sequence, origin), peer, peer.page)
 
     def _refuse(self, route: bytes, peer: _Peer | None, error: JsrlError) -> None:
         if isinstance(error, SpecMismatch):
@@ -294,6 +296,15 @@ class ZmqSampleConsumer:
             self._peers.pop(route, None)
             peer.page.part()
         self._owe(route, refusal_frames(error))
+
+
+def _read_origin(message: Message) -> Origin | None:
+    origin = message.fields.get("origin")
+    if origin is None:
+        return None
+    if not isinstance(origin, list) or len(origin) != 3:
+        raise StreamError(f"a sample of origin {str(origin)[:80]}, expected [name, incarnation, sequence].")
+    return check_origin(*origin)
 
 
 def _credit(peer: _Peer, *, resend: bool = False) -> list[Any]:

@@ -20,6 +20,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         num_rows=e.rollout_length,
         max_lag=e.min_updates_lag,
         start_updates=job.origin.updates,
+        incarnation=job.incarnation,
         updates_per_batch=e.updates_per_batch,
         step_deadline_s=e.actor.step_deadline_s,
         poll_s=job.poll_s,

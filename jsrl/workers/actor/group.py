@@ -30,7 +30,8 @@ class Group:
       number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
       stepping: what to say of a step that does not return. row: the row that waits for its action.
       trajectory: number of the trajectory that is being written (None: not known yet).
-      made: trajectories committed to the consumer of now. block: the room for the next. observation, extras: its leaves.
+      made: trajectories committed to the consumer of now. sequence: of the trajectory that is being written, in this life of
+        the actor. block: the room for the next. observation, extras: its leaves.
       waiting: a reply that came before there was room.
     """
 
@@ -41,13 +42,18 @@ class Group:
     row: int = 0
     trajectory: int | None = None
     made: int = 0
+    sequence: int = 0
     block: Block | None = None
     observation: list[Array] = field(default_factory=list)
     extras: list[Array] = field(default_factory=list)
     waiting: Reply | None = None
 
     def abandon(self) -> None:
-        """Give the open trajectory's room back, and forget the reply that would have gone on with it."""
+        """Give the open trajectory's room back, and forget the reply that would have gone on with it.
+
+        The next one does not follow the last: a number is left out.
+        """
+        self.sequence += 1
         if self.block is not None:
             self.block.abandon()
         self.block, self.waiting, self.row = None, None, 0

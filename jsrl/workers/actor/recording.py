@@ -83,7 +83,7 @@ class RecordingWriter:
         if copied is not None:
             self.recorded += 1
             self._recorder.count("recorded")
-            self._filled.put((entry.group, entry.sequence, copied))
+            self._filled.put((entry.group, entry.origin.sequence, copied))
 
     def _count_dropped(self, number: int) -> None:
         if number:

@@ -19,7 +19,7 @@ from jsrl.envs.faults import foreign
 from jsrl.errors import JsrlError, StreamClosed, StreamTimeout
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.transport.base import InferenceClient, Reply, Request, SampleProducer
+from jsrl.transport.base import InferenceClient, Origin, ProducerId, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, version_epoch, version_updates
 from jsrl.workers.actor.group import Activity, Group
 from jsrl.workers.actor.recording import RecordingWriter
@@ -40,6 +40,7 @@ class ActorSettings:
     num_rows: int
     max_lag: int | None
     start_updates: int = 0
+    incarnation: int = 0
     updates_per_batch: int = 1
     step_deadline_s: float = 60.0
     poll_s: float = 0.1
@@ -87,7 +88,8 @@ class Actor:
             with self._watched(self._named("making", number) + ",", number):
                 env = make_vector()
             with self._watched(Activity(self._named("reset", number), env), number):
-                self._groups[number] = Group(number, env, env.reset(), Activity(self._named("step", number), env))
+                stepping = Activity(self._named("step", number), env)
+                self._groups[number] = Group(number, env, env.reset(), stepping, sequence=self._begun)
         self._reporter.stage("connecting to streams")
         self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
         for group in self._groups.values():
@@ -265,11 +267,13 @@ class Actor:
     def _commit(self, group: Group) -> None:
         assert group.block is not None and group.trajectory is not None
         copied = None if self._writer is None else self._writer.copy(group.block.trajectory)
-        entry = group.block.commit(group.number)
+        maker = ProducerId(self.name, self._settings.incarnation)
+        entry = group.block.commit(group.number, Origin(maker, group.sequence))
         if self._writer is not None:
             self._writer.put(entry, copied)
         group.block, group.row = None, 0
         group.made += 1
+        group.sequence += 1
         group.trajectory += 1
         self._counts["trajectories"] += 1
 
@@ -285,9 +289,13 @@ class Actor:
 
     def _step_number(self, group: Group) -> int:
         """Return the number of the group's row in the whole run (resumes included): it makes the row's key."""
-        begun = self._settings.start_updates // self._settings.updates_per_batch
-        trajectory = begun if group.trajectory is None else group.trajectory
+        trajectory = self._begun if group.trajectory is None else group.trajectory
         return trajectory * self._settings.num_rows + group.row
+
+    @property
+    def _begun(self) -> int:
+        """Return how many trajectories of each group the run had when this life began."""
+        return self._settings.start_updates // self._settings.updates_per_batch
 
     def _min_updates(self, group: Group) -> int:
         """Trajectory n waits for the params that its batch may be at most `max_lag` updates ahead of."""

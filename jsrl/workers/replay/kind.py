@@ -63,5 +63,4 @@ KIND = Kind(
     keeps=kept_rows,
     loads_jax=lambda worker: False,
     state="snapshot",
-    joins=True,
 )

@@ -141,7 +141,7 @@ class ReplayWorker:
                 break
             self._phases.enter("insert")
             entry = lease.entry
-            life = (entry.producer.incarnation, entry.sequence)
+            life = (entry.origin.producer.incarnation, entry.origin.sequence)
             self._replay.insert(self._lanes[entry.group], life, lease.trajectory)
             self._roads.rows.release(lease)
             with self._lock:

@@ -1,0 +1,150 @@
+"""Workers between actors and replay: who made a trajectory is known behind them, and replay joins by that."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.graph.graph import Graph
+from jsrl.launch.plan import Plan, make_plan
+from jsrl.transport.base import Entry, Origin, ProducerId
+from jsrl.transport.samples.replay_batch import replay_batch_spec
+from jsrl.workers.base import Reporter
+from jsrl.workers.between import Between
+from jsrl.workers.ends import bind_reader, connect_writer, find_reader
+from jsrl.workers.kinds import build_worker
+from jsrl.workers.learner.replay_link import batch_of_windows
+from jsrl.workers.replay.worker import ReplayWorker
+
+WORLD = Path(__file__).parents[1] / "system" / "world"
+T = 4
+
+
+class Silent(Reporter):
+    stage = event = entering = left = lambda *_, **__: None
+
+
+def two_in_a_row(graph: Graph) -> Graph:
+    first = graph.insert("my_workers:AUGMENT", settings={"noise": 0.0})
+    return first.insert("my_workers:AUGMENT", stream="samples-augment", name="second", settings={"noise": 0.0})
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.syspath_prepend(str(WORLD))
+    monkeypatch.delitem(sys.modules, "my_workers", raising=False)
+    experiment = Experiment(
+        agent=AgentReference("tests.replay.learning:acting_toy", {"poison": 1e9}),
+        env=EnvConfig("CartPole-v1"),
+        num_envs=2,
+        rollout_length=T,
+        total_env_steps=1_000,
+        placement="serial",
+        replay=ReplayConfig(kind="host", capacity=200, batch_size=4, min_size=100),
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    return make_plan(experiment, str(tmp_path / "run"), tmp_path / "memory", graph=two_in_a_row)
+
+
+class Row:
+    """An actor's end, two workers in a row, a replay worker and a learner's end, in this process."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        learner = plan.job("learner")
+        self.batches = bind_reader(learner, "samples", replay_batch_spec(batch_of_windows(learner)))
+        self.workers: dict[str, Any] = {}
+        for name in ("replay-0", "second", "augment"):
+            self.start(name, 0)
+        self.act(0)
+
+    def start(self, name: str, incarnation: int) -> None:
+        job = dataclasses.replace(self.plan.job(name), incarnation=incarnation)
+        self.workers[name] = build_worker(job, Silent())
+        self.workers[name].setup()
+
+    def act(self, incarnation: int) -> None:
+        """Begin a life of the actor."""
+        job = dataclasses.replace(self.plan.job("actor-0"), incarnation=incarnation)
+        address = find_reader(job, "samples").known.address
+        self.actor = connect_writer(job, "samples", job.schemas.trajectory, address, 5.0)
+
+    def send(self, count: int, *through: str) -> None:
+        for _ in range(count):
+            self.actor.reserve(1.0).commit(0)
+            for name in through or ("augment", "second", "replay-0"):
+                for _ in range(3):
+                    self.workers[name].step()
+
+    def replace(self, name: str) -> None:
+        """End a worker with all that it holds, and begin its next life."""
+        old = self.workers[name]
+        old.close()
+        self.start(name, old.job.incarnation + 1)
+
+    @property
+    def breaks(self) -> int:
+        """Return how often the replay worker found that a trajectory does not follow the last."""
+        replay: ReplayWorker = self.workers["replay-0"]
+        return int(replay._replay.rows.seam.sum()) // self.plan.experiment.group_size
+
+    @property
+    def inserted(self) -> int:
+        return self.workers["replay-0"]._replay.inserted // self.plan.experiment.group_size // T
+
+    def close(self) -> None:
+        self.actor.close()
+        for worker in reversed(self.workers.values()):
+            worker.close()
+        self.batches.close()
+
+
+@pytest.fixture
+def row(plan: Plan):
+    made = Row(plan)
+    yield made
+    made.close()
+
+
+def test_a_lane_goes_on_where_a_worker_between_is_replaced(row: Row) -> None:
+    row.send(3)
+    row.replace("second")
+    row.send(3)
+    assert (row.inserted, row.breaks) == (6, 0)
+
+
+def test_a_lane_breaks_where_a_worker_between_took_a_trajectory_with_it(row: Row) -> None:
+    row.send(3)
+    row.send(1, "augment")  # waits in the second worker's stream
+    row.replace("second")
+    row.send(3)
+    assert (row.inserted, row.breaks) == (6, 1)
+
+
+def test_a_lane_breaks_where_the_actor_behind_workers_between_is_replaced(row: Row) -> None:
+    row.send(3)
+    row.actor.close()
+    row.act(1)
+    row.send(3)
+    assert (row.inserted, row.breaks) == (6, 1)
+
+
+def test_numbers_depend_on_who_made_a_trajectory_and_differ_in_each_worker_of_a_row(row: Row) -> None:
+    first, second = row.workers["augment"], row.workers["second"]
+    made = Origin(ProducerId("actor-0", 2), 5)
+
+    def numbers(worker: Between, entry: Entry, at: int = 0) -> list[float]:
+        return worker.rng(entry, at).standard_normal(3).tolist()
+
+    entry = Entry(ProducerId("actor-0", 2), 0, 5)
+    passed_on = Entry(ProducerId("augment", 7), 0, 1, made)
+    assert numbers(second, entry) == numbers(second, passed_on) != numbers(first, passed_on)
+    following = Entry(passed_on.producer, 0, 2, made._replace(sequence=6))
+    np.testing.assert_array_equal(numbers(second, passed_on, T), numbers(second, following, 0))
