@@ -28,8 +28,9 @@ import numpy as np
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
-from jsrl.launch.local.actor_host import ActorHost
-from jsrl.launch.local.processes import Process, start
+from jsrl.launch.launcher import Start
+from jsrl.launch.life import Life
+from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, make_plan, process_environment
 from jsrl.launch.run import memory_root
 from jsrl.references.reference import spawn_environment
@@ -122,13 +123,11 @@ def await_actors(
     plan: Plan, jobs: list[Job], control: ControlServer, folder: Path, hosted: bool
 ) -> tuple[float, float, float]:
     """Start actors and return what `measure` returns."""
-    variables, spawn = process_environment(jobs[0], []), spawn_environment()
+    start = Start(folder, control.address, spawn_environment(), process_environment(jobs[0], []), forks=hosted)
     begin_s = time.monotonic()
-    host = ActorHost(control.address, folder, spawn, variables) if hosted else None
-    processes: list[Process] = []
+    launcher = Local()
     try:
-        for job in jobs:
-            processes.append(start(job, control.address, folder, spawn, variables, host=host))
+        lives = [Life(job, launcher.start(job, start)) for job in jobs]
         ready: dict[str, int] = {}
         while len(ready) < len(jobs):
             for message in control.poll(0.5):
@@ -136,17 +135,14 @@ def await_actors(
                     raise SystemExit(message.trace)
                 if isinstance(message, Stage) and message.stage == "ready":
                     ready[message.worker] = message.pid
-            if (dead := next((p for p in processes if p.exit_status is not None), None)) is not None:
-                raise SystemExit(f"{dead.name} {dead.exit_text()}:\n{dead.last_lines()}")
+            if (dead := next((life for life in lives if not life.alive), None)) is not None:
+                raise SystemExit(f"{dead.name} {dead.ending}:\n{dead.handle.tail(15)}")
         seconds = time.monotonic() - begin_s
         time.sleep(1.0)
         used = [private_mb(pid) for pid in ready.values()]
-        return seconds, statistics.mean(used), private_mb(host.popen.pid) if host is not None else 0.0
+        return seconds, statistics.mean(used), private_mb(launcher.host.popen.pid) if launcher.host is not None else 0.0
     finally:
-        for process in processes:
-            process.kill()
-        if host is not None:
-            host.close()
+        launcher.close()
 
 
 def main() -> None:

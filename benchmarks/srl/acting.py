@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from jsrl.errors import StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.building import build_agent
-from jsrl.launch.local.processes import Process, start
+from jsrl.launch.launcher import Start
+from jsrl.launch.life import Life
+from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, accelerators, make_plan, process_environment
 from jsrl.launch.run import own_memory_folder
 from jsrl.references.reference import spawn_environment, to_json
@@ -50,7 +50,8 @@ class ActingSystem:
         self._memory = self._stack.enter_context(own_memory_folder())
         self.plan: Plan = make_plan(free, str(self._folder), self._memory)
         self._kinds = ("inference", "parameter-server", *(("actor",) if actors else ()))
-        self._processes: list[Process] = []
+        self._launcher = Local()
+        self._lives: list[Life] = []
 
     def __enter__(self) -> ActingSystem:
         try:
@@ -79,24 +80,25 @@ class ActingSystem:
         for job in self.plan.jobs:
             if job.kind in self._kinds:
                 variables = process_environment(job, gpus)
-                self._processes.append(start(job, self._control.address, self._folder, spawn, variables))
+                start = Start(self._folder, self._control.address, spawn, variables)
+                self._lives.append(Life(job, self._launcher.start(job, start)))
         until = time.monotonic() + READY_S
-        while not all(p.ready for p in self._processes):
+        while not all(p.ready for p in self._lives):
             self._hear(0.05)
             if time.monotonic() > until:
-                raise RuntimeError(f"not ready: {[(p.name, p.stage) for p in self._processes if not p.ready]}")
+                raise RuntimeError(f"not ready: {[(p.name, p.stage) for p in self._lives if not p.ready]}")
 
     def _hear(self, wait_s: float) -> None:
         """Take what workers say; raise when one has died."""
-        by_name = {p.name: p for p in self._processes}
+        by_name = {p.name: p for p in self._lives}
         for message in self._control.poll(wait_s):
             if isinstance(message, Crash):
                 raise RuntimeError(f"{message.worker}: {message.error}: {message.text}\n{message.trace}")
             if isinstance(message, Stage):
                 by_name[message.worker].stage = message.stage
-        for process in self._processes:
-            if process.exit_status is not None:
-                raise RuntimeError(f"{process.name} ended ({process.exit_text()}):\n{process.last_lines()}")
+        for life in self._lives:
+            if not life.alive:
+                raise RuntimeError(f"{life.name} ended ({life.ending}):\n{life.handle.tail(15)}")
 
     def write_jobs(self) -> list[Path]:
         """Write the actors' jobs to files, for whoever takes the actors' place; return where."""
@@ -142,13 +144,12 @@ class ActingSystem:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds that its processes took so far."""
-        times = [psutil.Process(p.popen.pid).cpu_times() for p in self._processes if p.popen.pid]
-        return sum(t.user + t.system for t in times)
+        used = [life.handle.usage() for life in self._lives]
+        return sum(one.cpu_s for one in used if one is not None)
 
     def close(self) -> None:
         """End the processes and remove the memory."""
-        for process in self._processes:
-            process.kill()
+        self._launcher.close()
         for end in ("_consumer", "_publisher", "_control"):
             if hasattr(self, end):
                 getattr(self, end).close()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 from jsrl.errors import WorkerDied
 from jsrl.launch.interrupts import interrupts, requests
-from jsrl.launch.local.actor_host import ActorHost
-from jsrl.launch.local.processes import Process, death_notice, end_all, loss_notice, start
+from jsrl.launch.launcher import Launcher, Start
+from jsrl.launch.life import Life, death_notice, loss_notice
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
@@ -24,6 +22,7 @@ from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Repo
 from jsrl.runs.control_bodies import complaint
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
+from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind
 
 POLL_S = 0.05
@@ -31,22 +30,21 @@ RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 
 
 class Controller:
-    """Runs a plan with processes."""
+    """Runs a plan with the workers that a launcher starts."""
 
-    def __init__(self, plan: Plan, session: Session, source_folders: tuple[str, ...] = ()) -> None:
-        self._plan, self._session = plan, session
+    def __init__(self, plan: Plan, session: Session, launcher: Launcher, source_folders: tuple[str, ...] = ()) -> None:
+        self._plan, self._session, self._launcher = plan, session, launcher
         self._folder = session.folder.path
         self._spawn = spawn_environment(source_folders)
         self._gpus = accelerators()
-        self._processes: dict[str, Process] = {}
-        self._host: ActorHost | None = None
+        self._lives: dict[str, Life] = {}
         self._crashes: dict[str, Crash] = {}
         self._interrupted = self._asked = False
-        self._usage = Usage()
+        self._usage = Usage(launcher.busy_s)
         self._deadlines = plan.experiment.deadlines
         self._supervision = Supervision(plan.experiment)
         self._restarts: list[Restart] = []
-        self._watchdog = Watchdog(session, self._processes, lambda p: self._tell(p.name, "stacks"), self._listen)
+        self._watchdog = Watchdog(session, self._lives, lambda life: self._tell(life.name, "stacks"), self._listen)
 
     def run(self) -> Result:
         """Run until the session says why to stop.
@@ -77,9 +75,8 @@ class Controller:
         return self._session.result()
 
     def _work(self) -> None:
-        self._host = self._start_host()
         for job in self._plan.jobs:
-            self._start(job, host=self._host if job.name in self._plan.forked else None)
+            self._start(job, forks=job.name in self._plan.forked)
         try:
             while self._session.reason is None:
                 self._watch()
@@ -99,7 +96,10 @@ class Controller:
 
     def _clear(self, failure: BaseException | None) -> None:
         """Leave nothing behind: no process, no shared memory, no socket. What was counted is read once all have ended."""
-        end_all(self._processes.values(), self._host)
+        for life in self._lives.values():
+            if not life.replaced and (not life.left or life.alive):
+                life.handle.kill()
+        self._launcher.close()
         close_hops(self._folder)
         if failure is not None:
             self._session.fail(failure)
@@ -109,27 +109,20 @@ class Controller:
         self._session.hub.receive("controller", "controller", self._supervision.metrics())  # also of the last moment
         self._session.close()
 
-    def _start_host(self) -> ActorHost | None:
-        """Start a process that forks the actors, where the plan wants one."""
-        first = next((job for job in self._plan.jobs if job.name in self._plan.forked), None)
-        if first is None:
-            return None
-        variables = process_environment(first, self._gpus)
-        return ActorHost(self._control.address, self._folder, self._spawn, variables)
-
-    def _start(self, job: Any, restarts: int = 0, host: ActorHost | None = None) -> None:
-        own = (self._control.address, self._folder, self._spawn)
-        self._processes[job.name] = start(job, *own, process_environment(job, self._gpus), restarts, host)
+    def _start(self, job: Job, restarts: int = 0, *, forks: bool = False) -> None:
+        variables = process_environment(job, self._gpus)
+        start = Start(self._folder, self._control.address, self._spawn, variables, forks)
+        self._lives[job.name] = Life(job, self._launcher.start(job, start), restarts)
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         self._listen(POLL_S)
-        for process in list(self._processes.values()):
-            self._check(process)
+        for life in list(self._lives.values()):
+            self._check(life)
         self._start_due()
         if self._session.line_due:
-            usage = self._usage.sample(self._processes.values()) | self._supervision.metrics()
+            usage = self._usage.sample(self._lives.values()) | self._supervision.metrics()
             self._session.hub.receive("controller", "controller", usage)
             self._watchdog.tell_standstill(self._deadlines.still_s)
         self._session.tick()
@@ -144,15 +137,15 @@ class Controller:
             self._session.display.message(told)
 
     def _hear(self, message: AnyMessage) -> None:
-        process = self._processes.get(message.worker)
-        if process is None or message.incarnation != process.job.incarnation:
+        life = self._lives.get(message.worker)
+        if life is None or message.incarnation != life.job.incarnation:
             return  # the last words of a life that was replaced
         if why := complaint(message) or self._session.implausible(message):
             self._control.refuse(message, why)
-            process.beat_s = time.monotonic()  # it lives, whatever it says
-            process.left = process.left or isinstance(message, Bye)
+            life.beat_s = time.monotonic()  # it lives, whatever it says
+            life.left = life.left or isinstance(message, Bye)
             return
-        process.hear(message)
+        life.hear(message)
         if isinstance(message, Stage):
             self._session.stage(message.worker, message.stage)
         elif isinstance(message, Report):
@@ -162,75 +155,76 @@ class Controller:
         elif isinstance(message, Crash):
             self._crashes[message.worker] = message
         elif isinstance(message, Bye):
-            process.left = True
+            life.left = True
             self._session.facts(message.facts)
 
-    def _check(self, process: Process) -> None:
+    def _check(self, life: Life) -> None:
         """See that a worker lives, becomes ready in time, and is heard of."""
-        if process.replaced:
+        if life.replaced:
             return
         now, limits = time.monotonic(), self._deadlines
-        if process.exit_status is not None and not process.left:
+        if not life.alive and not life.left:
             self._listen(0.1)
-            if not process.left:
-                self._died(process, f"ended unexpectedly: {process.exit_text()}")
-        if process.left:
-            self._died(process, "left although nobody asked it to (a SIGTERM from elsewhere?)")
-        elif not process.ready and now - process.started_s > limits.ready_s:
-            self._died(process, f"was not ready within {limits.ready_s:g} s; it is still {process.stage!r}")
-        elif process.ready and now - process.beat_s > limits.silence_s:  # before that, ready_s holds
+            if not life.left:
+                self._died(life, f"ended unexpectedly: {life.ending}")
+        if life.left:
+            self._died(life, "left although nobody asked it to (a SIGTERM from elsewhere?)")
+        elif not life.ready and now - life.started_s > limits.ready_s:
+            self._died(life, f"was not ready within {limits.ready_s:g} s; it is still {life.stage!r}")
+        elif life.ready and now - life.beat_s > limits.silence_s:  # before that, ready_s holds
             what = "stopped, or stuck in a call that holds the GIL"
-            self._died(process, f"was not heard of for {limits.silence_s:g} s ({what})")
+            self._died(life, f"was not heard of for {limits.silence_s:g} s ({what})")
 
-    def _died(self, process: Process, what: str) -> None:
+    def _died(self, life: Life, what: str) -> None:
         """Replace a worker while its budget allows it and the run goes on; end the run otherwise.
 
         Raises:
           WorkerDied: with the worker's own traceback where it could send one, else the end of its log.
         """
         running = self._session.reason is None  # which what is heard meanwhile may end
-        seen = self._watchdog.look(process)  # before it is killed
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.kill()
-        process, what, crash = self._cause(process, what)
+        seen = self._watchdog.look(life)  # before it is killed
+        life.handle.kill()
+        life, what, crash = self._cause(life, what)
         reason = f"{crash.error}: {crash.text}" if crash else what
-        noticed = f"{process.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
-        told = self._watchdog.write(process.name, noticed, seen)
-        kind = self._kind(process)
-        may_live = running and kind.may_restart(process.job, process.exit_status, crash.error if crash else None)
-        if may_live and self._replace(process, f"{reason.splitlines()[0]} ({told})"):
+        noticed = f"{life.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
+        told = self._watchdog.write(life.name, noticed, seen)
+        kind, ended = self._kind(life), life.handle.exit
+        may_live = running and kind.may_restart(
+            life.job, ended.status if ended else None, crash.error if crash else None
+        )
+        if may_live and self._replace(life, f"{reason.splitlines()[0]} ({told})"):
             return
-        what += kind.death_hint(process.job) if crash is None else ""
-        notice, spent = death_notice(process, what, crash), self._supervision.used_up(process.job)
+        what += kind.death_hint(life.job) if crash is None else ""
+        notice, spent = death_notice(life, what, crash), self._supervision.used_up(life.job)
         notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
         if not kind.loss_ends_run:
-            process.replaced = True  # by nobody: nothing waits for it
-            self._session.lose(process.name, loss_notice(process.name, notice, crash))
+            life.replaced = True  # by nobody: nothing waits for it
+            self._session.lose(life.name, loss_notice(life.name, notice, crash))
             return
         raise WorkerDied(notice)
 
-    def _cause(self, process: Process, what: str) -> tuple[Process, str, Crash | None]:
+    def _cause(self, life: Life, what: str) -> tuple[Life, str, Crash | None]:
         """Return who died first, how, and its last words: a worker whose stream broke is a witness, not the cause."""
-        crash = self._crashes.pop(process.name, None)
+        crash = self._crashes.pop(life.name, None)
         if crash is not None and crash.error == "StreamClosed":
-            for other in self._processes.values():
-                if other is not process and not other.left and not other.replaced and other.exit_status is not None:
+            for other in self._lives.values():
+                if other is not life and not other.left and not other.replaced and not other.alive:
                     self._listen(0.1)
                     if not other.left:
-                        ended = f"ended unexpectedly: {other.exit_text()}"
+                        ended = f"ended unexpectedly: {other.ending}"
                         return other, ended, self._crashes.pop(other.name, None)
-        return process, what, crash
+        return life, what, crash
 
-    def _replace(self, process: Process, notice: str) -> bool:
+    def _replace(self, life: Life, notice: str) -> bool:
         """Plan a worker's next life; return whether it may have one. `notice`: why, for people."""
-        pause_s = self._supervision.take(process.job)
+        pause_s = self._supervision.take(life.job)
         if pause_s is None:
             return False
-        count = f"{self._supervision.text(process.job)}, in {pause_s:.2g} s"
-        self._session.display.message(f"{process.name} {notice}; {count}", "warning")
-        process.replaced = True
-        self._session.stage(process.name, "restarting")
-        self._restarts.append(Restart(time.monotonic() + pause_s, process.job, process.restarts + 1))
+        count = f"{self._supervision.text(life.job)}, in {pause_s:.2g} s"
+        self._session.display.message(f"{life.name} {notice}; {count}", "warning")
+        life.replaced = True
+        self._session.stage(life.name, "restarting")
+        self._restarts.append(Restart(time.monotonic() + pause_s, life.job, life.restarts + 1))
         return True
 
     def _start_due(self) -> None:
@@ -241,20 +235,16 @@ class Controller:
             try:
                 self._start(next_life(restart.job, self._folder), restart.count)
             except OSError as error:  # a full disk, no memory: perhaps it passes
-                if not self._replace(self._processes[restart.job.name], f"could not be started again: {error}"):
+                if not self._replace(self._lives[restart.job.name], f"could not be started again: {error}"):
                     raise WorkerDied(f"{restart.job.name} could not be started again: {error}") from error
 
     def _rescue(self) -> None:
         """Let learners that still work write their snapshots, so that the run can be continued from here."""
-        saving = [
-            process
-            for process in self._processes.values()
-            if self._kind(process).must_finish and process.hears and process.exit_status is None
-        ]
-        for process in saving:
-            self._tell(process.name, "stop")
+        saving = [life for life in self._lives.values() if self._kind(life).must_finish and life.hears and life.alive]
+        for life in saving:
+            self._tell(life.name, "stop")
         until = time.monotonic() + RESCUE_S
-        while time.monotonic() < until and any(process.exit_status is None for process in saving):
+        while time.monotonic() < until and any(life.alive for life in saving):
             self._listen(0.02)
 
     # -- ending -------------------------------------------------------------------------------------------------------
@@ -262,7 +252,7 @@ class Controller:
     def _end_in_order(self) -> None:
         """Stop the workers along the flow of the data; those with a last task begin it before the params' source stops."""
         if self._session.reason == "interrupted":
-            self._drop_unready(self._processes.keys())
+            self._drop_unready(self._lives.keys())
         finals = self._wanted_finals()
         begun = False
         for level in self._plan.graph.stop_order:
@@ -277,85 +267,84 @@ class Controller:
 
     def _drop_unready(self, names: Collection[str]) -> None:
         """End those of these workers that have nothing to save yet, and listen only once they have compiled or connected."""
-        for process in self._processes.values():
-            if process.name in names and not (process.ready or process.left or process.replaced):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.kill()
-                process.left = process.dropped = True
-                self._session.display.message(f"{process.name} was ended in its start ({process.stage}): the run ends")
+        for life in self._lives.values():
+            if life.name in names and not (life.ready or life.left or life.replaced):
+                life.handle.kill()
+                life.left = life.dropped = True
+                self._session.display.message(f"{life.name} was ended in its start ({life.stage}): the run ends")
 
     def _wanted_finals(self) -> dict[str, dict[str, Any]]:
         """Return worker -> what its command `final` is told, for those that have a last task."""
         reason, e = self._session.reason or "", self._plan.experiment
         if reason == "interrupted":
             return {}
-        told = {process.name: self._kind(process).final(e, reason) for process in self._processes.values()}
+        told = {life.name: self._kind(life).final(e, reason) for life in self._lives.values()}
         return {name: facts for name, facts in told.items() if facts is not None and name not in self._session.finals}
 
-    def _kind(self, process: Process) -> Kind:
-        return self._plan.kinds[process.name]
+    def _kind(self, life: Life) -> Kind:
+        return self._plan.kinds[life.name]
 
     def _tell(self, worker: str, command: str, **facts: Any) -> None:
-        self._control.tell(worker, self._processes[worker].job.incarnation, command, **facts)
+        self._control.tell(worker, self._lives[worker].job.incarnation, command, **facts)
 
     def _stop(self, names: set[str]) -> None:
         """Stop some workers, all at once; those that save something may take as long as a snapshot."""
         self._drop_unready(names)
-        found = [process for name, process in self._processes.items() if name in names]
-        leaving = [process for process in found if not (process.replaced or process.dropped)]
-        for process in leaving:
-            self._tell(process.name, "stop")
+        found = [life for name, life in self._lives.items() if name in names]
+        leaving = [life for life in found if not (life.replaced or life.dropped)]
+        for life in leaving:
+            self._tell(life.name, "stop")
         begun_s = time.monotonic()
-        for process in leaving:
-            limit_s = self._leave_s(process)
-            while time.monotonic() < begun_s + limit_s and process.exit_status is None:
+        for life in leaving:
+            limit_s = self._leave_s(life)
+            while time.monotonic() < begun_s + limit_s and life.alive:
                 self._listen(0.02)
-        for process in leaving:
-            self._listen(0.1) if not process.left else None
-            if not process.left:
-                self._left_late(process, self._leave_s(process))
+        for life in leaving:
+            self._listen(0.1) if not life.left else None
+            if not life.left:
+                self._left_late(life, self._leave_s(life))
 
-    def _leave_s(self, process: Process) -> float:
+    def _leave_s(self, life: Life) -> float:
         limits = self._deadlines
-        if self._kind(process).saves:
+        if self._kind(life).saves:
             return limits.snapshot_s
         return limits.leave_s / 10 if self._session.reason == "interrupted" else limits.leave_s
 
-    def _left_late(self, process: Process, limit_s: float) -> None:
+    def _left_late(self, life: Life, limit_s: float) -> None:
         """Tell of a worker that did not leave in order; the run fails where it cannot do without that."""
-        late = process.exit_status is None
-        what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {process.exit_text()}"
-        if self._kind(process).must_finish and not self._interrupted:
-            self._died(process, what)  # without its last snapshot the run is not what was asked
+        late = life.alive
+        what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {life.ending}"
+        if self._kind(life).must_finish and not self._interrupted:
+            self._died(life, what)  # without its last snapshot the run is not what was asked
         if late and not self._interrupted:
-            what += f" ({self._watchdog.write(process.name, what, self._watchdog.look(process))})"
-        crash = self._crashes.get(process.name)
+            what += f" ({self._watchdog.write(life.name, what, self._watchdog.look(life))})"
+        crash = self._crashes.get(life.name)
         what = f"{crash.error}: {crash.text}" if crash else what
-        self._session.display.message(f"{process.name} while stopping: {what}", "warning")
+        self._session.display.message(f"{life.name} while stopping: {what}", "warning")
 
     def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
         """Tell a worker to begin its last task, as soon as it hears: it may just be on its way back."""
         self._session.stage(name, "last task is about to begin")
-        self._wait_with(name, lambda process: process.hears)
-        if self._processes[name].hears:
+        self._wait_with(name, lambda life: life.hears)
+        if self._lives[name].hears:
             self._tell(name, "final", **facts)
 
     def _await_final(self, name: str) -> None:
         self._session.stage(name, "last task")
         self._wait_with(name, lambda _: name in self._session.finals)
-        process = self._processes[name]
-        if not (name in self._session.finals or self._interrupted or process.replaced):
+        life = self._lives[name]
+        if not (name in self._session.finals or self._interrupted or life.replaced):
             waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s)"
             self._session.display.message(f"{name}: its last task was not finished {waited}", "warning")
 
-    def _wait_with(self, name: str, reached: Callable[[Process], bool]) -> None:
+    def _wait_with(self, name: str, reached: Callable[[Life], bool]) -> None:
         """Wait until a worker has reached something, and replace it if it dies meanwhile."""
         limited = self._plan.kinds[name].final_is_limited
         until = time.monotonic() + self._deadlines.snapshot_s if limited else float("inf")
-        while not (reached(self._processes[name]) or self._interrupted or time.monotonic() > until):
+        while not (reached(self._lives[name]) or self._interrupted or time.monotonic() > until):
             if name in self._session.finals:
                 return
             self._listen(POLL_S)
             self._start_due()
-            self._check(self._processes[name])
+            self._check(self._lives[name])
             self._session.tick()

@@ -20,6 +20,7 @@ from jsrl.launch.controller import Controller
 from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
 from jsrl.launch.interrupts import remembered
 from jsrl.launch.links import begin_encryption
+from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.recording_plan import begin_record, check_recording
 from jsrl.launch.result import Result
@@ -95,7 +96,7 @@ def run(
         session = Session(plan.experiment, folder, screen, sinks, kinds=plan.kinds, start_updates=origin.updates)
         try:
             processes = plan.experiment.where.has_processes
-            result = (Controller(plan, session, sources) if processes else SerialRun(plan, session)).run()
+            result = (Controller(plan, session, Local(), sources) if processes else SerialRun(plan, session)).run()
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)

@@ -10,7 +10,7 @@ from typing import Any
 
 from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.interrupts import interrupts, requests
-from jsrl.launch.local.processes import loss_notice
+from jsrl.launch.life import loss_notice
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session

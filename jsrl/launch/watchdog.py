@@ -1,32 +1,28 @@
 """The watchdog's reports: what every worker was doing when one of them died or hung, when a run failed, or when asked.
 
 A worker is asked over the control road, where a thread of its own answers while it works. Who does not answer is stuck in C
-code that holds the GIL: SIGUSR1 makes it write its stacks without the GIL (jsrl.workers.process). A stopped process can do
+code that holds the GIL: its handle gets its stacks without the GIL (jsrl.workers.process). A stopped process can do
 neither. All of it takes less than a second, so that nobody waits long to be replaced.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
-import psutil
-
-from jsrl.launch.local.processes import Process
+from jsrl.launch.launcher import STOPPED
+from jsrl.launch.life import NOT_BEGUN, Life
 from jsrl.launch.session import Session
-from jsrl.runs.stacks import MAX_STACKS_CHARS, all_stacks
-from jsrl.workers.process import stacks_path
+from jsrl.runs.stacks import all_stacks
 
 FOLDER = "watchdog"  # of a run
 KEPT = 50  # reports; the oldest go
-ANSWER_S, SIGNAL_S, LOOK_S = 0.4, 0.4, 0.02
+ANSWER_S, INSIST_S, LOOK_S = 0.4, 0.4, 0.02
 FRESH_S = 2.0  # for so long a worker that is not the subject is not asked again
-LOG_LINES, MOST_CHARS = 20, 500
+TAIL_LINES, MOST_CHARS = 20, 500
 # Whoever does anything counts it in one of them.
 COUNTERS = ("env_steps", "trajectories", "episodes", "rows", "updates")
 # Of what a worker reports, what tells where rows, params and trajectories pile up.
@@ -39,61 +35,48 @@ class Watchdog:
     """Looks at the workers of a run, and writes reports.
 
     Args:
-      session: the run's. processes: name -> worker, as the controller knows them; read at each look.
+      session: the run's. lives: name -> worker, as the controller knows them; read at each look.
       ask: asks a worker for its stacks over the control road. listen: hears what workers say, for up to so many seconds.
     """
 
     def __init__(
         self,
         session: Session,
-        processes: Mapping[str, Process],
-        ask: Callable[[Process], None],
+        lives: Mapping[str, Life],
+        ask: Callable[[Life], None],
         listen: Callable[[float], None],
     ) -> None:
-        self._session, self._processes, self._ask, self._listen = session, processes, ask, listen
+        self._session, self._lives, self._ask, self._listen = session, lives, ask, listen
         self._run = session.folder.path
         self._asked_s: dict[str, float] = {}
         self._counted: dict[str, list[object]] = {}
         self._moved_s, self._patience = time.monotonic(), 1
 
-    def look(self, subject: Process | None = None) -> str:
+    def look(self, subject: Life | None = None) -> str:
         """Return what every worker is doing, `subject` first; takes less than a second."""
         now_s = time.monotonic()
-        workers = sorted(self._processes.values(), key=lambda process: process is not subject)
-        asked = [process for process in workers if can_answer(process) and self._is_due(process, subject, now_s)]
-        for process in asked:
-            self._asked_s[process.name] = now_s
-            self._ask(process)
-        while silent := [process for process in asked if process.stacks_s < now_s and process.exit_status is None]:
+        workers = sorted(self._lives.values(), key=lambda life: life is not subject)
+        asked = [life for life in workers if can_answer(life) and self._is_due(life, subject, now_s)]
+        for life in asked:
+            self._asked_s[life.name] = now_s
+            self._ask(life)
+        while silent := [life for life in asked if life.stacks_s < now_s and life.alive]:
             if time.monotonic() - now_s > ANSWER_S:
-                self._signal(silent)
+                self._insist(silent)
                 break
             self._listen(LOOK_S)
-        return "\n".join(section(process) for process in workers)
+        return "\n".join(section(life) for life in workers)
 
-    def _is_due(self, process: Process, subject: Process | None, now_s: float) -> bool:
+    def _is_due(self, life: Life, subject: Life | None, now_s: float) -> bool:
         """Return whether a worker is asked now: many that hang at once must not add up their silences."""
-        return process is subject or now_s - self._asked_s.get(process.name, -FRESH_S) >= FRESH_S
+        return life is subject or now_s - self._asked_s.get(life.name, -FRESH_S) >= FRESH_S
 
-    def _signal(self, silent: list[Process]) -> None:
-        """Have workers that do not answer write their stacks from a signal handler, which needs no GIL."""
-        begun: list[tuple[Process, Path, int]] = []
-        for process in silent:
-            path, pid = stacks_path(self._run, process.name), process.popen.pid
-            with contextlib.suppress(OSError):  # it has just ended, or could not open its file
-                if pid is not None and catches(pid, signal.SIGUSR1):
-                    begun.append((process, path, path.stat().st_size))
-                    os.kill(pid, signal.SIGUSR1)
-        until_s, written = time.monotonic() + SIGNAL_S, -1
-        while time.monotonic() < until_s:
-            time.sleep(LOOK_S)
-            sizes = [size_of(path) - before for _, path, before in begun]
-            if sum(sizes) == written and all(sizes):
-                break  # everybody has written, and nobody is still writing
-            written = sum(sizes)
-        for process, path, before in begun:
-            if text := read_from(path, before):
-                process.stacks, process.stacks_s = text, time.monotonic()
+    def _insist(self, silent: list[Life]) -> None:
+        """Get the stacks of workers that do not answer, of all at once."""
+        with ThreadPoolExecutor(len(silent)) as pool:
+            for life, text in zip(silent, pool.map(lambda life: life.handle.stacks(INSIST_S), silent), strict=True):
+                if text:
+                    life.stacks, life.stacks_s = text, time.monotonic()
 
     def write(self, name: str, noticed: str, seen: str) -> str:
         """Write a report; return a text that says where it lies.
@@ -119,9 +102,9 @@ class Watchdog:
 
         After the first time only for one that lasts twice as long: a slow run is no broken one.
         """
-        now_s, workers = time.monotonic(), self._processes.values()
-        counted = {process.name: [process.known.get(name) for name in COUNTERS] for process in workers}
-        if counted != self._counted or not all(process.ready or process.replaced for process in workers):
+        now_s, workers = time.monotonic(), self._lives.values()
+        counted = {life.name: [life.known.get(name) for name in COUNTERS] for life in workers}
+        if counted != self._counted or not all(life.ready or life.replaced for life in workers):
             self._counted, self._moved_s = counted, now_s
         elif now_s - self._moved_s > self._patience * limit_s:
             noticed = f"nothing was stepped, answered or trained for {now_s - self._moved_s:.0f} s"
@@ -151,92 +134,55 @@ class Watchdog:
             path.unlink(missing_ok=True)
 
 
-# -- what can be seen of a process ------------------------------------------------------------------------------------
+# -- what can be seen of a worker -------------------------------------------------------------------------------------
 
 
-def can_answer(process: Process) -> bool:
+def can_answer(life: Life) -> bool:
     """Return whether a worker may tell what it is doing: it runs, has come to work, and nobody stopped it."""
-    begun = process.stage != "starting the interpreter"
-    return begun and not process.left and process.exit_status is None and state(process)[0] != "stopped"
+    return life.stage != NOT_BEGUN and not life.left and life.alive and state(life)[0] != STOPPED
 
 
-def state(process: Process) -> tuple[str, str]:
-    """Return (state such as running, sleeping, stopped or zombie; what it uses) of a worker's process."""
-    pid = process.popen.pid
-    if pid is None:
-        return "not forked yet", ""
-    if process.exit_status is not None:
-        return process.exit_text(), ""
-    try:
-        seen = psutil.Process(pid)
-        with seen.oneshot():
-            times, resident_mb = seen.cpu_times(), seen.memory_info().rss / 1e6
-            uses = f"{times.user + times.system:.1f} s of CPU time, {resident_mb:,.0f} MB, {seen.num_threads()} threads"
-            return str(seen.status()), uses
-    except psutil.Error as error:
-        return type(error).__name__, ""
-
-
-def catches(pid: int, number: int) -> bool:
-    """Return whether a process handles a signal, which would end it otherwise (Linux)."""
-    try:
-        found = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    except OSError:
-        return False
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
-
-
-def size_of(path: Path) -> int:
-    """Return a file's size in bytes; 0 where there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def read_from(path: Path, start: int) -> str:
-    """Return what was added to a file after its first `start` bytes; its beginning, where that is long."""
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            return file.read(MAX_STACKS_CHARS).decode(errors="replace")
-    except OSError:
-        return ""
+def state(life: Life) -> tuple[str, str]:
+    """Return (state such as running, sleeping, stopped or how it ended; what it uses) of a worker."""
+    used = life.handle.usage()
+    if used is None:
+        return life.ending, ""
+    return used.state, f"{used.cpu_s:.1f} s of CPU time, {used.resident_bytes / 1e6:,.0f} MB, {used.threads} threads"
 
 
 # -- a worker as text -------------------------------------------------------------------------------------------------
 
 
-def section(process: Process) -> str:
+def section(life: Life) -> str:
     """Return the part of a report that is about one worker."""
-    now_s, job = time.monotonic(), process.job
-    found, uses = state(process)
+    now_s, job = time.monotonic(), life.job
+    found, uses = state(life)
     lines = [
-        f"== {process.name}: {job.kind} {job.index}, incarnation {job.incarnation}, pid {process.popen.pid}, {found}",
-        f"  {process.stage!r} since {now_s - process.stage_s:.1f} s, heard of {now_s - process.beat_s:.1f} s ago"
+        f"== {life.name}: {job.kind} {job.index}, incarnation {job.incarnation}, {life.handle.where}, {found}",
+        f"  {life.stage!r} since {now_s - life.stage_s:.1f} s, heard of {now_s - life.beat_s:.1f} s ago"
         + (f", {uses}" if uses else ""),
     ]
-    if process.activity:
-        lines.append(f"  at its last heartbeat inside of: {process.activity}")
-    lines += [f"  {line}" for line in known_lines(process.known)]
-    if process.stacks:
-        lines.append(f"  stacks, {now_s - process.stacks_s:.1f} s ago:\n{indented(process.stacks)}")
+    if life.activity:
+        lines.append(f"  at its last heartbeat inside of: {life.activity}")
+    lines += [f"  {line}" for line in known_lines(life.known)]
+    if life.stacks:
+        lines.append(f"  stacks, {now_s - life.stacks_s:.1f} s ago:\n{indented(life.stacks)}")
     else:
-        lines.append(f"  no stacks: {why_silent(process, found)}")
-    tail = [line[:MOST_CHARS] for line in process.last_lines(LOG_LINES).splitlines()]
-    lines.append(f"  log ({process.log}) ends with:\n{indented(chr(10).join(tail) or '(nothing)')}")
+        lines.append(f"  no stacks: {why_silent(life, found)}")
+    tail = [line[:MOST_CHARS] for line in life.handle.tail(TAIL_LINES).splitlines()]
+    lines.append(f"  log ({life.handle.log}) ends with:\n{indented(chr(10).join(tail) or '(nothing)')}")
     return "\n".join(lines) + "\n"
 
 
-def why_silent(process: Process, found: str) -> str:
+def why_silent(life: Life, found: str) -> str:
     """Return why nothing is known of what a worker's threads do."""
-    if process.exit_status is not None:
+    if not life.alive:
         return "the process has ended"
-    if found == "stopped":
+    if found == STOPPED:
         return "a stopped process answers nothing until it is continued (SIGCONT)"
-    if process.stage == "starting the interpreter":
+    if life.stage == NOT_BEGUN:
         return "it has not come to work yet"
-    return "it is leaving" if process.left else "it answered neither on the control road nor to SIGUSR1"
+    return "it is leaving" if life.left else "it answered neither on the control road nor to SIGUSR1"
 
 
 def known_lines(known: Mapping[str, object]) -> list[str]:

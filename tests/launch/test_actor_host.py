@@ -17,9 +17,10 @@ import pytest
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
+from jsrl.launch.launcher import Start
+from jsrl.launch.life import Life
 from jsrl.launch.local import actor_host
-from jsrl.launch.local.actor_host import ActorHost
-from jsrl.launch.local.processes import Process, start
+from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan, process_environment
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import ControlServer
@@ -34,21 +35,21 @@ class Hosted:
 
     def __init__(self, jobs: list[Job], control: ControlServer, folder: Path) -> None:
         self._control = control
-        spawn, variables = spawn_environment(), process_environment(jobs[0], [])
-        self.host = ActorHost(control.address, folder, spawn, variables)
-        self.actors: list[Process] = [
-            start(job, control.address, folder, spawn, variables, host=self.host) for job in jobs
-        ]
+        start = Start(folder, control.address, spawn_environment(), process_environment(jobs[0], []), forks=True)
+        self.launcher = Local()
+        self.actors = [Life(job, self.launcher.start(job, start)) for job in jobs]
+        assert self.launcher.host is not None
+        self.host = self.launcher.host
 
     def let_run(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._control.poll(0.01)
-            assert all(actor.exit_status is None for actor in self.actors)
+            assert all(actor.alive for actor in self.actors)
 
     def await_forks(self) -> None:
         until = time.monotonic() + 30.0
-        while any(actor.popen.pid is None for actor in self.actors):
+        while any(actor.handle.pid is None for actor in self.actors):
             assert time.monotonic() < until
             self.let_run(0.01)
 
@@ -86,7 +87,7 @@ def hosted(jobs: list[Job], tmp_path: Path) -> Iterator[Hosted]:
     try:
         yield hosted
     finally:
-        hosted.host.close()
+        hosted.launcher.close()
         control.close()
         hosted.assert_gone()
 
@@ -98,10 +99,10 @@ MOMENTS = (0.0, 0.05, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6)
 def test_actors_killed_at_any_moment_end(hosted: Hosted, after_s: float) -> None:
     hosted.let_run(after_s)
     for actor in hosted.actors:
-        actor.kill()
-        assert actor.exit_status == -signal.SIGKILL
-    assert all("signal 9 (SIGKILL)" in actor.exit_text() for actor in hosted.actors)
-    forked = [actor.popen.pid for actor in hosted.actors if actor.popen.pid is not None]
+        actor.handle.kill()
+        assert actor.handle.exit.status == -signal.SIGKILL
+    assert all("signal 9 (SIGKILL)" in actor.ending for actor in hosted.actors)
+    forked = [actor.handle.pid for actor in hosted.actors if actor.handle.pid is not None]
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in forked)
 
 
@@ -110,23 +111,21 @@ def test_a_host_killed_at_any_moment_takes_everybody_along(hosted: Hosted, after
     hosted.let_run(after_s)
     hosted.host.popen.kill()
     for actor in hosted.actors:
-        assert actor.popen.wait(5.0) == -signal.SIGKILL
-        assert "with its actor host, killed by signal 9 (SIGKILL)" in actor.exit_text()
+        assert actor.handle.wait(5.0) and actor.handle.exit.status == -signal.SIGKILL
+        assert "with its actor host, killed by signal 9 (SIGKILL)" in actor.ending
     hosted.assert_gone()
 
 
 def test_the_actor_that_ended_is_told_from_those_that_live(hosted: Hosted) -> None:
     hosted.await_forks()
     third = hosted.actors[3]
-    os.kill(third.popen.pid, signal.SIGSEGV)
+    os.kill(third.handle.pid, signal.SIGSEGV)
     begin = time.monotonic()
-    while third.exit_status is None:
+    while third.alive:
         assert time.monotonic() < begin + 3.0
         time.sleep(0.005)
-    assert third.exit_text() == "killed by signal 11 (SIGSEGV)"
-    assert [actor.name for actor in hosted.actors if actor.exit_status is None] == [
-        f"actor-{i}" for i in range(ACTORS) if i != 3
-    ]
+    assert third.ending == "killed by signal 11 (SIGSEGV)"
+    assert [actor.name for actor in hosted.actors if actor.alive] == [f"actor-{i}" for i in range(ACTORS) if i != 3]
 
 
 def test_a_stopped_host_does_not_hold_up_the_end(hosted: Hosted) -> None:
@@ -134,8 +133,8 @@ def test_a_stopped_host_does_not_hold_up_the_end(hosted: Hosted) -> None:
     hosted.host.popen.send_signal(signal.SIGSTOP)
     begin = time.monotonic()
     for actor in hosted.actors:
-        actor.kill()
-    hosted.host.close()
+        actor.handle.kill()
+    hosted.launcher.close()
     assert time.monotonic() - begin < 3.0
 
 

@@ -10,16 +10,17 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
-from jsrl.launch.local.processes import Process, crash_lines
+from jsrl.launch.launcher import STOPPED, Exit
+from jsrl.launch.life import Life
+from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
 from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervision import Supervision
-from jsrl.launch.watchdog import KEPT, Watchdog, catches
+from jsrl.launch.watchdog import KEPT, Watchdog
 from jsrl.runs.control import Crash, Report, Stacks
 from jsrl.runs.stacks import all_stacks
 from jsrl.workers.jobs import Job
@@ -58,16 +59,18 @@ def sleeper(tmp_path: Path):
     """Start a process that answers nothing but, where it `catches` it, SIGUSR1."""
     begun: list[subprocess.Popen[bytes]] = []
 
-    def start(how: str, name: str = "actor-0") -> Process:
+    def start(how: str, name: str = "actor-0") -> Life:
         (tmp_path / "logs").mkdir(exist_ok=True)
         log = tmp_path / "logs" / f"{name}.log"
         log.write_text("first line\nlast line\n")
         command = [sys.executable, "-c", SLEEPER, str(tmp_path / "logs" / f"{name}.stacks"), how]
         path = os.pathsep.join(p for p in sys.path if p)
-        popen = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path})
+        popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, start_new_session=True
+        )
         begun.append(popen)
         assert popen.stdout is not None and popen.stdout.readline() == b"up\n"
-        return Process(job(name), popen, log, time.monotonic(), stage="ready")
+        return Life(job(name), LocalHandle(popen, log, name), stage="ready")
 
     yield start
     for popen in begun:
@@ -78,7 +81,7 @@ def sleeper(tmp_path: Path):
 @pytest.mark.slow
 def test_who_does_not_answer_is_made_to_write_its_stacks_unless_that_would_end_it(tmp_path: Path, sleeper) -> None:
     tough, tender = sleeper("catches"), sleeper("dies of it", "actor-1")
-    assert catches(tough.popen.pid, signal.SIGUSR1) and not catches(tender.popen.pid, signal.SIGUSR1)
+    assert catches(tough.handle.pid, signal.SIGUSR1) and not catches(tender.handle.pid, signal.SIGUSR1)
     asked: list[str] = []
     processes = {p.name: p for p in (tough, tender)}
     watchdog = Watchdog(session_in(tmp_path), processes, lambda p: asked.append(p.name), time.sleep)
@@ -88,7 +91,7 @@ def test_who_does_not_answer_is_made_to_write_its_stacks_unless_that_would_end_i
     assert asked == ["actor-1", "actor-0"] and seen.index("== actor-1") < seen.index("== actor-0")
     stacks = seen[seen.index("== actor-0") :]
     assert "in nap" in stacks and stacks.count("hread 0x") == 2 and "last line" in stacks
-    assert "answered neither on the control road nor to SIGUSR1" in seen and tender.popen.poll() is None
+    assert "answered neither on the control road nor to SIGUSR1" in seen and tender.alive
     watchdog.look(tender)
     assert asked == ["actor-1", "actor-0", "actor-1"]  # the other was asked a moment ago
     watchdog.close()
@@ -98,9 +101,8 @@ def test_who_does_not_answer_is_made_to_write_its_stacks_unless_that_would_end_i
 @pytest.mark.slow
 def test_a_stopped_process_is_neither_asked_nor_waited_for(tmp_path: Path, sleeper) -> None:
     process = sleeper("catches")
-    seen_by_all = psutil.Process(process.popen.pid)
-    seen_by_all.suspend()
-    while seen_by_all.status() != psutil.STATUS_STOPPED:
+    process.handle.pause()
+    while process.handle.usage().state != STOPPED:
         time.sleep(0.01)
     asked: list[str] = []
     watchdog = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda p: asked.append(p.name), time.sleep)
@@ -108,8 +110,7 @@ def test_a_stopped_process_is_neither_asked_nor_waited_for(tmp_path: Path, sleep
     seen = watchdog.look(process)
     assert not asked and time.monotonic() - begun_s < 0.3
     assert ", stopped" in seen and "until it is continued (SIGCONT)" in seen
-    process.popen.kill()
-    process.popen.wait()
+    process.handle.kill()
     assert "killed by signal 9 (SIGKILL)" in watchdog.look() and "the process has ended" in watchdog.look()
 
 
@@ -215,8 +216,16 @@ def test_of_a_crash_the_log_shows_the_thread_that_crashed() -> None:
 def test_a_standstill_is_told_once_and_then_only_a_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    gone = SimpleNamespace(pid=None, poll=lambda: 0)
-    workers = {name: Process(job(name), gone, tmp_path / "log", 0.0, stage="ready") for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
+    facts = {
+        "exit": Exit(0, ""),
+        "usage": lambda: None,
+        "tail": lambda lines: "",
+        "where": "",
+        "log": "",
+        "alive": False,
+    }
+    gone = SimpleNamespace(**facts)
+    workers = {name: Life(job(name), gone, stage="ready") for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
     session = session_in(tmp_path)
     watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.controller import Controller
-from jsrl.launch.local.processes import Process
+from jsrl.launch.life import Life
 from jsrl.launch.session import Session
 from jsrl.metrics.display import make_display
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stacks, Stage
@@ -70,15 +70,6 @@ BAD: list[tuple[AnyMessage, str]] = [
 WORKERS = {"learner": "learner", "actor-0": "actor", "evaluator": "evaluator", "recorder": "recorder"}
 
 
-class Living:
-    """What a process is asked for."""
-
-    pid = 1
-
-    def poll(self) -> None:
-        return None
-
-
 class Rig:
     """A controller that has started nothing, and hears what the test says."""
 
@@ -91,11 +82,11 @@ class Rig:
         self.controller = Controller.__new__(Controller)
         self.control = ControlServer(f"ipc://{folder}/control")
         self.controller._session, self.controller._control, self.controller._crashes = self.session, self.control, {}
-        self.controller._processes = {name: self._process(name, folder) for name in WORKERS}
+        self.controller._lives = {name: self._life(name) for name in WORKERS}
 
-    def _process(self, name: str, folder) -> Process:
+    def _life(self, name: str) -> Life:
         job: Any = type("job", (), {"name": name, "incarnation": 0, "kind": WORKERS[name]})
-        return Process(job, Living(), folder / "log", 0.0)  # type: ignore[arg-type]
+        return Life(job, handle=None)  # type: ignore[arg-type]
 
     def hear(self, message: AnyMessage) -> None:
         """Hear a message as it comes from the socket."""
@@ -129,11 +120,11 @@ def test_what_cannot_be_right_is_named_counted_and_logged_once(rig, caplog, mess
     assert re.search(why, text), text
     assert message.worker in text and (rig.session.updates, rig.session.env_steps) == (0, 0)
     assert rig.session.reason is None
-    assert rig.controller._processes[message.worker].left == isinstance(message, Bye)
+    assert rig.controller._lives[message.worker].left == isinstance(message, Bye)
 
 
 def test_a_refused_message_still_shows_that_its_worker_lives(rig) -> None:
-    process = rig.controller._processes["learner"]
+    process = rig.controller._lives["learner"]
     process.beat_s = 0.0
     rig.hear(Report("learner", 0, {}, {"updates": "x"}))
     assert process.beat_s > 0 and process.known == {}

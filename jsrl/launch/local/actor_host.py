@@ -83,7 +83,7 @@ class ActorHost:
         while True:
             try:
                 message = self._connection.recv(MAX_ORDER_BYTES)
-            except (BlockingIOError, ConnectionResetError):
+            except OSError:  # nothing more now, or the host or this end is closed
                 return
             if not message:
                 return

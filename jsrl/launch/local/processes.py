@@ -1,137 +1,165 @@
-"""Worker processes: started as `python -m jsrl.workers KIND`, watched, and ended for good."""
+"""Handles of worker processes on this host: watched, signalled, and ended for good."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from jsrl.launch.local.actor_host import ActorHost, HostedActor
-from jsrl.references.reference import SpawnEnvironment, to_json
-from jsrl.runs.control import AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
-from jsrl.workers.jobs import Job
+import psutil
+
+from jsrl.launch.launcher import Exit, Used
+from jsrl.launch.local.actor_host import HostedActor
+from jsrl.runs.stacks import MAX_STACKS_CHARS
 from jsrl.workers.kinds import CRASHES
+from jsrl.workers.process import stacks_path
 
 MOST_CRASH_LINES = 40
-EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose own sentence says everything
+GONE_S, LOOK_S = 5.0, 0.02
 
 
-@dataclass
-class Process:
-    """One worker process and what is known of it.
+class LocalHandle:
+    """A worker that is a process of this host; see jsrl.launch.launcher.Handle.
 
-    Attributes:
-      stage: of its start; `ready` ends it. beat_s: when it was heard of last. left: it said goodbye. restarts: lives before.
-      replaced: it is dead, and its next life is about to be started. dropped: the run ended it in its start.
-      activity: what it was inside of at its last heartbeat. known: its last metrics and counters. stacks: what its threads
-        were doing at `stacks_s`, where it told that.
+    Args:
+      popen: its process. log: file of its output, in the folder `logs` of the run. name: of the worker.
     """
 
-    job: Job
-    popen: subprocess.Popen[bytes] | HostedActor
-    log: Path
-    started_s: float
-    stage: str = "starting the interpreter"
-    stage_s: float = field(default_factory=time.monotonic)
-    beat_s: float = field(default_factory=time.monotonic)
-    left: bool = False
-    restarts: int = 0
-    replaced: bool = False
-    dropped: bool = False
-    activity: str = ""
-    known: dict[str, Any] = field(default_factory=dict)
-    stacks: str = ""
-    stacks_s: float = 0.0
+    def __init__(self, popen: subprocess.Popen[bytes] | HostedActor, log: Path, name: str) -> None:
+        self.popen, self._log, self._name = popen, log, name
+        self._seen: psutil.Process | None = None
 
     @property
-    def name(self) -> str:
-        """Return the worker's name."""
-        return self.job.name
+    def pid(self) -> int | None:
+        """Return its process id; None: not known yet."""
+        return self.popen.pid
 
     @property
-    def ready(self) -> bool:
-        """Return whether the worker works."""
-        return self.stage == "ready"
+    def where(self) -> str:
+        """Return where it runs, for people."""
+        return f"pid {self.pid}"
 
     @property
-    def hears(self) -> bool:
-        """Return whether a command reaches it."""
-        return self.ready and not self.replaced
+    def log(self) -> str:
+        """Return where its output is kept, for people."""
+        return str(self._log)
 
     @property
-    def exit_status(self) -> int | None:
-        """Return the exit status, None while it lives."""
-        return self.popen.poll()
+    def alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self.popen.poll() is None
 
-    def hear(self, message: AnyMessage) -> None:
-        """Take note of what the worker says of itself."""
-        self.beat_s = time.monotonic()
-        if isinstance(message, Stage):
-            self.stage, self.stage_s = message.stage, self.beat_s
-        elif isinstance(message, Heartbeat):
-            self.activity = f"{message.activity} for {message.activity_s:.1f} s" if message.activity else ""
-        elif isinstance(message, Report):
-            self.known |= message.metrics | message.facts
-        elif isinstance(message, Stacks):
-            self.stacks, self.stacks_s = message.text, self.beat_s
+    @property
+    def exit(self) -> Exit | None:
+        """Return how it ended; None while it lives."""
+        status = self.popen.poll()
+        return None if status is None else Exit(status, ending(status))
 
-    def exit_text(self) -> str:
-        """Return how the process ended, for people."""
-        if isinstance(self.popen, HostedActor) and self.popen.died_with_host:
-            return f"with its actor host, {ending(self.popen.host.popen.poll())} (log: {self.popen.host.log})"
-        return ending(self.popen.poll())
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it has ended, waiting for that."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(timeout_s)
+        return not self.alive
 
-    def last_lines(self, count: int = 15) -> str:
-        """Return the end of the worker's log."""
-        hosted = isinstance(self.popen, HostedActor) and self.popen.died_with_host
-        log = self.popen.host.log if hosted else self.log  # type: ignore[union-attr]
+    def stop(self) -> None:
+        """Ask it to leave in order."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and whatever it started, and wait a few seconds for that."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.pid is not None:
+                os.killpg(self.pid, signal.SIGKILL)
+        self.wait(GONE_S)
+
+    def pause(self) -> None:
+        """Stop it where it stands."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after a pause."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self.pid is not None and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def tail(self, lines: int) -> str:
+        """Return the end of its log; after a crash in C code, what the log says of the thread that crashed."""
         try:
-            lines = log.read_text(errors="replace").splitlines()
+            found = Path(self.log).read_text(errors="replace").splitlines()
         except OSError:
             return ""
         crashed = -(self.popen.poll() or 0) in CRASHES
-        return "\n".join((crash_lines(lines) if crashed else []) or lines[-count:])
+        return "\n".join((crash_lines(found) if crashed else []) or found[-lines:])
+
+    def usage(self) -> Used | None:
+        """Return what it takes of this machine; None: it has ended, or its process is not known yet."""
+        if self.pid is None or not self.alive:
+            return None
+        try:
+            self._seen = self._seen or psutil.Process(self.pid)
+            with self._seen.oneshot():
+                times, resident = self._seen.cpu_times(), self._seen.memory_info().rss
+                ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+                return Used(self._seen.status(), times.user + times.system + ended, resident, self._seen.num_threads())
+        except psutil.Error:  # it has just ended
+            return None
+
+    def stacks(self, timeout_s: float) -> str:
+        """Have a signal handler, which needs no GIL, write what its threads are doing, and return that."""
+        path, pid = stacks_path(self._log.parents[1], self._name), self.pid
+        if pid is None or not catches(pid, signal.SIGUSR1):
+            return ""
+        try:
+            before, written = path.stat().st_size, 0
+            os.kill(pid, signal.SIGUSR1)
+        except OSError:  # it has just ended, or could not open its file
+            return ""
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+            grown = size_of(path) - before
+            if grown and grown == written:
+                break  # it has written, and does not go on
+            written = grown
+        return read_from(path, before)
+
+
+class HostedHandle(LocalHandle):
+    """A worker that the actor host forked, whose end may be its host's."""
+
+    popen: HostedActor
+
+    @property
+    def where(self) -> str:
+        """Return where it runs, for people."""
+        return "not forked yet" if self.pid is None else super().where
+
+    @property
+    def log(self) -> str:
+        """Return where its output is kept, or its host's where it ended with that."""
+        return str(self.popen.host.log) if self.popen.died_with_host else super().log
+
+    @property
+    def exit(self) -> Exit | None:
+        """Return how it ended; None while it lives."""
+        ended = super().exit
+        if ended is None or not self.popen.died_with_host:
+            return ended
+        host = self.popen.host
+        return Exit(ended.status, f"with its actor host, {ending(host.popen.poll())} (log: {host.log})")
 
     def kill(self) -> None:
-        """End the process and whatever it started."""
-        if isinstance(self.popen, HostedActor):
+        """End it and whatever it started; where it is not forked yet, its host and all whom that forked."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
             self.popen.kill()
-        else:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait(5.0)
-
-
-def end_all(processes: Iterable[Process], host: ActorHost | None) -> None:
-    """End what still runs, and the actor host last."""
-    for process in processes:
-        if not process.replaced and (not process.left or process.exit_status is None):
-            with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
-                process.kill()
-    if host is not None:
-        host.close()
-
-
-def death_notice(process: Process, what: str, crash: Crash | None) -> str:
-    """Return which worker died, why, and what it said."""
-    title = f"{process.name} {what}."
-    if crash is not None:
-        return f"{process.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {process.log})"
-    tail = process.last_lines()
-    return f"{title} It sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {process.log})"
-
-
-def loss_notice(worker: str, notice: str, crash: Crash | None) -> str:
-    """Return why a worker that the run can do without ended: its own sentence where that says everything."""
-    return f"{worker}: {crash.error}: {crash.text}" if crash is not None and crash.error in EXPECTED else notice
+        self.wait(GONE_S)
 
 
 def crash_lines(lines: list[str]) -> list[str]:
@@ -154,35 +182,28 @@ def ending(status: int | None) -> str:
     return f"exit status {status}"
 
 
-def start(
-    job: Job,
-    control: str,
-    folder: Path,
-    spawn: SpawnEnvironment,
-    variables: dict[str, str],
-    restarts: int = 0,
-    host: ActorHost | None = None,
-) -> Process:
-    """Start a worker in its own session, with its output in the run's logs; `host`: forked there, if it is given."""
-    jobs, logs = folder / "jobs", folder / "logs"
-    jobs.mkdir(exist_ok=True)
-    logs.mkdir(exist_ok=True)
-    path = jobs / f"{job.name}.json"
-    path.write_text(json.dumps(to_json(job)))
-    log = logs / f"{job.name}.log"
-    if host is not None:
-        hosted = host.start(path, job.name, job.incarnation, log)
-        return Process(job, hosted, log, time.monotonic(), restarts=restarts)
-    command = [sys.executable, "-m", "jsrl.workers", job.kind, "--job", str(path), "--control", control]
-    command += ["--name", job.name, "--incarnation", str(job.incarnation), "--parent", str(os.getpid())]
-    with log.open("ab") as output:
-        popen = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **spawn.variables, **variables},
-            cwd=spawn.working_directory,
-            start_new_session=True,
-        )
-    return Process(job, popen, log, time.monotonic(), restarts=restarts)
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal, which would end it otherwise (Linux)."""
+    try:
+        found = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
+def size_of(path: Path) -> int:
+    """Return a file's size in bytes; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def read_from(path: Path, start: int) -> str:
+    """Return what was added to a file after its first `start` bytes; its beginning, where that is long."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(MAX_STACKS_CHARS).decode(errors="replace")
+    except OSError:
+        return ""

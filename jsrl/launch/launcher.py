@@ -1,0 +1,135 @@
+"""What starts workers, and what is known of one that was started: nothing else of the launching side knows processes.
+
+`jsrl.launch.local.launcher.Local` starts them as processes of this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from jsrl.references.reference import SpawnEnvironment
+from jsrl.workers.jobs import Job
+
+STOPPED = "stopped"  # the state of a worker that was paused
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a worker is started with, besides its job.
+
+    Attributes:
+      folder: of the run, for its job file and its log. control: address of the controller. spawn: where it finds the user's
+        modules. variables: of its environment, which give it devices and threads. forks: one process may fork it and others
+        of its kind.
+    """
+
+    folder: Path
+    control: str
+    spawn: SpawnEnvironment
+    variables: Mapping[str, str]
+    forks: bool = False
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker ended: its exit status (negative: the signal that killed it; None: not known), and the same for people."""
+
+    status: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a worker takes of its machine.
+
+    Attributes:
+      state: such as running, sleeping or `stopped`. cpu_s: CPU time since its start, with that of what it started and has
+        ended. resident_bytes: memory. threads: their number.
+    """
+
+    state: str
+    cpu_s: float
+    resident_bytes: int
+    threads: int
+
+
+class Handle(Protocol):
+    """One life of a worker, wherever it runs.
+
+    Attributes:
+      where: it runs, for people, such as `pid 4711`. log: where its output is kept, for people.
+    """
+
+    @property
+    def where(self) -> str: ...  # noqa: D102
+
+    @property
+    def log(self) -> str: ...  # noqa: D102
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it has not ended."""
+        ...
+
+    @property
+    def exit(self) -> Exit | None:
+        """Return how it ended; None while it lives."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it has ended, waiting for that."""
+        ...
+
+    def stop(self) -> None:
+        """Ask it to leave in order; returns at once."""
+        ...
+
+    def kill(self) -> None:
+        """End it and whatever it started, and wait a few seconds for that; what hangs inside the kernel may still live."""
+        ...
+
+    def pause(self) -> None:
+        """Stop it where it stands; its `usage` says `stopped` then."""
+        ...
+
+    def resume(self) -> None:
+        """Let it go on after a pause."""
+        ...
+
+    def tail(self, lines: int) -> str:
+        """Return the end of its log; after a crash in C code, what the log says of the thread that crashed."""
+        ...
+
+    def usage(self) -> Used | None:
+        """Return what it takes of its machine; None: it has ended, or is not known yet."""
+        ...
+
+    def stacks(self, timeout_s: float) -> str:
+        """Return what its threads are doing, though it may hang in C code; empty: it did not say so in time.
+
+        May be called from another thread than the rest.
+        """
+        ...
+
+
+class Launcher(Protocol):
+    """Starts workers. `run(experiment, launcher=...)` takes one, for one run."""
+
+    def start(self, job: Job, start: Start) -> Handle:
+        """Start a worker; returns before it is ready.
+
+        Raises:
+          OSError: it could not be started now.
+        """
+        ...
+
+    def busy_s(self) -> float | None:
+        """Return the CPU seconds that all programs but this one have used on the workers' machine; None: not known."""
+        ...
+
+    def close(self) -> None:
+        """End what still runs of what was started, and give everything back."""
+        ...

@@ -1,0 +1,94 @@
+"""One life of a worker, as the controller knows it: its handle, and what it said of itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jsrl.launch.launcher import Handle
+from jsrl.runs.control import AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
+from jsrl.workers.jobs import Job
+
+EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose own sentence says everything
+NOT_BEGUN = "starting the interpreter"  # the first stage
+LOG_LINES = 15
+
+
+@dataclass
+class Life:
+    """A worker's handle and what is known of it. Times are of the monotonic clock.
+
+    Attributes:
+      stage: of its start; `ready` ends it. beat_s: when it was heard of last. left: it said goodbye. restarts: lives before.
+      replaced: it is dead, and its next life is about to be started. dropped: the run ended it in its start.
+      activity: what it was inside of at its last heartbeat. known: its last metrics and counters. stacks: what its threads
+        were doing at `stacks_s`, where it told that.
+    """
+
+    job: Job
+    handle: Handle
+    restarts: int = 0
+    stage: str = NOT_BEGUN
+    started_s: float = field(default_factory=time.monotonic)
+    stage_s: float = field(default_factory=time.monotonic)
+    beat_s: float = field(default_factory=time.monotonic)
+    left: bool = False
+    replaced: bool = False
+    dropped: bool = False
+    activity: str = ""
+    known: dict[str, Any] = field(default_factory=dict)
+    stacks: str = ""
+    stacks_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Return the worker's name."""
+        return self.job.name
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the worker works."""
+        return self.stage == "ready"
+
+    @property
+    def hears(self) -> bool:
+        """Return whether a command reaches it."""
+        return self.ready and not self.replaced
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self.handle.alive
+
+    @property
+    def ending(self) -> str:
+        """Return how it ended, for people."""
+        ended = self.handle.exit
+        return "still running" if ended is None else ended.text
+
+    def hear(self, message: AnyMessage) -> None:
+        """Take note of what the worker says of itself."""
+        self.beat_s = time.monotonic()
+        if isinstance(message, Stage):
+            self.stage, self.stage_s = message.stage, self.beat_s
+        elif isinstance(message, Heartbeat):
+            self.activity = f"{message.activity} for {message.activity_s:.1f} s" if message.activity else ""
+        elif isinstance(message, Report):
+            self.known |= message.metrics | message.facts
+        elif isinstance(message, Stacks):
+            self.stacks, self.stacks_s = message.text, self.beat_s
+
+
+def death_notice(life: Life, what: str, crash: Crash | None) -> str:
+    """Return which worker died, why, and what it said."""
+    title, log = f"{life.name} {what}.", life.handle.log
+    if crash is not None:
+        return f"{life.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {log})"
+    tail = life.handle.tail(LOG_LINES)
+    return f"{title} It sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {log})"
+
+
+def loss_notice(worker: str, notice: str, crash: Crash | None) -> str:
+    """Return why a worker that the run can do without ended: its own sentence where that says everything."""
+    return f"{worker}: {crash.error}: {crash.text}" if crash is not None and crash.error in EXPECTED else notice

@@ -1,0 +1,103 @@
+"""The launcher of this host: workers are its processes; actors that are many are forked by one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from jsrl.launch.launcher import Start
+from jsrl.launch.local.actor_host import ActorHost
+from jsrl.launch.local.processes import HostedHandle, LocalHandle
+from jsrl.references.reference import to_json
+from jsrl.workers.jobs import Job
+
+
+class Local:
+    """Starts workers as `python -m jsrl.workers KIND`, each in a session of its own, with its output in the run's logs.
+
+    They end when the thread that started them does. May be used again after `close`.
+
+    Attributes:
+      host: the process that forks actors, once there is one.
+    """
+
+    def __init__(self) -> None:
+        self.host: ActorHost | None = None
+        self._handles: list[LocalHandle] = []
+        self._own = psutil.Process()
+        self._whole = owns_machine()
+
+    def start(self, job: Job, start: Start) -> LocalHandle:
+        """Start a worker, or have the actor host fork it; see Launcher."""
+        job_file, log = write_job(job, start.folder), start.folder / "logs" / f"{job.name}.log"
+        handle = self._fork(job, job_file, log, start) if start.forks else _spawn(job, job_file, log, start)
+        self._handles = [known for known in self._handles if known.alive] + [handle]
+        return handle
+
+    def _fork(self, job: Job, job_file: Path, log: Path, start: Start) -> LocalHandle:
+        if self.host is None:
+            self.host = ActorHost(start.control, start.folder, start.spawn, start.variables)
+        return HostedHandle(self.host.start(job_file, job.name, job.incarnation, log), log, job.name)
+
+    def busy_s(self) -> float | None:
+        """Return the CPU seconds of all other programs; None where this process may use only a part of the machine.
+
+        What others do on the rest does not matter then.
+        """
+        return machine_cpu_s() - sum(self._own.cpu_times()[:2]) if self._whole else None
+
+    def close(self) -> None:
+        """End what still runs, and the actor host last."""
+        for handle in self._handles:
+            if handle.alive:
+                handle.kill()
+        self._handles = []
+        if self.host is not None:
+            self.host.close()
+        self.host = None
+
+
+def write_job(job: Job, folder: Path) -> Path:
+    """Write a worker's job file to the folder of its run, and make the folder of its log; return the file's path."""
+    path = folder / "jobs" / f"{job.name}.json"
+    path.parent.mkdir(exist_ok=True)
+    (folder / "logs").mkdir(exist_ok=True)
+    path.write_text(json.dumps(to_json(job)))
+    return path
+
+
+def _spawn(job: Job, job_file: Path, log: Path, start: Start) -> LocalHandle:
+    """Start an interpreter of its own."""
+    command = [sys.executable, "-m", "jsrl.workers", job.kind, "--job", str(job_file), "--control", start.control]
+    command += ["--name", job.name, "--incarnation", str(job.incarnation), "--parent", str(os.getpid())]
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **start.spawn.variables, **start.variables},
+            cwd=start.spawn.working_directory,
+            start_new_session=True,
+        )
+    return LocalHandle(popen, log, job.name)
+
+
+def owns_machine() -> bool:
+    """Return whether this process may use every core (neither its affinity nor a container's quota says otherwise)."""
+    try:
+        quota = Path("/sys/fs/cgroup/cpu.max").read_text().split()[0]
+    except (OSError, IndexError):
+        quota = "max"
+    return quota == "max" and len(os.sched_getaffinity(0)) == os.cpu_count()
+
+
+def machine_cpu_s() -> float:
+    """Return the CPU time that everything on this machine has used so far."""
+    times = psutil.cpu_times()
+    return times.user + times.system + getattr(times, "nice", 0.0)
