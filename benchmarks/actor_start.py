@@ -123,7 +123,7 @@ def await_actors(
     plan: Plan, jobs: list[Job], control: ControlServer, folder: Path, hosted: bool
 ) -> tuple[float, float, float]:
     """Start actors and return what `measure` returns."""
-    start = Start(folder, control.address, spawn_environment(), process_environment(jobs[0], []), forks=hosted)
+    start = Start(folder, control.address, spawn_environment(), process_environment(plan, jobs[0], []), forks=hosted)
     begin_s = time.monotonic()
     launcher = Local()
     try:

@@ -79,7 +79,7 @@ class ActingSystem:
         spawn, gpus = spawn_environment(), accelerators()
         for job in self.plan.jobs:
             if job.kind in self._kinds:
-                variables = process_environment(job, gpus)
+                variables = process_environment(self.plan, job, gpus)
                 start = Start(self._folder, self._control.address, spawn, variables)
                 self._lives.append(Life(job, self._launcher.start(job, start)))
         until = time.monotonic() + READY_S

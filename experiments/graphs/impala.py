@@ -1,16 +1,19 @@
-"""IMPALA's architecture out of any other: every actor acts by itself with the newest params.
+"""IMPALA's architecture out of any other: every actor acts by itself, on its CPU, with the newest params.
 
 `python experiments/run.py impala --num-actors 4 --graph graphs.impala:all_inline`
+
+IMPALA (arXiv 1802.01561): actors keep a copy of the policy and send trajectories to a central learner; V-trace corrects for
+params that are behind. SRL (arXiv 2306.16688) calls this inline inference: nothing waits for another process, but the actors
+need CPU for the network.
 """
 
 from __future__ import annotations
 
-from jsrl.graph.graph import Graph, Link
+from jsrl.graph.graph import Graph
 
 
 def all_inline(graph: Graph) -> Graph:
     """Let every actor act by itself; inference servers go."""
-    params = graph.worker("inference-0").link("params").stream
     for actor in graph.family("actor"):
-        graph = graph.replace(actor.name, links=(actor.link("samples"), Link("params", params)))
-    return graph.without("inference")
+        graph = graph.connect(actor.name, inference=None, params=graph.params)
+    return graph.without("inference") if graph.family("inference") else graph

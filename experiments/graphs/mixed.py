@@ -1,17 +1,21 @@
 """Actors that act by themselves beside actors that a server acts for, in one run.
 
 `python experiments/run.py ppo_cartpole --num-actors 4 --graph graphs.mixed:half_inline`
+
+In SRL (arXiv 2306.16688) each actor names the streams that it uses, so that inline and remote inference can be mixed: spare
+CPU cores act by themselves, and the accelerator acts for the others.
 """
 
 from __future__ import annotations
 
-from jsrl.graph.graph import Graph, Link
+from graphs.seed import beside_learner
+
+from jsrl.graph.graph import Graph
 
 
 def half_inline(graph: Graph) -> Graph:
     """Let every second actor act by itself; an inference server acts for the others."""
-    params = graph.worker("inference-0").link("params")
+    graph = beside_learner(graph)
     for actor in graph.family("actor")[1::2]:
-        samples = actor.link("samples")
-        graph = graph.replace(actor.name, links=(samples, Link("params", params.stream)))
+        graph = graph.connect(actor.name, inference=None, params=graph.params)
     return graph

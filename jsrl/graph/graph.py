@@ -34,6 +34,7 @@ class WorkerNode:
       name: such as `actor-3`. kind: `actor`, or a user's `module:NAME`. links: its ends of streams.
       settings: what a user's kind is told; a value that can travel as JSON.
       restart: how often it is replaced when it dies; None: as the experiment says.
+      own_device: an inference server has an accelerator without the learner, where there are several.
     """
 
     name: str
@@ -41,10 +42,23 @@ class WorkerNode:
     links: tuple[Link, ...] = ()
     settings: Any = None
     restart: int | None = None
+    own_device: bool = False
 
     def link(self, port: str) -> Link | None:
         """Return what a port is joined to; None: nothing."""
         return next((link for link in self.links if link.port == port), None)
+
+    def end(self, port: str) -> Link:
+        """Return what a port is joined to.
+
+        Raises:
+          ConfigError: it is joined to nothing.
+        """
+        link = self.link(port)
+        if link is None:
+            joined = ", ".join(link.port for link in self.links) or "none"
+            raise ConfigError(f"{self.name}.{port} is joined to no stream; ports of it that are: {joined}.")
+        return link
 
     def has(self, port: str) -> bool:
         """Return whether a port is joined to a stream."""
@@ -56,16 +70,24 @@ class WorkerNode:
         return re.sub(r"-\d+$", "", self.name)
 
 
-def node(name: str, kind: str, /, settings: Any = None, restart: int | None = None, **ports: Any) -> WorkerNode:
+def node(
+    name: str,
+    kind: str,
+    /,
+    settings: Any = None,
+    restart: int | None = None,
+    own_device: bool = False,
+    **ports: str | tuple[str, Sequence[int]],
+) -> WorkerNode:
     """Return a worker whose ports are given by name: a stream's name, or (name, groups).
 
     A port without groups carries all of its stream's: `node("watcher", "my_workers:WATCHER", params="params")`.
     """
-    links = [
-        Link(port, stream) if isinstance(stream, str) else Link(port, stream[0], tuple(stream[1]))
-        for port, stream in ports.items()
-    ]
-    return WorkerNode(name, kind, tuple(links), settings, restart)
+    return WorkerNode(name, kind, tuple(_link(*each) for each in ports.items()), settings, restart, own_device)
+
+
+def _link(port: str, stream: str | tuple[str, Sequence[int]]) -> Link:
+    return Link(port, stream) if isinstance(stream, str) else Link(port, stream[0], tuple(stream[1]))
 
 
 @dataclass(frozen=True)
@@ -124,6 +146,20 @@ class Graph:
     def family(self, name: str) -> list[WorkerNode]:
         """Return the workers of a family: `actor` means actor-0, actor-1, ..."""
         return [worker for worker in self.workers if name in (worker.family, worker.name)]
+
+    @property
+    def params(self) -> str:
+        """Return the name of the stream that brings the newest params to everybody: a relay's, where there is one.
+
+        Raises:
+          ConfigError: there are several, or none.
+        """
+        streams = [stream.name for stream in self.streams if stream.sort == "params"]
+        relayed = [name for name in streams if any(self.kind(w.name).relays for w, _ in self.sources(name))]
+        found = relayed or streams
+        if len(found) != 1:
+            raise ConfigError(f"the params are in {' and '.join(found) or 'no stream'}; name the stream that you mean.")
+        return found[0]
 
     @property
     def stop_order(self) -> list[list[WorkerNode]]:
@@ -215,15 +251,30 @@ class Graph:
         gone = self.family(name)
         if not gone:
             self.worker(name)  # which refuses
-        workers = tuple(worker for worker in self.workers if worker not in gone)
-        used = {link.stream for worker in workers for link in worker.links}
-        return Graph(tuple(stream for stream in self.streams if stream.name in used), workers)
+        return Graph(self.streams, tuple(worker for worker in self.workers if worker not in gone))._used()
+
+    def _used(self) -> Graph:
+        """Return the graph without the streams that nobody uses."""
+        used = {link.stream for worker in self.workers for link in worker.links}
+        return Graph(tuple(stream for stream in self.streams if stream.name in used), self.workers)
 
     def replace(self, name: str, worker: WorkerNode | None = None, **changes: Any) -> Graph:
         """Return a graph in which a worker is another one, or has other fields: `replace("actor-0", restart=3)`."""
         new = dataclasses.replace(worker or self.worker(name), **changes)
         self.worker(name)
         return Graph(self.streams, tuple(new if w.name == name else w for w in self.workers))
+
+    def connect(self, name: str, **ports: str | tuple[str, Sequence[int]] | None) -> Graph:
+        """Return a graph in which ports of a worker are joined to other streams: by name, (name, groups), or None to none.
+
+        Streams that nobody uses any more go.
+
+        `graph.connect("actor-0", inference=None, params="params")` lets an actor act by itself.
+        """
+        worker = self.worker(name)
+        kept = [link for link in worker.links if link.port not in ports]
+        new = [_link(port, stream) for port, stream in ports.items() if stream is not None]
+        return self.replace(name, links=(*kept, *new))._used()
 
     def with_stream(self, name: str, **changes: Any) -> Graph:
         """Return a graph in which a stream has other fields: `with_stream("samples", blocks=4)`."""
@@ -299,6 +350,7 @@ class Graph:
                     "name": worker.name,
                     "kind": worker.kind,
                     "restart": worker.restart,
+                    "own_device": worker.own_device,
                     "settings": to_json(worker.settings),
                     "links": [dataclasses.asdict(link) for link in worker.links],
                 }
@@ -322,6 +374,7 @@ class Graph:
                     tuple(Link(link["port"], link["stream"], tuple(link["groups"])) for link in w["links"]),
                     from_json(w["settings"]),
                     w["restart"],
+                    w["own_device"],
                 )
                 for w in tree["workers"]
             ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.graph.graph import Graph, Link, WorkerNode, node
 from jsrl.transport.stream import Stream
 
 SAMPLES, BATCHES, PRIORITIES, INFERENCE, PARAMS, RELAYED = (
@@ -57,8 +57,9 @@ def _servers(e: Experiment, params: str) -> list[WorkerNode]:
     """Return the inference servers: server i answers the actors i, i + S, ... first."""
     count = e.num_inference_servers
     shares = [tuple(g for actor in range(i, e.actors, count) for g in groups_of(e, actor)) for i in range(count)]
+    own = e.where.servers_alone
     return [
-        WorkerNode(f"inference-{i}", "inference", (Link("inference", INFERENCE, groups), Link("params", params)))
+        node(f"inference-{i}", "inference", own_device=own, inference=(INFERENCE, groups), params=params)
         for i, groups in enumerate(shares)
     ]
 

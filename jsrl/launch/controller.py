@@ -110,7 +110,7 @@ class Controller:
         self._session.close()
 
     def _start(self, job: Job, restarts: int = 0, *, forks: bool = False) -> None:
-        variables = process_environment(job, self._gpus)
+        variables = process_environment(self._plan, job, self._gpus)
         start = Start(self._folder, self._control.address, self._spawn, variables, forks)
         self._lives[job.name] = Life(job, self._launcher.start(job, start), restarts)
 

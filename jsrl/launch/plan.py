@@ -242,17 +242,26 @@ def accelerators() -> list[str]:
     return [str(i) for i in range(64) if os.path.exists(f"/dev/nvidia{i}")]
 
 
-def inference_gpus(e: Experiment, gpus: list[str]) -> list[str]:
-    """Return the accelerators of inference servers; none where they act on CPU.
+def devices_of(plan: Plan, gpus: list[str]) -> dict[str, list[str]]:
+    """Return worker -> the accelerators that it computes on; none: on CPU.
+
+    A server shares the learner's first one, or has the last one to itself (`own_device`); `inference.device` may say which.
 
     Raises:
       ConfigError: one is asked for that is not there.
     """
-    device = e.inference.device
-    if not e.where.has_servers or device == "cpu":
+    servers = {w.name: w.own_device for w in plan.graph.workers if find_kind(w.kind).device == "serves"}
+    serving = {name: _server_gpus(plan.experiment.inference.device, gpus, own) for name, own in servers.items()}
+    taken = {gpu for name, given in serving.items() if servers[name] for gpu in given}
+    learning = [gpu for gpu in gpus if gpu not in taken] if len(gpus) > 1 else gpus
+    return serving | {w.name: learning for w in plan.graph.workers if find_kind(w.kind).device == "learns"}
+
+
+def _server_gpus(device: str, gpus: list[str], own: bool) -> list[str]:
+    if device == "cpu":
         return []
     if device == "auto":
-        return gpus[1:][-1:] if e.where.servers_alone else gpus[:1]
+        return gpus[1:][-1:] if own else gpus[:1]
     index = int(device.removeprefix("gpu:"))
     if index >= len(gpus):
         raise ConfigError(
@@ -262,29 +271,31 @@ def inference_gpus(e: Experiment, gpus: list[str]) -> list[str]:
     return [gpus[index]]
 
 
-def process_environment(job: Job, gpus: list[str]) -> dict[str, str]:
+def process_environment(plan: Plan, job: Job, gpus: list[str]) -> dict[str, str]:
     """Return the environment variables that give a worker its devices, memory share and threads.
 
     Raises:
       ConfigError: an accelerator is asked for that is not there.
     """
-    e = job.experiment
+    e = plan.experiment
     kind = find_kind(job.kind)
     threads = kind.threads(e)
     variables = cache_variables()
     if threads is not None:
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    serving = inference_gpus(e, gpus)
-    learning = [gpu for gpu in gpus if gpu not in serving] if e.where.servers_alone and len(gpus) > 1 else gpus
-    own = {"learns": learning, "serves": serving}.get(kind.device, [])
+    devices = devices_of(plan, gpus)
+    own = devices.get(job.name, [])
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         return variables | cpu_flags(threads, e.learner_devices if kind.device == "learns" else None)
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    servers_share = (0.9 - e.learner.memory_share) / e.num_inference_servers
+    serving = {
+        w.name: gpu for w in plan.graph.workers if find_kind(w.kind).device == "serves" for gpu in devices[w.name]
+    }
     if kind.device == "serves":
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(servers_share, 0.05):.2f}"
-    elif set(learning) & set(serving):
+        share = (0.9 - e.learner.memory_share) / len(serving)
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
+    elif set(own) & set(serving.values()):
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share:.2f}"
     return variables
 
@@ -323,10 +334,10 @@ def describe(plan: Plan, gpus: list[str]) -> str:
         memory = len(jobs) * _memory_mb(plan, jobs[0])
         total += memory
         count = str(len(jobs)) if e.where.has_processes else "0 (serial)"
-        lines.append(f"  {kind:<18}{count:>9}  {_device(jobs[0], gpus):<24}{memory:>20}")
+        lines.append(f"  {kind:<18}{count:>9}  {_device(plan, jobs[0], gpus):<24}{memory:>20}")
         if plan.forked and jobs[0].name in plan.forked:
             total += ACTOR_MB
-            lines.append(f"  {'actor-host':<18}{1:>9}  {_device(jobs[0], gpus):<24}{ACTOR_MB:>20}")
+            lines.append(f"  {'actor-host':<18}{1:>9}  {_device(plan, jobs[0], gpus):<24}{ACTOR_MB:>20}")
     lines += [
         f"  {'in all':<18}{len(plan.jobs) + bool(plan.forked) if e.where.has_processes else 1:>9}  {'':<24}{total:>20}",
         "",
@@ -356,10 +367,10 @@ def _memory_mb(plan: Plan, job: Job) -> int:
     return (HOSTED_ACTOR_MB if job.name in plan.forked else ACTOR_MB) + found // 2**20
 
 
-def _device(job: Job, gpus: list[str]) -> str:
+def _device(plan: Plan, job: Job, gpus: list[str]) -> str:
     if job.in_process:
         return "this process"
-    variables = process_environment(job, gpus)
+    variables = process_environment(plan, job, gpus)
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
     share = variables.get("XLA_PYTHON_CLIENT_MEM_FRACTION")
     if not visible:

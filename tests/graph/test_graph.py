@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,6 +30,15 @@ WATCH = Kind("watch", "watchers", "nowhere:build", ports=(Port("params", "params
 SPEAK = Kind("speak", "speakers", "nowhere:build", ports=(Port("params", "params", "writes"),))
 WATCH_TOO, ACTOR = WATCH, WATCH._replace(name="actor")
 HERE = __name__
+
+
+ARCHITECTURES = {"inline": "impala:all_inline", "served": "seed:beside_learner", "apart": "decoupled:own_devices"}
+
+
+def resolved(name: str):
+    """Return a function of experiments/graphs."""
+    module, function = name.split(":")
+    return getattr(importlib.import_module(f"graphs.{module}"), function)
 
 
 def graph_of(**values) -> Graph:
@@ -127,13 +137,30 @@ def test_a_watcher_stops_after_what_it_watches_and_goes_without_a_trace() -> Non
 
 
 def test_inline_and_served_actors_in_one_graph() -> None:
-    graph = graph_of(num_inference_servers=1)
-    groups = graph.worker("actor-0").link("samples")
-    assert groups is not None
-    mixed = graph.replace("actor-0", links=(groups, Link("params", "params")))
+    mixed = graph_of(num_inference_servers=1).connect("actor-0", inference=None, params="params")
     check(mixed)
     assert mixed.kind("actor-0").loads_jax(mixed.worker("actor-0"))
     assert not mixed.kind("actor-1").loads_jax(mixed.worker("actor-1"))
+    assert mixed.connect("actor-0", inference=("inference", (0, 1)), params=None).worker("actor-0").links[1:] == (
+        Link("inference", "inference", (0, 1)),
+    )
+
+
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("placement", ["inline", "served", "apart"])
+def test_each_architecture_is_made_of_any_other(placement: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
+    edits = {place: resolved(name) for place, name in ARCHITECTURES.items()}
+    graph = graph_of(placement=placement, road=road, num_inference_servers=2)
+    assert graph.params == ("relayed" if road == "zeromq" else "params")
+    for place, edit in edits.items():
+        changed = edit(graph)
+        check(changed)
+        expected = graph_of(placement=place, road=road, num_inference_servers=2 if place == "apart" else 1)
+        assert {w.name: (w.own_device, {(link.port, link.stream) for link in w.links}) for w in changed.workers} == {
+            w.name: (w.own_device, {(link.port, link.stream) for link in w.links}) for w in expected.workers
+        }
+        assert {stream.name for stream in changed.streams} == {stream.name for stream in expected.streams}
 
 
 def broken(change: str) -> Graph:

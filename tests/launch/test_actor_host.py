@@ -21,11 +21,10 @@ from jsrl.launch.launcher import Start
 from jsrl.launch.life import Life
 from jsrl.launch.local import actor_host
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.plan import make_plan, process_environment
+from jsrl.launch.plan import Plan, make_plan, process_environment
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import ControlServer
 from jsrl.transport.memory.segment import make_folder
-from jsrl.workers.jobs import Job
 
 ACTORS = 6
 
@@ -33,9 +32,11 @@ ACTORS = 6
 class Hosted:
     """A host and its actors, which wait for streams that nobody serves."""
 
-    def __init__(self, jobs: list[Job], control: ControlServer, folder: Path) -> None:
+    def __init__(self, plan: Plan, control: ControlServer, folder: Path) -> None:
         self._control = control
-        start = Start(folder, control.address, spawn_environment(), process_environment(jobs[0], []), forks=True)
+        jobs = [job for job in plan.jobs if job.kind == "actor"]
+        variables = process_environment(plan, jobs[0], [])
+        start = Start(folder, control.address, spawn_environment(), variables, forks=True)
         self.launcher = Local()
         self.actors = [Life(job, self.launcher.start(job, start)) for job in jobs]
         assert self.launcher.host is not None
@@ -72,18 +73,17 @@ class Hosted:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     experiment = Experiment(
         agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=ACTORS, num_actors=ACTORS, num_groups=ACTORS
     )  # fmt: skip
-    plan = make_plan(experiment, "", tmp_path_factory.mktemp("memory"))
-    return [job for job in plan.jobs if job.kind == "actor"]
+    return make_plan(experiment, "", tmp_path_factory.mktemp("memory"))
 
 
 @pytest.fixture
-def hosted(jobs: list[Job], tmp_path: Path) -> Iterator[Hosted]:
+def hosted(plan: Plan, tmp_path: Path) -> Iterator[Hosted]:
     control = ControlServer(f"ipc://{make_folder(tmp_path / 'memory')}/control")
-    hosted = Hosted(jobs, control, tmp_path)
+    hosted = Hosted(plan, control, tmp_path)
     try:
         yield hosted
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from jsrl.references.reference import from_json, to_json
 from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
 
+ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
 
@@ -30,8 +32,8 @@ def experiment(**values) -> Experiment:
     return Experiment(**({"agent": SMALL, "rollout_length": 4} | values))
 
 
-def plan_of(**values):
-    return make_plan(experiment(**values), "runs/x", MEMORY)
+def plan_of(graph=None, **values):
+    return make_plan(experiment(**values), "runs/x", MEMORY, graph=graph)
 
 
 def agent_with(act=None, core=()):
@@ -148,7 +150,8 @@ def test_an_unknown_environment_is_refused():
 
 def environments(gpus: list[str], **values) -> dict[str, dict[str, str]]:
     """Return kind -> variables of its process."""
-    return {job.kind: process_environment(job, gpus) for job in plan_of(**values).jobs}
+    plan = plan_of(**values)
+    return {job.kind: process_environment(plan, job, gpus) for job in plan.jobs}
 
 
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -187,6 +190,20 @@ def test_inline_leaves_all_gpus_to_the_learner_alone():
     given = environments(["2", "3"], placement="inline")
     assert visible(given) == {"learner": "2,3", "actor": "", "evaluator": ""}
     assert FRACTION not in given["learner"]
+
+
+@pytest.mark.parametrize("placement", ["serial", "inline", "served", "apart"])
+def test_devices_follow_the_graph_and_not_the_placement_that_it_was_made_of(placement, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    given = functools.partial(environments, ["0", "1"], placement=placement, num_actors=2, num_envs=4)
+    alone, beside, inline = (
+        given(graph=f"graphs.{name}") for name in ("decoupled:own_devices", "seed:beside_learner", "impala:all_inline")
+    )
+    assert (alone["learner"]["CUDA_VISIBLE_DEVICES"], alone["inference"]["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
+    assert FRACTION not in alone["learner"]
+    assert (beside["learner"]["CUDA_VISIBLE_DEVICES"], beside["inference"]["CUDA_VISIBLE_DEVICES"]) == ("0,1", "0")
+    assert beside["learner"][FRACTION] == "0.60"
+    assert "inference" not in inline and inline["learner"]["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_a_server_on_the_learner_s_gpu_by_index_shares_its_memory():

@@ -41,7 +41,7 @@ def test_the_plan_has_a_recorder_with_one_thread_and_no_gpu(tmp_path):
     text = describe(plan, [])
     assert "recorder" in text
     assert "learner -> inference, evaluator, recorder params" in text
-    variables = process_environment(plan.jobs[-1], ["0"])
+    variables = process_environment(plan, plan.jobs[-1], ["0"])
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "1")
     assert "recorder" not in describe(make_plan(experiment(recorder=RecorderConfig()), str(tmp_path), tmp_path), [])
 

@@ -102,7 +102,7 @@ def passed_on(graph: Graph) -> Graph:
 
 def watched(graph: Graph) -> Graph:
     """Let a watcher read the params that the evaluator reads."""
-    return graph.add(node("watch", "my_workers:WATCH", params=graph.worker("evaluator").link("params").stream))
+    return graph.add(node("watch", "my_workers:WATCH", params=graph.params))
 
 
 def passed_on_and_watched(graph: Graph) -> Graph:
