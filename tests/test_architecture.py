@@ -106,7 +106,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
-    "chaos": ({"errors", "launch", "transport", "workers"}, {"psutil"}),
+    "chaos": ({"errors", "launch", "transport", "workers"}, set()),
     "tuning": ({"errors", "experiment", "launch", "references", "runs", "workers"}, {"numpy", "psutil"}),
     "cli": (
         {
@@ -140,6 +140,19 @@ MORE: dict[str, tuple[set[str], str]] = {
     "launch/run.py": ({"jsrl.report"}, "a run writes its report as it ends"),
     "recordings/video.py": ({"PIL", "imageio_ffmpeg"}, "captions and the encoder, of the extra `video`"),
     "snapshots/orbax.py": ({"jax", "orbax", "absl"}, "Orbax is a library of jax arrays"),
+}
+
+# Files of the launching side that know processes other than as handles, outside of launch/local, each with its reason.
+LOCAL = "jsrl.launch.local"
+PROCESSES: dict[str, tuple[set[str], str]] = {
+    "launch/run.py": ({f"{LOCAL}.launcher"}, "the launcher of a run that names none"),
+    "launch/interrupts.py": ({"signal"}, "what interrupts the launching process itself"),
+    "launch/session.py": ({"psutil"}, "the age of the launching process itself"),
+    "tuning/trial.py": ({"subprocess", "signal"}, "a trial is a whole run, started and ended as a user would"),
+    "chaos/chaos.py": (
+        {"subprocess", "signal", f"{LOCAL}.outside"},
+        "it starts a whole run and strangers; workers that it did not start itself are seen by launch/local",
+    ),
 }
 
 # Workers whose module never imports jax or an agent when it is loaded, and what stands in for a worker of another kind.
@@ -296,7 +309,7 @@ NOT_KINDS = {
     "launch/local/actor_host.py": "the actor host is no worker",
     "workers/actor_host.py": "the actor host is no worker",
     "workers/__main__.py": "the actor host is no worker",
-    "chaos/chaos.py": "the actor host is no worker",
+    "launch/local/outside.py": "the actor host is no worker",
     "launch/plan.py": "the actor host is no worker",
 }
 
@@ -328,6 +341,30 @@ def test_what_every_actor_loads_names_no_jax():
         if heavy.match(module)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def sees_processes(path: Path, tree: ast.Module) -> list[str]:
+    """Return with what a file of the launching side reaches for processes, which it may see as handles alone."""
+    modules = {module for module in imported(tree) if module.startswith(("subprocess", "signal", "psutil", LOCAL))}
+    words = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    calls = words & {"os.kill", "os.killpg", "os.waitpid", "os.waitid", "os.fork"}
+    return [
+        f"{relative(path)} uses {name}" for name in (modules | calls) - PROCESSES.get(relative(path), (set(), ""))[0]
+    ]
+
+
+def test_processes_are_known_in_launch_local_alone():
+    rooms = [path for path in SOURCES if room_of(path) in ("launch", "report", "chaos", "tuning")]
+    outside = [path for path in rooms if not relative(path).startswith("launch/local/")]
+    wrong = [text for path in outside for text in sees_processes(path, parsed(path))]
+    assert not wrong, "\n".join(wrong)
+    assert {relative(path) for path in outside} >= set(PROCESSES), "an exception that is no longer needed"
+
+
+def test_the_rule_of_processes_sees_what_it_forbids():
+    tree = ast.parse("import os, signal\nfrom jsrl.launch.local.processes import LocalHandle\nos.killpg(1, 9)")
+    found = sees_processes(PACKAGE / "launch" / "controller.py", tree)
+    assert len(found) == 3 and "launch/controller.py uses os.killpg" in found
 
 
 def test_package_inits_import_nothing():

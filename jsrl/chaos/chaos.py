@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -16,12 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from jsrl.chaos.card import Blow, Flood, ScoreCard
 from jsrl.errors import ConfigError
 from jsrl.launch.graph_file import graph_of
-from jsrl.launch.local.hang import HungProcess
+from jsrl.launch.local.outside import RunSeen, SeenWorker
 from jsrl.transport.ledger.hops import read_hop
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import own_kinds
@@ -79,7 +76,7 @@ class Storm:
         self._rng = random.Random(settings.seed)
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
-        self._seen: dict[int, psutil.Process] = {}
+        self._seen = RunSeen(self._popen.pid)
         self._calm_lines = 0
 
     def run(self) -> ScoreCard:
@@ -92,7 +89,7 @@ class Storm:
         with contextlib.suppress(OSError, ValueError, StopIteration):
             self.card.result = json.loads((self._folder() / "result.json").read_text())
         self.card.scores = self._scores()
-        self.card.left = [f"process {pid}" for pid, process in self._seen.items() if _runs(process)]
+        self.card.left = self._seen.left()
         return self.card
 
     def _await_start(self) -> bool:
@@ -109,10 +106,10 @@ class Storm:
         if self._stranger is not None:
             self.card.flood = Flood()
             with self._strangers("--jobs", str(self._folder() / "jobs")):
-                before = {name: process.pid for name, process in self._workers().items()}
+                before = self._seen.workers()
                 self.card.flood.per_s = self._rate_of_rest(self._settings.flood_s)
-                now = {name: process.pid for name, process in self._workers().items()}
-            self.card.flood.replaced = sorted(name for name, pid in before.items() if now.get(name) != pid)
+                now = self._seen.workers()
+            self.card.flood.replaced = sorted(name for name, worker in before.items() if now.get(name) != worker)
         with self._strangers():
             self._storm()
         if self._popen.poll() is not None:
@@ -173,18 +170,17 @@ class Storm:
 
     def _strike(self) -> None:
         """Hit one worker, and wait until it has been replaced and trajectories arrive again."""
-        workers = {name: process for name, process in self._workers().items() if self._is_hit(name)}
+        workers = {name: worker for name, worker in self._seen.workers().items() if self._is_hit(name)}
         if not workers:
             return
         name = self._rng.choice(sorted(workers))
         begun_s, victim, blow = time.monotonic(), workers[name], Blow(name, self._way())
         self.card.blows.append(blow)
-        hung = strike(victim, blow)
+        strike(victim, blow)
         try:
-            self._await_recovery(blow, victim, begun_s, hung)
+            self._await_recovery(blow, victim, begun_s)
         finally:
-            if hung is not None:
-                hung.release()
+            victim.release()
 
     def _is_hit(self, worker: str) -> bool:
         """Return whether a worker may be hit: as the settings say, else as its kind says."""
@@ -200,37 +196,17 @@ class Storm:
         drawn, settings = self._rng.random(), self._settings
         return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
 
-    def _await_recovery(self, blow: Blow, victim: psutil.Process, begun_s: float, hung: HungProcess | None) -> None:
+    def _await_recovery(self, blow: Blow, victim: SeenWorker, begun_s: float) -> None:
         """Wait until the victim has been replaced and trajectories arrive again, and note when that was."""
         name, arrived = blow.worker, None
         while self._popen.poll() is None and time.monotonic() - begun_s < self._settings.patience_s:
-            if hung is not None:
-                hung.bury()
-            found = self._workers().get(name)
-            if found is not None and found.pid != victim.pid:
+            found = self._seen.workers().get(name)
+            if not victim.alive and found is not None and found != victim:
                 arrived = self._produced() if arrived is None else arrived
                 if self._produced() >= arrived + FLOWING:
                     blow.recovered_s = time.monotonic() - begun_s
                     return
             time.sleep(STEP_S)
-
-    def _workers(self) -> dict[str, psutil.Process]:
-        """Return worker name -> its living process: of an interpreter of its own, or forked by an actor host."""
-        found: dict[str, psutil.Process] = {}
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self._popen.pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    words = child.cmdline()
-                    self._seen[child.pid] = child
-                    if child.status() == psutil.STATUS_ZOMBIE:
-                        continue
-                    if "--name" in words:
-                        found[words[words.index("--name") + 1]] = child
-                    elif "actor-host" in words and re.fullmatch(
-                        r"actor-\d+", child.name()
-                    ):  # it takes its worker's name
-                        found[child.name()] = child
-        return found
 
     def _folder(self) -> Path:
         return next(self._runs_dir.glob(f"*/{self._run_name}"))
@@ -271,25 +247,14 @@ class Storm:
         self._rest(MEAN_REST_S)
 
 
-def strike(victim: psutil.Process, blow: Blow) -> HungProcess | None:
-    """Kill, stop or hang a process as a blow says; return what holds it, where it hangs.
-
-    A process that cannot be made to hang is stopped, and the blow says so then.
-    """
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if blow.how == "hang":
-            try:
-                return HungProcess(victim.pid)
-            except OSError:
-                blow.how = "pause"
-        victim.send_signal(signal.SIGSTOP if blow.how == "pause" else signal.SIGKILL)
-    return None
-
-
-def _runs(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
+def strike(victim: SeenWorker, blow: Blow) -> None:
+    """Kill, pause or hang a worker as a blow says. One that cannot be made to hang is paused, and the blow says so then."""
+    if blow.how == "hang":
+        try:
+            return victim.hang()
+        except OSError:
+            blow.how = "pause"
+    return victim.pause() if blow.how == "pause" else victim.kill()
 
 
 def storm_command(words: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:

@@ -1,0 +1,87 @@
+"""The workers of a run in processes of this host, as somebody sees them who did not start them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import psutil
+
+from jsrl.launch.local.hang import HungProcess
+
+
+class SeenWorker:
+    """One life of a worker: equal to what is seen of the same life later."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._hung: HungProcess | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SeenWorker) and self._process == other._process
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it has not ended."""
+        if self._hung is not None:
+            self._hung.bury()  # whoever holds a process hears of its death first
+        with contextlib.suppress(psutil.Error):
+            return bool(self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE)
+        return False
+
+    def kill(self) -> None:
+        """End it."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.kill()
+
+    def pause(self) -> None:
+        """Stop it where it stands."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.suspend()
+
+    def hang(self) -> None:
+        """Stop its main thread alone, until `release`.
+
+        Raises:
+          OSError: the system does not allow it.
+        """
+        self._hung = HungProcess(self._process.pid)
+
+    def release(self) -> None:
+        """Let its main thread go on; nothing where it does not hang."""
+        if self._hung is not None:
+            self._hung.release()
+
+
+class RunSeen:
+    """A run whose controller is the process `pid`: its workers, and whatever else it started."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen: dict[int, psutil.Process] = {}
+
+    def workers(self) -> dict[str, SeenWorker]:
+        """Return worker name -> its present life: of an interpreter of its own, or forked by an actor host."""
+        found: dict[str, SeenWorker] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    self._seen[child.pid] = child
+                    name = _worker_name(child)
+                    if name and child.status() != psutil.STATUS_ZOMBIE:
+                        found[name] = SeenWorker(child)
+        return found
+
+    def left(self) -> list[str]:
+        """Return, for people, which of all processes ever seen still run."""
+        return [f"process {pid}" for pid, process in self._seen.items() if SeenWorker(process).alive]
+
+
+def _worker_name(process: psutil.Process) -> str:
+    words = process.cmdline()
+    if "--name" in words:
+        return words[words.index("--name") + 1]
+    forked = "actor-host" in words and re.fullmatch(r"actor-\d+", process.name())  # it takes its worker's name
+    return process.name() if forked else ""
