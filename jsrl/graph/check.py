@@ -89,9 +89,23 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
             hint = "read by one worker (or let the stream have routing='broadcast')"
             _check_groups(graph, stream, sinks, "read", hint)
             _check_whole_writers(graph, stream, sources, sinks)
-        for worker, link in sinks if stream.routing == "broadcast" else ():
-            if set(graph.groups(link)) != set(stream.groups):
-                raise ConfigError(f"{stream.name} is broadcast, so {worker.name} must read all of its groups.")
+        _check_readers(graph, stream, sinks)
+
+
+def _check_readers(graph: Graph, stream: Stream, sinks: list[tuple[WorkerNode, Link]]) -> None:
+    """Refuse readers for which the writers of a stream would wait for ever, or who would miss some of it."""
+    if stream.routing == "broadcast" and stream.schema != "trajectory":
+        raise ConfigError(
+            f"{stream.name} carries {stream.schema}, which go to one reader; only trajectories are broadcast."
+        )
+    for worker, link in sinks:
+        if not graph.kind(worker.name).loss_ends_run:
+            raise ConfigError(
+                f"{worker.name} reads {stream.name}, whose writers would wait for ever once its restarts are used up; "
+                f"its kind {worker.kind} must have loss_ends_run=True."
+            )
+        if stream.routing == "broadcast" and set(graph.groups(link)) != set(stream.groups):
+            raise ConfigError(f"{stream.name} is broadcast, so {worker.name} must read all of its groups.")
 
 
 def _check_groups(graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Link]], done: str, expected: str) -> None:

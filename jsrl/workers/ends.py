@@ -82,15 +82,20 @@ def names_of_peers(end: End) -> list[str]:
     return [name_at(end.stream.name, peer.worker) for peer in end.peers]
 
 
-def find_reader(job: Job, port: str) -> Peer:
-    """Return the worker that reads what this one writes at a port, waiting for it."""
-    name = names_of_peers(job.end(port))[0]
-    return Peer(job.names, name, job.find(name))
+def find_readers(job: Job, port: str) -> list[Peer]:
+    """Return the workers that read what this one writes at a port, waiting for them: several where it is broadcast."""
+    return [Peer(job.names, name, job.find(name)) for name in names_of_peers(job.end(port))]
 
 
-def connect_writer(job: Job, port: str, schema: Tree, address: str, timeout_s: float) -> SampleProducer:
-    """Return the writing end of the samples at a port, connected to where its reader has bound it."""
+def connect_writer(
+    job: Job, port: str, schema: Tree, address: str, timeout_s: float, reader: int = 0
+) -> SampleProducer:
+    """Return the writing end of the samples at a port, connected to where one of its readers has bound it.
+
+    Args:
+      job: of the worker. schema: of what it writes. address: of the reader. reader: its number among the peers of the end.
+    """
     end = job.end(port)
     groups = max(end.stream.groups, default=0) + 1
-    hop = hop_folder(Path(job.folder), end.peers[0].hop) if end.peers[0].hop else None
+    hop = hop_folder(Path(job.folder), end.peers[reader].hop) if end.peers[reader].hop else None
     return connect_samples(address, schema, job.producer, groups, timeout_s, keys=job.keys, hop=hop)

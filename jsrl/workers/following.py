@@ -1,104 +1,190 @@
-"""The writing end of samples that follows its reader: when that is replaced, it goes over to its next life."""
+"""The writing end of samples that follows its readers: when one is replaced, it goes over to that one's next life."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+
+import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.names import Registration
-from jsrl.transport.base import Block, Origin, SampleProducer
+from jsrl.transport.base import Block, Entry, Origin, SampleProducer
+from jsrl.transport.samples.broadcast import reserve_all
 from jsrl.transport.stream import epoch_at
-from jsrl.types import Tree
-from jsrl.workers.ends import connect_writer, find_reader
+from jsrl.types import Trajectory, Tree, leaves
+from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.peers import CONNECT_S, REFUSED_S, Peer
 
 
-class FollowingProducer:
-    """Writes to the reader of a port's stream, whichever life of it is the present one.
+class Writer:
+    """A SampleProducer to every reader of what a worker writes at a port: one, or several where the stream is broadcast.
+
+    It has a connection to each reader. A trajectory goes to all of them, so that the slowest sets the pace.
 
     Args:
       job: of the worker. port: that writes samples. schema: of what it writes.
 
     Attributes:
-      renewed: how often another life of the reader was found.
+      peers: the readers, as known since the last connection.
     """
 
     def __init__(self, job: Job, port: str, schema: Tree) -> None:
         self._job, self._port, self._schema = job, port, schema
-        self._peer: Peer | None = None
-        self._producer: SampleProducer | None = None
+        self.peers: list[Peer] = []
+        self._ends: list[SampleProducer | None] = []
+
+    def open(self) -> None:
+        """Connect, waiting for the readers."""
+        self.peers = find_readers(self._job, self._port)
+        self._ends = [None] * len(self.peers)
+        for number, peer in enumerate(self.peers):
+            self._connect(number, peer.known, CONNECT_TIMEOUT_S)
+
+    def _connect(self, number: int, found: Registration, timeout_s: float) -> None:
+        self._ends[number] = connect_writer(self._job, self._port, self._schema, found.address, timeout_s, number)
+        self.peers[number].known = found
+
+    def reserve(self, timeout_s: float) -> Block:
+        """Return room for a trajectory at every reader.
+
+        Raises:
+          StreamTimeout: a reader released no room in time. StreamClosed: a reader is gone; see `follow`.
+        """
+        ends = [end for end in self._ends if end is not None]
+        if len(ends) < len(self._ends):
+            raise StreamClosed(f"a reader of {self._job.name}.{self._port} is being replaced.")
+        return reserve_all(ends, timeout_s)
+
+    def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
+        """Reserve, copy and commit; see SampleProducer.put."""
+        block = self.reserve(timeout_s)
+        for target, source in zip(leaves(block.trajectory), leaves(trajectory), strict=True):
+            np.copyto(target, source)
+        return block.commit(group)
+
+    def check(self) -> None:
+        """See, now and then, whether the readers still live. Raises StreamClosed."""
+        for peer in self.peers:
+            peer.check()
+
+    def follow(self, found: Sequence[Registration]) -> bool:
+        """Go over to the next lives of those readers that were replaced; return whether there are any.
+
+        Args:
+          found: who lives behind each of `peers` now.
+
+        Raises:
+          StreamTimeout, StreamClosed: one does not answer, or refuses this worker. The others are connected; try again.
+        """
+        renewed = False
+        for number, (peer, present) in enumerate(zip(self.peers, found, strict=True)):
+            if not peer.is_known(present):
+                self._leave(number, "its reader was replaced")
+                self._connect(number, present, CONNECT_S)
+                renewed = True
+        return renewed
+
+    def _leave(self, number: int, reason: str) -> None:
+        end, self._ends[number] = self._ends[number], None
+        if end is not None:
+            end.lose(reason)
+            end.close()
+
+    def read_epoch(self) -> int:
+        """Return the epoch in which what is written here is trained on; 0 where no reader says."""
+        found, stream = [0], self._job.end(self._port).stream.name
+        for peer in self._job.end(self._port).peers:
+            try:
+                found.append(int(self._job.names.lookup(epoch_at(stream, peer.worker), 0.0).address))
+            except StreamTimeout:
+                continue
+        return max(found)
+
+    def lose(self, reason: str) -> None:
+        """Take note of readers that are gone for good, so that `close` does not wait for them."""
+        for end, peer in zip(self._ends, self.peers, strict=True):
+            found = peer.find(0.0)
+            if end is not None and (found is None or not peer.is_known(found)):
+                end.lose(reason)
+
+    def close(self) -> None:
+        """Leave; what was committed still arrives where a reader is left."""
+        self.lose("its reader is gone")
+        for end in self._ends:
+            if end is not None:
+                end.close()
+
+
+class FollowingProducer:
+    """Writes to the readers of a port's stream, whichever lives of them are the present ones.
+
+    Args:
+      job: of the worker. port: that writes samples. schema: of what it writes.
+
+    Attributes:
+      renewed: how often other lives of readers were found.
+    """
+
+    def __init__(self, job: Job, port: str, schema: Tree) -> None:
+        self._in_process, self._writer = job.in_process, Writer(job, port, schema)
+        self._lost: StreamClosed | None = None
         self._refused_since_s: float | None = None
         self.renewed = 0
 
     def open(self) -> None:
-        """Connect, waiting for the reader."""
-        self._peer = find_reader(self._job, self._port)
-        self._connect(self._peer.known, CONNECT_TIMEOUT_S)
-
-    def _connect(self, found: Registration, timeout_s: float) -> None:
-        self._producer = connect_writer(self._job, self._port, self._schema, found.address, timeout_s)
+        """Connect, waiting for the readers."""
+        self._writer.open()
 
     def reserve(self, timeout_s: float) -> Block | None:
-        """Return room for a trajectory; None: there is none now, or the reader is being replaced. Ask again."""
-        if self._producer is None:
-            self._follow(timeout_s)
+        """Return room for a trajectory; None: there is none now, or a reader is being replaced. Ask again."""
+        if self._lost is not None:
+            self._follow(self._lost, timeout_s)
             return None
         try:
-            return self._producer.reserve(timeout_s)
+            return self._writer.reserve(timeout_s)
         except StreamTimeout:
             self.look()
-        except StreamClosed:
-            self._lose()
+        except StreamClosed as error:
+            self._lost = error
         return None
 
     def commit(self, block: Block, group: int, origin: Origin | None = None) -> bool:
-        """Hand a trajectory over; return False where the reader has gone meanwhile, so that it is to be written again."""
+        """Hand a trajectory over; return False where nobody took it, so that it is to be written again."""
         try:
             block.commit(group, origin)
             return True
-        except StreamClosed:
-            self._lose()
+        except StreamClosed as error:
+            self._lost = error
             return False
 
     def look(self) -> None:
-        """See, now and then, whether the reader still lives, and go over to its next life."""
-        assert self._peer is not None
-        if self._producer is None:
-            self._follow(0.0)
-        elif not self._job.in_process:
+        """See, now and then, whether the readers still live, and go over to their next lives."""
+        if self._lost is not None:
+            self._follow(self._lost, 0.0)
+        elif not self._in_process:
             try:
-                self._peer.check()
-            except StreamClosed:
-                self._lose()
+                self._writer.check()
+            except StreamClosed as error:
+                self._lost = error
 
     def read_epoch(self) -> int:
-        """Return the epoch in which the reader trains what it is given; 0 where it does not say."""
-        end = self._job.end(self._port)
-        try:
-            return int(self._job.names.lookup(epoch_at(end.stream.name, end.peers[0].worker), 0.0).address)
-        except StreamTimeout:
-            return 0
+        """Return the epoch in which what is written here is trained on; 0 where no reader says."""
+        return self._writer.read_epoch()
 
-    def _lose(self) -> None:
-        if self._producer is not None:
-            self._producer.lose("its reader was replaced")
-            self._producer.close()
-            self._producer = None
-
-    def _follow(self, timeout_s: float) -> None:
-        """Connect to the reader's present life, where there is one.
+    def _follow(self, lost: StreamClosed, timeout_s: float) -> None:
+        """Connect to the readers' present lives, where there are any.
 
         Raises:
-          StreamClosed: it lives, but has not taken this worker back for a while.
+          StreamClosed: they live, but have not taken this worker back for a while.
         """
-        assert self._peer is not None
-        found = self._peer.find(timeout_s)
-        if found is None:
+        present = [found for peer in self._writer.peers if (found := peer.find(timeout_s)) is not None]
+        if len(present) < len(self._writer.peers):
             return
         try:
-            again = self._peer.is_known(found)
-            self._connect(found, CONNECT_S)
+            if not self._writer.follow(present):
+                raise lost
         except StreamTimeout:
             return
         except StreamClosed:
@@ -108,10 +194,9 @@ class FollowingProducer:
                 raise
             time.sleep(0.05)
             return
-        self._peer.known, self._refused_since_s = found, None
-        self.renewed += not again
+        self._lost = self._refused_since_s = None
+        self.renewed += 1
 
     def close(self) -> None:
         """Leave."""
-        if self._producer is not None:
-            self._producer.close()
+        self._writer.close()

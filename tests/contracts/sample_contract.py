@@ -20,6 +20,7 @@ import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer, SampleProducer
+from jsrl.transport.samples.broadcast import reserve_all
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, leaves, named_leaves, zeros
 from tests.contracts.sample_producer import checksum, fill, make_schema, produce
@@ -425,6 +426,38 @@ def test_impossible_names_are_refused(consumer: SampleConsumer, producer: Produc
 def test_an_address_has_one_consumer(consumer: SampleConsumer) -> None:
     with pytest.raises(ConfigError):
         bind_samples(consumer.address, SCHEMA)
+
+
+def test_a_trajectory_for_several_readers_goes_to_each_that_is_left(road: Road, consumer: SampleConsumer) -> None:
+    other = bind_samples(road.new_address(), SCHEMA)
+    ends = [connect(consumer), connect(other)]
+    for number in range(3):
+        fill((block := reserve_all(ends, TIMEOUT_S)).trajectory, number)
+        assert block.commit(1, Origin(ACTOR, number)).sequence == number
+    reserve_all(ends, TIMEOUT_S).abandon()
+    assert [entry.origin.sequence for entry in drain(consumer, 3)] == [0, 1, 2]
+    with pytest.raises(StreamTimeout):  # the other one has room for one more
+        for number in range(3, 9):
+            fill((block := reserve_all(ends, 0.2)).trajectory, number)
+            block.commit(0, Origin(ACTOR, number))
+    drain(consumer, 1)
+    assert not consumer.pending() and len(drain(other, 4)) == 4
+    fill((block := reserve_all(ends, TIMEOUT_S)).trajectory, 9)
+    other.close()
+
+    def hears_of_it() -> bool:
+        try:
+            ends[1].reserve(0.05).abandon()
+        except StreamClosed:
+            return True
+        return False
+
+    wait_for(hears_of_it)
+    block.commit(1, Origin(ACTOR, 9))
+    assert [entry.origin.sequence for entry in drain(consumer, 1)] == [9]
+    with pytest.raises(StreamClosed):
+        reserve_all(ends, TIMEOUT_S)
+    assert consumer.ledger.received == consumer.ledger.consumed == 5 and other.ledger.received == 4
 
 
 def stream_from_two(road: Road, consumer: SampleConsumer, groups: int, count: int) -> None:

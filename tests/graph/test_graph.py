@@ -28,6 +28,8 @@ PASS = Kind(
 )
 WATCH = Kind("watch", "watchers", "nowhere:build", ports=(Port("params", "params", "reads"),))
 SPEAK = Kind("speak", "speakers", "nowhere:build", ports=(Port("params", "params", "writes"),))
+READ = Kind("read", "readers", "nowhere:build", ports=(Port("rows", "samples", "reads"),))
+READ_A_WHILE = READ._replace(name="read-a-while", loss_ends_run=False)
 WATCH_TOO, ACTOR = WATCH, WATCH._replace(name="actor")
 HERE = __name__
 
@@ -168,6 +170,7 @@ def broken(change: str) -> Graph:
     actor = graph.worker("actor-0")
     samples, inference = actor.link("samples"), actor.link("inference")
     assert samples is not None and inference is not None
+    broadcast = graph.with_stream("samples", routing="broadcast")
     second = WorkerNode("actor-9", "actor", (Link("samples", "samples", (0,)), Link("inference", "inference", (0,))))
     return {
         "nobody reads": lambda: graph.without("learner").add(node("s", f"{HERE}:SPEAK", params="params")),
@@ -186,6 +189,12 @@ def broken(change: str) -> Graph:
         "own name": lambda: graph.add(node("x", f"{HERE}:ACTOR", params="params")),
         "two kinds": lambda: graph.add(node("a", f"{HERE}:WATCH", params="params")).add(
             node("b", f"{HERE}:WATCH_TOO", params="params")
+        ),
+        "two readers": lambda: graph.add(node("x", f"{HERE}:READ", rows="samples")),
+        "part of all": lambda: broadcast.add(node("x", f"{HERE}:READ", rows=("samples", (0,)))),
+        "may be lost": lambda: broadcast.add(node("x", f"{HERE}:READ_A_WHILE", rows="samples")),
+        "broadcast batches": lambda: graph_of(replay=REPLAY, max_policy_lag=None).with_stream(
+            "batches", routing="broadcast"
         ),
         "kind": lambda: graph.add(WorkerNode("x", "nonsense")),
         "circle": lambda: graph.add(
@@ -215,6 +224,10 @@ def broken(change: str) -> Graph:
         ),
         ("own name", "is called 'actor', as one of jsrl's own is"),
         ("two kinds", "WATCH and .*WATCH_TOO have the same name"),
+        ("two readers", "read by learner and x; each must be read by one worker .or let .* routing='broadcast'"),
+        ("part of all", "samples is broadcast, so x must read all of its groups"),
+        ("may be lost", "x reads samples, whose writers would wait for ever .* must have loss_ends_run=True"),
+        ("broadcast batches", "batches carries batches, which go to one reader"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
         ("circle", "between a, b lead in a circle"),
     ],

@@ -64,6 +64,14 @@ def test_a_worker_that_passes_everything_on_changes_no_bit(tmp_path: Path) -> No
     assert result["hops"]["samples.augment"]["produced"] == result["ledger"]["produced"] == 12
 
 
+def test_a_second_reader_gets_all_and_changes_no_bit(tmp_path: Path) -> None:
+    plain, _ = trained(tmp_path, "plain", None)
+    counted, result = trained(tmp_path, "counted", "my_workers:counted")
+    assert all((a == b).all() for a, b in zip(plain, counted, strict=True))
+    assert result["hops"]["samples.count"]["produced"] == result["ledger"]["produced"] == 12
+    assert result["hops"]["samples.count"]["consumed"] == 12
+
+
 @pytest.mark.slow
 def test_so_it_is_in_deterministic_mode_with_processes(tmp_path: Path) -> None:
     deterministic = {"placement": "inline", "deterministic": True, "num_actors": 2}
@@ -113,7 +121,7 @@ def test_a_kept_graph_that_other_options_contradict_is_named(tmp_path: Path) -> 
     ("graph", "words"),
     [
         ("nowhere:edit", "graph nowhere:edit: No module named 'nowhere'"),
-        ("my_workers:nothing", "no 'nothing'; expected a function .* Functions there: augmented, passed_on"),
+        ("my_workers:nothing", "no 'nothing'; expected a function .* Functions there: .*augmented, passed_on"),
         ("my_workers", "expected module:function"),
         (lambda graph: None, r"returned None, expected a Graph; end the function with `return graph`"),
         (lambda graph: graph.insert("my_workers:NOBODY"), "my_workers:NOBODY' cannot be imported"),

@@ -28,3 +28,18 @@ def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours
     result = run.result()
     assert_balanced(result, killed_over_zeromq=road == "zeromq")
     assert result["hops"]["samples.augment"]["produced"] > 0
+
+
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_a_broadcast_outlives_kills_of_its_writer_and_of_each_reader(launch, road: str) -> None:
+    run = counting(launch, "--graph", "my_workers:counted", "--restart", "5", "--road", road)
+    await_snapshot(run)
+    for worker in ("count", "learner", "actor-0", "count"):
+        process = run.await_worker(worker)
+        process.kill()
+        await_training(run, time.monotonic(), worker, process.pid)
+    run.popen.terminate()
+    run.expect(130, 40.0)
+    result = run.result()
+    assert_balanced(result, killed_over_zeromq=road == "zeromq")
+    assert result["hops"]["samples.count"]["consumed"] > 0

@@ -12,13 +12,15 @@ import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
-from jsrl.graph.graph import Graph
+from jsrl.graph.graph import Graph, node
 from jsrl.launch.plan import Plan, make_plan
-from jsrl.transport.base import Entry, Origin, ProducerId
+from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer
+from jsrl.transport.ledger.hops import read_hops
 from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.workers.base import Reporter
 from jsrl.workers.between import Between
-from jsrl.workers.ends import bind_reader, connect_writer, find_reader
+from jsrl.workers.ends import begin_counting, bind_reader
+from jsrl.workers.following import Writer
 from jsrl.workers.kinds import build_worker
 from jsrl.workers.learner.replay_link import batch_of_windows
 from jsrl.workers.replay.worker import ReplayWorker
@@ -73,8 +75,8 @@ class Row:
     def act(self, incarnation: int) -> None:
         """Begin a life of the actor."""
         job = dataclasses.replace(self.plan.job("actor-0"), incarnation=incarnation)
-        address = find_reader(job, "samples").known.address
-        self.actor = connect_writer(job, "samples", job.schemas.trajectory, address, 5.0)
+        self.actor = Writer(job, "samples", job.schemas.trajectory)
+        self.actor.open()
 
     def send(self, count: int, *through: str) -> None:
         for _ in range(count):
@@ -134,6 +136,59 @@ def test_a_lane_breaks_where_the_actor_behind_workers_between_is_replaced(row: R
     row.act(1)
     row.send(3)
     assert (row.inserted, row.breaks) == (6, 1)
+
+
+def test_a_broadcast_waits_for_the_slowest_reader_and_follows_each_by_itself(plan: Plan, tmp_path: Path) -> None:
+    def counted(graph: Graph) -> Graph:
+        onwards = graph.insert("my_workers:AUGMENT", settings={"noise": 0.0})
+        both = onwards.add(node("count", "my_workers:COUNT", rows="samples-augment"))
+        return both.with_stream("samples-augment", routing="broadcast")
+
+    folder = tmp_path / "other"
+    jobs = make_plan(plan.experiment, str(folder), tmp_path / "memory-2", graph=counted).job
+    schema = plan.schemas.trajectory
+
+    def reader(name: str, incarnation: int) -> SampleConsumer:
+        job, port = (
+            dataclasses.replace(jobs(name), incarnation=incarnation),
+            "samples" if name == "replay-0" else "rows",
+        )
+        return bind_reader(job, port, schema, begin_counting(job, port, Silent()))
+
+    def taken(consumer: SampleConsumer) -> list[int]:
+        leases = [consumer.get(1.0) for _ in range(consumer.pending())]
+        for lease in leases:
+            consumer.release(lease)
+        return [lease.entry.origin.sequence for lease in leases]
+
+    replay, count = reader("replay-0", 0), reader("count", 0)
+    between = build_worker(jobs("augment"), Silent())
+    between.setup()
+    actor = Writer(jobs("actor-0"), "samples", schema)
+    actor.open()
+    for _ in range(3):
+        actor.reserve(1.0).commit(0)
+        between.step()
+    assert between.passed == 2 == count.pending()  # as many as there are blocks
+    assert taken(replay) == [0, 1]
+    between.step()
+    assert between.passed == 2 and not replay.pending()
+    count.close()
+    between.step()
+    count = reader("count", 1)
+    for _ in range(3):
+        between.step()
+    assert taken(count) == taken(replay) == [2]
+    for end in (actor, between, replay, count):
+        end.close()
+    ledgers = read_hops(folder)
+    assert {name: ledger.produced for name, ledger in ledgers.items()} == {
+        "samples.augment": 3,
+        "samples-augment.replay-0": 3,
+        "samples-augment.count": 3,
+    }
+    assert all(ledger.balanced for ledger in ledgers.values())
+    assert ledgers["samples-augment.count"].dropped == {"closed": 2}
 
 
 def test_numbers_depend_on_who_made_a_trajectory_and_differ_in_each_worker_of_a_row(row: Row) -> None:

@@ -11,10 +11,10 @@ from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
 from jsrl.transport.inference.roads import connect_inference
 from jsrl.transport.samples.copying import CopyingProducer
-from jsrl.transport.stream import epoch_at
-from jsrl.workers.ends import connect_writer, find_reader, names_of_peers
+from jsrl.workers.ends import names_of_peers
+from jsrl.workers.following import Writer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, LOOK_S, REFUSED_S, PeerOfMany, first_present
+from jsrl.workers.peers import CONNECT_S, LOOK_S, REFUSED_S, Peer, PeerOfMany, first_present
 
 
 class ActorStreams:
@@ -25,7 +25,7 @@ class ActorStreams:
 
     Attributes:
       epoch: of the learner that trajectories go to; params of an earlier one begin no trajectory.
-      new_consumer: whether another life was found behind `samples`; whoever acts on it sets it back.
+      new_consumer: whether another life of a reader of `samples` was found; whoever acts on it sets it back.
     """
 
     def __init__(self, job: Job, recorder: Recorder) -> None:
@@ -33,7 +33,10 @@ class ActorStreams:
         self.epoch = 0
         self.new_consumer = False
         self._client: Any = None
-        self._producer: Any = None
+        self._writer = Writer(job, "samples", job.schemas.trajectory)
+        self._producer: SampleProducer = self._writer
+        if not job.experiment.actor.rows_in_place:
+            self._producer = CopyingProducer(self._writer, job.schemas.trajectory)
         self._server: PeerOfMany | None = None  # None: the actor acts itself
         self._renewed = False  # the producer was taken up again, the client not yet
         self._refused_since_s: float | None = None
@@ -48,9 +51,8 @@ class ActorStreams:
         """Return both ends, waiting for their peers to come up; group -> its environments."""
         job = self._job
         self._group_sizes = group_sizes
-        self._samples = find_reader(job, "samples")
-        self._peers = [self._samples]
-        self._producer = self._connect_samples(self._samples.known.address, CONNECT_TIMEOUT_S)
+        self._writer.open()
+        self._peers: list[Peer] = list(self._writer.peers)
         if not job.has("inference"):
             from jsrl.workers.players import inline_client
 
@@ -62,27 +64,13 @@ class ActorStreams:
             self._server = PeerOfMany(job.names, servers, present or job.find(servers[0]))
             self._peers.append(self._server)
             self._client = self._connect_inference(self._server.known.address, CONNECT_TIMEOUT_S)
-        self.epoch = self._read_epoch()
+        self.epoch = self._writer.read_epoch()
         return self._client, self._producer
-
-    def _connect_samples(self, address: str, timeout_s: float) -> SampleProducer:
-        spec = self._job.schemas.trajectory
-        producer = connect_writer(self._job, "samples", spec, address, timeout_s)
-        return producer if self._job.experiment.actor.rows_in_place else CopyingProducer(producer, spec)
 
     def _connect_inference(self, address: str, timeout_s: float) -> InferenceClient:
         job = self._job
         sizes, keys = self._group_sizes, job.keys
         return connect_inference(address, job.schemas.act, job.producer, sizes, timeout_s=timeout_s, keys=keys)
-
-    def _read_epoch(self) -> int:
-        """Return the epoch of the present learner; 0 where rows go to another worker, which takes those of any."""
-        end = self._job.end("samples")
-        try:
-            name = epoch_at(end.stream.name, end.peers[0].worker)
-            return int(self._job.names.lookup(name, 0.0).address)  # registered before the stream was
-        except StreamTimeout:
-            return 0
 
     def check(self) -> None:
         """Look whether the other ends live, when nothing has come for a while. Raises StreamClosed."""
@@ -91,7 +79,7 @@ class ActorStreams:
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
-            if self._read_epoch() > self.epoch:  # told by the workers between this actor and the learner
+            if self._writer.read_epoch() > self.epoch:  # told by the workers between this actor and the learner
                 self._renewed = self.new_consumer = True
                 raise StreamClosed("another life of the learner trains what this actor sends.")
 
@@ -132,18 +120,15 @@ class ActorStreams:
         time.sleep(0.05)
 
     def _take_up(self, present: list[Registration]) -> tuple[InferenceClient, SampleProducer]:
-        if not self._samples.is_known(present[0]):
-            self._producer.lose("its consumer was replaced")
-            self._producer.close()
-            self._producer = self._connect_samples(present[0].address, CONNECT_S)
-            self._samples.known, self._renewed = present[0], True
-            self.new_consumer = True
+        readers = len(self._writer.peers)
+        if self._writer.follow(present[:readers]):
+            self._renewed = self.new_consumer = True
         if self._server is None:
             self._client.forget()
         else:
             self._client.close()
-            self._client = self._connect_inference(present[1].address, CONNECT_S)
-            self._server.known = present[1]
-        self.epoch = self._read_epoch()
+            self._client = self._connect_inference(present[readers].address, CONNECT_S)
+            self._server.known = present[readers]
+        self.epoch = self._writer.read_epoch()
         self._refused_since_s, self._renewed = None, False
         return self._client, self._producer

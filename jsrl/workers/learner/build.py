@@ -74,7 +74,10 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
             recorded = recorded_consumer(e.recording, spec, seed=e.seed, start=trained, ledger=ledger, hop=hop)
             return recorded, bind_publisher(job, "params")
         samples = job.end("samples").stream
-        job.announce(epoch_at(samples.name, job.name), str(epoch))
+        if (
+            samples.policy == job.end("params").stream.policy
+        ):  # those who act for another policy wait for no params of ours
+            job.announce(epoch_at(samples.name, job.name), str(epoch))
         consumer = bind_reader(job, "samples", replay_batch_spec(spec) if through_host else spec, ledger)
         return replay_consumer(consumer, job) if through_host else consumer, bind_publisher(job, "params")
 

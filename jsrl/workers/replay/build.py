@@ -12,7 +12,7 @@ from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.transport.base import SampleProducer
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Reporter
-from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_reader
+from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.kinds import make_recorder
 from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayWorker, Roads
@@ -80,7 +80,7 @@ def _connect(job: Job, reporter: Reporter) -> Callable[[], Roads]:
         def connect_batches(address: str, timeout_s: float) -> SampleProducer:
             return connect_writer(job, "batches", replay_batch_spec(windows), address, timeout_s)
 
-        learner = find_reader(job, "batches")
+        (learner,) = find_readers(job, "batches")
         return Roads(
             rows, connect_batches(learner.known.address, CONNECT_TIMEOUT_S), priorities, learner, connect_batches
         )

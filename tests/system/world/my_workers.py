@@ -6,12 +6,13 @@ import time
 
 import numpy as np
 
+from jsrl.errors import StreamTimeout
 from jsrl.graph.graph import Graph, node
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.types import version_updates
 from jsrl.workers.between import ACTIVITIES, PORTS, Between
-from jsrl.workers.ends import subscribe
+from jsrl.workers.ends import begin_counting, bind_reader, subscribe
 from jsrl.workers.kinds import Kind, Port, make_recorder
 
 
@@ -88,6 +89,53 @@ WATCH = Kind(
     loads_jax=lambda worker: False,
     loss_ends_run=False,
 )
+
+
+class Counter:
+    """Only reads: counts the trajectories of each group."""
+
+    def __init__(self, job, reporter):
+        self.job, self.name, self.reporter, self.recorder = job, job.name, reporter, make_recorder(job)
+        self.counts = {}
+
+    def setup(self):
+        schema = self.job.schemas.trajectory
+        self._rows = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows", self.reporter))
+
+    def step(self):
+        try:
+            lease = self._rows.get(self.job.poll_s)
+        except StreamTimeout:
+            return 0
+        self.counts[lease.entry.group] = self.counts.get(lease.entry.group, 0) + 1
+        self._rows.release(lease)
+        return 1
+
+    def report(self):
+        self.recorder.last("counted", sum(self.counts.values()))
+        return self.recorder.flush(), {}
+
+    def command(self, command):
+        pass
+
+    def close(self):
+        self._rows.close()
+        return {}
+
+
+COUNT = Kind(
+    "count",
+    "counters",
+    "my_workers:Counter",
+    ports=(Port("rows", "samples", "reads", schemas=("trajectory",)),),
+    metrics=(Metric("counted", "trajectories counted in this life", "count", "rises", "sum"),),
+    loads_jax=lambda worker: False,
+)
+
+
+def counted(graph: Graph) -> Graph:
+    """Let a second worker read all that goes to the learner."""
+    return graph.add(node("count", "my_workers:COUNT", rows="samples")).with_stream("samples", routing="broadcast")
 
 
 def augmented(graph: Graph) -> Graph:
