@@ -73,7 +73,8 @@ def descriptors() -> tuple[str, ...]:
 
 def short_run(name: str, placement: str, folder: Path) -> Callable[[], None]:
     """Return a function that starts a run of a few rows and waits for its end."""
-    from jsrl.cli.experiments import experiments
+    from run import experiments
+
     from jsrl.experiment import EvaluatorConfig
     from jsrl.launch.run import run
 

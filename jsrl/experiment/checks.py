@@ -31,7 +31,8 @@ def check(experiment: Experiment) -> None:
     e = experiment
     if isinstance(e.agent, dict | list | tuple):
         raise ConfigError(
-            "several policies in one experiment are not available yet; give one agent (a config such as PPOConfig)."
+            "an experiment has one agent (a config such as PPOConfig); further policies are trained by further learners of "
+            "its graph: see Two policies in docs/dataflow.md."
         )
     _check_positive(e)
     check_supervision(e)

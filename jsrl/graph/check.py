@@ -6,6 +6,7 @@ from collections import Counter
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.graph.policies import learners_of, policy_of
 from jsrl.transport.meeting.address import check_name
 from jsrl.transport.stream import Stream
 
@@ -26,6 +27,7 @@ def check(graph: Graph) -> None:
         _check_ports(graph, worker)
     for stream in graph.streams:
         _check_ends(graph, stream)
+    _check_policies(graph)
     _ = graph.stop_order
 
 
@@ -106,6 +108,40 @@ def _check_readers(graph: Graph, stream: Stream, sinks: list[tuple[WorkerNode, L
             )
         if stream.routing == "broadcast" and set(graph.groups(link)) != set(stream.groups):
             raise ConfigError(f"{stream.name} is broadcast, so {worker.name} must read all of its groups.")
+
+
+def _check_policies(graph: Graph) -> None:
+    """Refuse policies that two learners train or none, and workers that would mix two of them."""
+    learners = {worker.name: policy_of(graph, worker) for worker in learners_of(graph)}
+    if not learners:
+        return
+    for policy, count in Counter(learners.values()).items():
+        check_name(policy, "policy")
+        if count > 1:
+            both = " and ".join(name for name, own in learners.items() if own == policy)
+            raise ConfigError(f"{both} train the same policy {policy!r}; give the params stream of one another policy.")
+    for stream in graph.streams:
+        if stream.policy not in learners.values():
+            there = ", ".join(learners.values())
+            raise ConfigError(
+                f"{stream.name} is of the policy {stream.policy!r}, which nobody trains; there are: {there}."
+            )
+    for worker in graph.workers:
+        _check_one_policy(graph, worker, is_learner=worker.name in learners)
+
+
+def _check_one_policy(graph: Graph, worker: WorkerNode, *, is_learner: bool) -> None:
+    """Refuse a worker that acts, passes on or keeps what is of one policy as another's. Those that only read may mix."""
+    kind = graph.kind(worker.name)
+    streams = [graph.stream(link.stream) for link in worker.links]
+    if is_learner:  # it may train on rows that another policy chose
+        streams = [stream for stream in streams if stream.sort != "samples"]
+    policies = dict.fromkeys(stream.policy for stream in streams)
+    if len(policies) > 1 and any(kind.port(link.port).does in ("writes", "asks", "answers") for link in worker.links):
+        parts = ", ".join(f"{stream.name} ({stream.policy})" for stream in streams)
+        raise ConfigError(
+            f"{worker.name} joins streams of several policies: {parts}; all of one worker must be of the same."
+        )
 
 
 def _check_groups(graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Link]], done: str, expected: str) -> None:

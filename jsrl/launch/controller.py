@@ -156,7 +156,7 @@ class Controller:
             self._crashes[message.worker] = message
         elif isinstance(message, Bye):
             life.left = True
-            self._session.facts(message.facts)
+            self._session.facts(message.worker, message.facts)
 
     def _check(self, life: Life) -> None:
         """See that a worker lives, becomes ready in time, and is heard of."""

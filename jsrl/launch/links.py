@@ -73,6 +73,13 @@ def hop_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
     return SAMPLES if reader.name == first else name_at(stream.name, reader.name)
 
 
+def learner_hop(graph: Graph, learner: str) -> str:
+    """Return under which name the trajectories that a learner reads are counted."""
+    worker = graph.worker(learner)
+    reads = [graph.stream(link.stream) for link in worker.links if graph.kind(learner).port(link.port).does == "reads"]
+    return next((hop_of(graph, stream, worker) for stream in reads), SAMPLES)
+
+
 def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(group for group in theirs if group in mine)
 

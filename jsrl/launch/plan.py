@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jsrl.experiment.building import agent_faults, agent_name, build_agent, chec
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.placements import check_groups
+from jsrl.graph.policies import PolicyPart, policies_of, policy_of
 from jsrl.launch.compilation import cache_variables
 from jsrl.launch.filming import check_filming
 from jsrl.launch.graph_file import Edit, resolve
@@ -34,14 +36,17 @@ JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 45, 10
 HOST_ACTORS = 3  # from so many actors on, one process that forks them is faster as well (benchmarks/actor_start.py)
 
 
-def make_schemas(experiment: Experiment) -> Schemas:
+def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas:
     """Return everything that streams will carry, by tracing the agent's functions on shapes alone.
+
+    Args:
+      experiment: whose agent. spec: of its environment; None: one is made to see.
 
     Raises:
       ConfigError: the environment cannot be made, or the agent does not fit its spaces.
       EnvironmentFault: making it raised or hung. AgentFault: the agent's code raised.
     """
-    spec = find_spec(experiment)
+    spec = find_spec(experiment) if spec is None else spec
     agent = build_agent(experiment.agent, spec)
     if experiment.learner.split != "none":
         check_split(agent, agent_name(experiment.agent))
@@ -130,17 +135,29 @@ class Plan:
     """What is about to run: the experiment, its graph, and a job for each worker.
 
     Attributes:
+      policies: by name, the first learner's first. schemas_of: a policy, by its name -> what its streams carry.
       memory_folder: of its shared memory. keys: folder of its keys, where its streams go over TCP.
       changed: the graph is another one than the experiment's own.
     """
 
     experiment: Experiment
     graph: Graph
-    schemas: Schemas
+    policies: dict[str, PolicyPart]
+    schemas_of: dict[str, Schemas]
     jobs: tuple[Job, ...]
     memory_folder: Path
     keys: str | None = None
     changed: bool = False
+
+    @property
+    def schemas(self) -> Schemas:
+        """Return what the streams of the first policy carry."""
+        return next(iter(self.schemas_of.values()))
+
+    def begun_at(self, origins: Mapping[str, Origin]) -> Plan:
+        """Return the plan of a run whose policies, by name, begin there."""
+        jobs = [dataclasses.replace(job, origin=origins[job.policy]) for job in self.jobs]
+        return dataclasses.replace(self, jobs=tuple(jobs))
 
     def job(self, name: str) -> Job:
         """Return the job of a worker."""
@@ -163,69 +180,97 @@ class Plan:
         e = self.experiment
         if not e.where.has_processes or e.road != "shared-memory" or e.recording is not None:
             return 3 * self.schemas.params_bytes
-        rows = self.experiment.num_envs * sum(leaf.size_bytes for leaf in leaves(self.schemas.act))
-        return (
-            self.stream_bytes
-            + replay_stream_bytes(self.experiment, self.schemas)
-            + 3 * self.schemas.params_bytes
-            + 2 * rows
-        )
+        return self.stream_bytes + sum(map(self._bytes_beside, self.policies.values()))
+
+    def _bytes_beside(self, policy: PolicyPart) -> int:
+        """Return the bytes of a policy's windows, params, requests and replies."""
+        schemas, own = self.schemas_of[policy.name], policy.experiment
+        rows = own.num_envs * sum(leaf.size_bytes for leaf in leaves(schemas.act))
+        return replay_stream_bytes(own, schemas) + 3 * schemas.params_bytes + 2 * rows
 
     @property
     def stream_bytes(self) -> int:
         """Return the bytes of all blocks of the streams of trajectories."""
-        block = sum(leaf.size_bytes for leaf in leaves(self.schemas.trajectory))
+        block = {name: sum(leaf.size_bytes for leaf in leaves(s.trajectory)) for name, s in self.schemas_of.items()}
         streams = [stream for stream in self.graph.streams if stream.schema == "trajectory"]
         readers = {s.name: len(self.graph.sinks(s.name)) if s.routing == "broadcast" else 1 for s in streams}
-        return block * sum(len(s.groups) * s.blocks * readers[s.name] for s in streams if s.sort == "samples")
+        samples = [stream for stream in streams if stream.sort == "samples"]
+        return sum(block[s.policy] * len(s.groups) * s.blocks * readers[s.name] for s in samples)
 
 
 def make_plan(
     experiment: Experiment,
     folder: str,
     memory_folder: Path,
-    origin: Origin | None = None,
     graph: Edit | None = None,
 ) -> Plan:
     """Return the jobs of an experiment.
 
     Args:
-      experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets. origin: where to begin.
+      experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets.
       graph: see jsrl.launch.graph_file.resolve.
 
     Raises:
       ConfigError: something cannot work; says what.
     """
-    experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     resolved, changed = resolve(experiment, graph)
     check(resolved)
     check_groups(resolved, experiment)
+    policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
+    experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.recorder.enabled:
         check_filming(experiment)
-    schemas = make_schemas(experiment)
+    spec = find_spec(experiment)
+    schemas = {name: make_schemas(policy.experiment, spec) for name, policy in policies.items()}
+    _check_same_rows(resolved, schemas)
     addresses, keys = bind_addresses(resolved, experiment, memory_folder), keys_folder(experiment, folder)
-    without_agent = dataclasses.replace(experiment, agent=None)
     jobs, counts = [], Counter[str]()
     for worker in resolved.workers:
+        policy = policies[policy_of(resolved, worker)]
+        own = policy.experiment
         job = Job(
             kind=worker.kind,
             name=worker.name,
             index=counts[worker.kind],
-            experiment=experiment if find_kind(worker.kind).loads_jax(worker) else without_agent,
-            schemas=schemas,
+            experiment=own if find_kind(worker.kind).loads_jax(worker) else dataclasses.replace(own, agent=None),
+            schemas=schemas[policy.name],
             ends=ends_of(resolved, worker, addresses),
             folder=folder,
             registry=str(memory_folder / "names"),
             keys=keys,
             settings=worker.settings,
-            origin=origin or Origin(),
             workers=len(resolved.workers),
             in_process=not experiment.where.has_processes,
             restart=worker.restart,
+            policy=policy.name,
+            policy_folder=policy.folder,
+            policies=len(policies),
         )
         counts[worker.kind] += 1
         jobs.append(job)
-    return Plan(experiment, resolved, schemas, tuple(jobs), memory_folder, keys, changed)
+    return Plan(experiment, resolved, policies, schemas, tuple(jobs), memory_folder, keys, changed)
+
+
+def _resolved(policy: PolicyPart) -> PolicyPart:
+    """Return a policy whose agent's config has what only its experiment knows."""
+    own = policy.experiment
+    return dataclasses.replace(policy, experiment=dataclasses.replace(own, agent=resolved_agent(own)))
+
+
+def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
+    """Refuse a learner that is given rows of another policy whose trajectories have other leaves.
+
+    Raises:
+      ConfigError: names both policies.
+    """
+    for stream in graph.streams:
+        for worker, _ in graph.sinks(stream.name) if stream.sort == "samples" else ():
+            own = policy_of(graph, worker)
+            if own != stream.policy and leaves(schemas[own].trajectory) != leaves(schemas[stream.policy].trajectory):
+                raise ConfigError(
+                    f"{worker.name} trains {own!r} on rows of {stream.policy!r} ({stream.name}), whose agent stores other "
+                    "leaves or shapes; give both the same kind of agent, core and rollout."
+                )
 
 
 # -- the environment of a process: devices and threads, in one place, before anything is imported ---------------------
@@ -296,7 +341,9 @@ def process_environment(plan: Plan, job: Job, gpus: list[str]) -> dict[str, str]
         share = (0.9 - e.learner.memory_share) / len(serving)
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
     elif set(own) & set(serving.values()):
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share:.2f}"
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share / job.policies:.2f}"
+    elif job.policies > 1:  # several learners share the devices
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / job.policies:.2f}"
     return variables
 
 
@@ -325,6 +372,7 @@ def describe(plan: Plan, gpus: list[str]) -> str:
         f"  {e.num_envs} environments = {e.actors} actor(s) x ring {e.ring} x {e.group_size} slots; "
         f"batch {e.batch_columns} x {e.rollout_length} rows; {e.total_updates} updates; order {e.order}; "
         f"max policy lag {e.max_policy_lag}",
+        *(_policy_line(policy) for policy in plan.policies.values() if len(plan.policies) > 1),
         "",
         f"  {'worker':<18}{'processes':>9}  {'device':<24}{'memory MB (estimate)':>20}",
     ]
@@ -347,6 +395,14 @@ def describe(plan: Plan, gpus: list[str]) -> str:
         f"  shared memory: {plan.shared_memory_bytes / 2**20:.1f} MiB; params {schemas.params_bytes / 2**10:.0f} KiB"
     )
     return "\n".join(lines)
+
+
+def _policy_line(policy: PolicyPart) -> str:
+    e = policy.experiment
+    return (
+        f"  policy {policy.name!r}: {policy.learner} trains {type(e.agent).__name__}, seed {e.seed}, on {e.num_envs} "
+        f"environments; {e.total_updates} updates of {e.rows_per_update} env steps"
+    )
 
 
 def _road(e: Experiment) -> str:

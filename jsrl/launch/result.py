@@ -21,6 +21,7 @@ class Result:
       env_steps, updates, wall_s: reached. process_s: from the start of this process (imports and all) to the end of the
         training.
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
+      others: the policies beside the first, by name: why each ended, its env steps, updates, evaluation and final.
       evaluation: the last score that was told (or that reached stop_at_return). final: 100 fresh episodes of it.
       summary: rates, where time went and what limited the run, as text; more of it stands in report.html.
     """
@@ -35,6 +36,7 @@ class Result:
     hops: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)
     summary: str = ""
 
     @property
@@ -52,9 +54,14 @@ class Result:
     @property
     def params(self) -> Any:
         """Return the final params as a tree of numpy arrays."""
+        return self.params_of()
+
+    def params_of(self, policy: str = "") -> Any:
+        """Return the final params of a policy beside the first, by its name."""
         from jsrl.snapshots.store import SnapshotStore
 
-        return SnapshotStore(self.folder / "snapshots" / "state").load("latest").tree["state"]["params"]
+        store = SnapshotStore(self.folder / "snapshots" / policy / "state")
+        return store.load("latest").tree["state"]["params"]
 
     def __str__(self) -> str:
         """Return the closing lines for people."""
@@ -67,11 +74,22 @@ class Result:
             lines.append(f"evaluation: {score(e)} at {int(e.get('env_steps', 0)):,} env steps")
         if self.final:
             lines.append(f"final evaluation, fresh seeds: {score(self.final)}")
+        lines += other_lines(self.others)
         lines += ledger_lines(self.ledger, self.hops)
         if self.summary:
             lines.append(self.summary)
         lines.append(f"run folder: {self.folder}")
         return "\n".join(lines)
+
+
+def other_lines(others: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a line for each policy of a run beside the first."""
+    lines = []
+    for name, facts in others.items():
+        counts = f"{facts['env_steps']:,} env steps, {facts['updates']:,} updates"
+        scores = [f"{what} {score(facts[what])}" for what in ("evaluation", "final") if facts[what]]
+        lines.append(f"policy {name}: {'; '.join([counts, *scores])}")
+    return lines
 
 
 def ledger_text(ledger: dict[str, Any]) -> str:

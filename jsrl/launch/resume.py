@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import differences
+from jsrl.graph.policies import PolicyPart
 from jsrl.runs.runs import RUNNING, RunFolder
 from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.transport.memory.segment import try_lock
 from jsrl.workers.actor.journal import Journal, journal_path
@@ -67,13 +70,17 @@ def claimed(folder: RunFolder) -> Iterator[None]:
         os.close(fd)
 
 
-def next_origin(folder: RunFolder) -> tuple[Origin, list[str]]:
-    """Return where a run's next life begins (after its newest good snapshot, in a new epoch), and what to tell.
+def next_origin(folder: RunFolder, policy: str = "", ledger: Path | None = None) -> tuple[Origin, list[str]]:
+    """Return where a policy's next life begins (after its newest good snapshot, in a new epoch), and what to tell.
+
+    Args:
+      folder: the run's. policy: its folder under that of the snapshots. ledger: the page of its learner's counts (default:
+        the first learner's).
 
     Raises:
       ConfigError: it has no good snapshot.
     """
-    store = SnapshotStore(folder.snapshots / "state")
+    store = SnapshotStore(folder.snapshots / policy / "state")
     try:
         version, broken = newest_good(store)
         latest = store.meta(version)
@@ -82,7 +89,7 @@ def next_origin(folder: RunFolder) -> tuple[Origin, list[str]]:
         raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error
     except (KeyError, TypeError, ValueError):
         raise ConfigError(f"{folder.name} cannot be resumed: its snapshot {version} is not a learner's.") from None
-    life = read_page(folder.path / LEDGER)
+    life = read_page(ledger or folder.path / LEDGER)
     epoch = max(epoch, life.epoch if life else 0) + 1
     told = [*broken, f"going on from snapshot {version} instead, of update {updates}"] if broken else []
     return Origin(epoch, updates, f"{store.folder}@{version}"), told
@@ -111,8 +118,26 @@ def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:
     raise SnapshotError(" ".join(broken))
 
 
-def continue_exactly(experiment: Experiment, folder: RunFolder, origin: Origin) -> tuple[Origin, str]:
+def other_origin(folder: RunFolder, policy: PolicyPart, hop: str) -> tuple[Origin, list[str]]:
+    """Return where the next life of a policy beside the first begins, and what to tell; one without snapshots begins anew.
+
+    Raises:
+      ConfigError: it has snapshots, and none is good.
+    """
+    ledger = ledger_path(folder.path, hop)
+    if SnapshotStore(folder.snapshots / policy.folder / "state").versions():
+        return next_origin(folder, policy.folder, ledger)
+    life = read_page(ledger)
+    return Origin(life.epoch + 1 if life else 0), [f"policy {policy.name} has no snapshot, so that it begins anew"]
+
+
+def continue_exactly(
+    experiment: Experiment, folder: RunFolder, origin: Origin, groups: Sequence[int] | None = None
+) -> tuple[Origin, str]:
     """Return where a deterministic run goes on when its environments continue exactly where they were, and a line on it.
+
+    Args:
+      experiment: of one policy. folder: the run's. origin: of the policy. groups: of its environments (default: all).
 
     Where they cannot, a run that only happens to be deterministic (serial placement) begins new episodes instead.
 
@@ -124,7 +149,7 @@ def continue_exactly(experiment: Experiment, folder: RunFolder, origin: Origin) 
     needed = origin.updates // experiment.updates_per_batch
     reason, epochs, played = exact_obstacle(experiment), set(), 0
     try:
-        for group in range(experiment.groups) if reason is None else ():
+        for group in (range(experiment.groups) if groups is None else groups) if reason is None else ():
             journal = Journal(journal_path(folder.path, group))
             played = needed - journal.header.first
             if played < 0:

@@ -19,16 +19,17 @@ from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
 from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
 from jsrl.launch.interrupts import remembered
-from jsrl.launch.links import begin_encryption
+from jsrl.launch.links import begin_encryption, learner_hop
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, make_plan
+from jsrl.launch.progress import Progress
 from jsrl.launch.recording_plan import begin_record, check_recording
 from jsrl.launch.result import Result
-from jsrl.launch.resume import allowed_changes, claimed, continue_exactly, next_origin, params_source
+from jsrl.launch.resume import allowed_changes, claimed, continue_exactly, next_origin, other_origin, params_source
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.metrics import tracing
-from jsrl.metrics.display import make_display
+from jsrl.metrics.display import Display, make_display
 from jsrl.references.capture import Capture
 from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
@@ -84,16 +85,12 @@ def run(
         for line in (*told, *changed):
             screen.message(line)
         try:
-            if resumed:
-                origin, line = continue_exactly(experiment, folder, origin)
-                if line:
-                    screen.message(line)
             plan = ready_plan(experiment, folder, memory_folder, origin, graph, resumed=resumed, tell=screen.message)
         except BaseException:
             screen.close()
             raise
         sources = (str(folder.path / "source"),)
-        session = Session(plan.experiment, folder, screen, sinks, kinds=plan.kinds, start_updates=origin.updates)
+        session = make_session(plan, folder, screen, sinks)
         try:
             processes = plan.experiment.where.has_processes
             result = (Controller(plan, session, Local(), sources) if processes else SerialRun(plan, session)).run()
@@ -121,7 +118,7 @@ def ready_plan(
     if kept is not None:
         tell(f"its changed graph goes on ({FILE}); to go on with another one, give --graph")
     try:
-        plan = make_plan(experiment, str(folder.path), memory_folder, origin, kept or graph)
+        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph)
     except ConfigError as error:
         if kept is None:
             raise
@@ -129,6 +126,7 @@ def ready_plan(
             f"{str(error).removesuffix('.')}. The run goes on with the changed graph that it was started with ({FILE}); leave "
             "out the options that do not go with it, or give --graph to change the experiment's graph anew."
         ) from error
+    plan = plan.begun_at(begin_policies(plan, folder, origin, resumed=resumed, tell=tell))
     for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
         tell(line)
     check_shared_memory(plan)
@@ -136,6 +134,35 @@ def ready_plan(
     begin_record(plan.experiment, plan.schemas, source=folder.name)
     begin_encryption(plan.experiment, plan.keys, tell=tell)
     return plan
+
+
+def begin_policies(
+    plan: Plan, folder: RunFolder, first: Origin, *, resumed: bool, tell: Callable[[str], None]
+) -> dict[str, Origin]:
+    """Return where each policy of a plan begins, by its name; `first` is where the first one does.
+
+    Raises:
+      ConfigError: a policy of a resumed run cannot go on.
+    """
+    origins: dict[str, Origin] = {}
+    for policy in plan.policies.values():
+        origin, told = Origin() if origins else first, list[str]()
+        if resumed and origins:
+            origin, told = other_origin(folder, policy, learner_hop(plan.graph, policy.learner))
+        if resumed and origin.restore is not None:
+            origin, line = continue_exactly(policy.experiment, folder, origin, policy.groups)
+            told += [line] if line else []
+        for line in told:
+            tell(f"policy {policy.name}: {line}" if origins else line)
+        origins[policy.name] = origin
+    return origins
+
+
+def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: tuple[Any, ...]) -> Session:
+    """Return the session of a plan, in which each policy goes on from where its learner begins."""
+    policies = [Progress(policy, plan.job(policy.learner).origin.updates) for policy in plan.policies.values()]
+    policy_of = {job.name: job.policy for job in plan.jobs}
+    return Session(plan.experiment, folder, screen, sinks, kinds=plan.kinds, policies=policies, policy_of=policy_of)
 
 
 def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: bool) -> tuple[Experiment, list[str]]:

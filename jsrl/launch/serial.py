@@ -141,7 +141,7 @@ class SerialRun:
     def _report(self, *, last: bool = False) -> None:
         for name in self._learners:
             learner = self._workers[name]
-            self._session.facts({"updates": learner.updates, "env_steps": learner.env_steps})
+            self._session.facts(name, {"updates": learner.updates, "env_steps": learner.env_steps})
         if last or self._session.line_due:
             for worker in self._workers.values():
                 metrics, facts = worker.report()
@@ -160,7 +160,7 @@ class SerialRun:
         finals = self._begin_finals()
         for name, worker in list(self._workers.items()):
             if name not in self._when_due:
-                session.facts(worker.close())
+                session.facts(name, worker.close())
         for name in self._when_due:
             if name in finals:
                 self._guarded(name, self._finish)

@@ -7,36 +7,36 @@ import functools
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import psutil
 
 from jsrl.experiment import Experiment
+from jsrl.graph.policies import PolicyPart
+from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.metrics.display import Display
-from jsrl.metrics.display_state import DisplayState, WorkerRow
+from jsrl.metrics.display_state import DisplayState, OtherPolicy, WorkerRow
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.phases import of_main_thread
 from jsrl.runs.control import AnyMessage, Event, Report
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.transport.stream import POLICY
 from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
-MOST_PROGRESS = 4096  # points of env steps by updates
 
 
 class Session:
     """One run as the launching process sees it.
 
     Attributes:
-      env_steps, updates: trained so far. finals: workers whose last task is done.
-      reason: why it shall end (None: it shall not). evaluation: the last score,
-      or the one that reached `stop_at_return`.
+      policies: by name, how far each has come; the first is what lines of metrics count by.
+      finals: workers whose last task is done. reason: why it shall end (None: it shall not).
     """
 
     def __init__(
@@ -47,26 +47,30 @@ class Session:
         sinks: tuple[Any, ...] = (),
         *,
         kinds: Mapping[str, Kind] | None = None,
-        start_updates: int = 0,
+        policies: Sequence[Progress] = (),
+        policy_of: Mapping[str, str] | None = None,
     ) -> None:
-        """Take the run's experiment, folder and display; `kinds`: of each worker, by its name."""
+        """Take the run's experiment, folder and display.
+
+        Args:
+          sinks: further places for metrics. kinds: of each worker, by its name. policies: of the run; none: the
+            experiment's only one. policy_of: worker -> the policy that it belongs to; others belong to the first.
+        """
         self._kinds = dict(kinds or {})
+        own = list(policies) or [Progress(PolicyPart(POLICY, "", experiment, (), ""))]
+        self.policies = {progress.policy.name: progress for progress in own}
+        self._first, self._others = own[0], own[1:]
+        self._policy_of = {worker: self.policies[policy] for worker, policy in (policy_of or {}).items()}
         self.experiment, self.folder, self.display = experiment, folder, display
         self.hub = MetricsHub(
             folder.metrics_path,
             tensorboard=folder.tensorboard,
             sinks=sinks,
-            catalogue=catalogue(dict.fromkeys(self._kinds.values())),
+            catalogue=catalogue(dict.fromkeys(self._kinds.values()), [p.policy.folder for p in self._others]),
             on_warning=functools.partial(display.message, level="warning"),
         )
-        self.updates = self.start_updates = start_updates
-        self.env_steps = start_updates // experiment.updates_per_batch * experiment.rows_per_update
         self.reason: str | None = None
-        self.evaluation: dict[str, float] = {}
-        self.curve: list[tuple[int, float]] = []
-        self._progress = [(self.updates, self.env_steps)]
         self._stages: dict[str, str] = {}
-        self.final: dict[str, float] = {}
         self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
@@ -76,9 +80,22 @@ class Session:
         self._line_s = time.monotonic() + LINE_S
         self._look_s = 0.0
         self._warned: set[str] = set()
-        self._most = most_counts(experiment, self.updates, self.env_steps)
         self.finished_s: float | None = None
         self._closed = False
+
+    @property
+    def env_steps(self) -> int:
+        """Return the env steps that the first policy was trained on so far."""
+        return self._first.env_steps
+
+    @property
+    def updates(self) -> int:
+        """Return the updates of the first policy so far."""
+        return self._first.updates
+
+    def progress_of(self, worker: str) -> Progress:
+        """Return how far the policy of a worker has come."""
+        return self._policy_of.get(worker, self._first)
 
     @property
     def elapsed_s(self) -> float:
@@ -96,45 +113,43 @@ class Session:
 
     def report(self, message: Report) -> None:
         """Take a worker's report."""
-        self.hub.receive(message.worker, self._kinds[message.worker].prefix, message.metrics)
-        self.facts(message.facts)
+        self._receive(message.worker, message.metrics)
+        self.facts(message.worker, message.facts)
+
+    def _receive(self, worker: str, metrics: dict[str, float]) -> None:
+        policy = self.progress_of(worker).policy
+        named = {policy.named(name): value for name, value in metrics.items()}
+        self.hub.receive(worker, policy.named(self._kinds[worker].prefix), named)
 
     def implausible(self, message: AnyMessage) -> str:
         """Return why a worker's counts cannot be those of this run; empty: they can."""
-        facts: dict[str, Any] = getattr(message, "facts", {})
-        for name, most in self._most.items():
-            if isinstance(facts.get(name), int) and facts[name] > most:
-                return f"{name} is {facts[name]}, more than this run can have ({most})"
-        return ""
+        return self.progress_of(message.worker).implausible(getattr(message, "facts", {}))
 
-    def facts(self, facts: dict[str, Any]) -> None:
+    def facts(self, worker: str, facts: dict[str, Any]) -> None:
         """Take counters from a report or a worker's last words."""
-        self.env_steps = max(self.env_steps, facts.get("env_steps", 0) if "updates" in facts else 0)
-        self.updates = max(self.updates, facts.get("updates", 0))
-        if self._trained_s is None and self.updates > self.start_updates:
+        progress = self.progress_of(worker)
+        progress.take(facts)
+        if self._trained_s is None and progress.has_trained:
             self._trained_s = self.now()
-        if self.experiment.has_replay_workers and self.updates > self._progress[-1][0]:
-            self._progress.append((self.updates, self.env_steps))
-            if len(self._progress) > MOST_PROGRESS:
-                del self._progress[1:-1:2]  # what is between is interpolated anyway
 
     def event(self, message: Event) -> None:
         """Take an event: scores, the end of the updates, warnings."""
-        facts = message.facts
+        facts, progress = message.facts, self.progress_of(message.worker)
         if message.name.endswith(" finally"):
             self.finals.add(message.worker)
         if message.name == "evaluated":
-            self._evaluated(facts)
+            self._evaluated(progress, facts)
         elif message.name == "evaluated finally":
-            self.final = dict(facts)
+            progress.final = dict(facts)
             line = {f"evaluator/final_{name}": value for name, value in facts.items()}
-            self.hub.write(line, self.env_steps, self.updates)
+            self._write(progress, line, progress.env_steps, progress.updates)
         elif message.name == "filmed":
-            env_steps = self._env_steps_before(facts["updates"], facts["env_steps"])
-            self.hub.write(facts["metrics"], env_steps, facts["updates"])
+            env_steps = progress.env_steps_before(facts["updates"], facts["env_steps"])
+            self._write(progress, facts["metrics"], env_steps, facts["updates"])
         elif message.name == "finished":
-            self.facts(facts)
-            self.end("total_env_steps")
+            self.facts(message.worker, facts)
+            progress.end("total_env_steps")
+            self._end_with_policies()
         elif message.name == "warning":
             self._warning(message)
         elif message.name == "note":
@@ -148,31 +163,33 @@ class Session:
             self._warned.add(key)
             self.display.message(f"{message.worker}: {message.text}", "warning")
 
-    def _evaluated(self, facts: dict[str, Any]) -> None:
-        metrics = facts["metrics"]
-        facts = facts | {"env_steps": self._env_steps_before(facts["updates"], facts["env_steps"])}
-        if self.reason is None:
-            self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
-        self.curve.append((facts["env_steps"], facts["return_mean"]))
-        self.hub.write(metrics, facts["env_steps"], facts["updates"])
-        goal = self.experiment.stop_at_return
-        trained = facts["updates"] > self.start_updates  # params that a run began with are no reason to end it
-        if goal is not None and trained and facts["return_mean"] >= goal:
-            self.end("stop_at_return")
+    def _evaluated(self, progress: Progress, facts: dict[str, Any]) -> None:
+        facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
+        progress.evaluated(facts, keep=self.reason is None)
+        self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
+        self._end_with_policies()
 
-    def _env_steps_before(self, updates: int, env_steps: int) -> int:
-        """Return the env steps before a number of updates, which does not say it where replay workers stand between."""
-        if not self.experiment.has_replay_workers:
-            return env_steps
-        known_updates, known_steps = zip(*self._progress, strict=True)
-        return int(np.interp(updates, known_updates, known_steps))
+    def _write(self, progress: Progress, metrics: dict[str, float], env_steps: int, updates: int) -> None:
+        """Write a line of metrics of a policy, as it was after so many env steps and updates."""
+        if progress is self._first:
+            self.hub.write(metrics, env_steps, updates)
+            return
+        counters = dict(zip(progress.counters, (env_steps, updates), strict=True))
+        line = counters | {progress.policy.named(name): value for name, value in metrics.items()}
+        self.hub.write(line, self.env_steps, self.updates)
+
+    def _end_with_policies(self) -> None:
+        """End the run once the training of every policy has ended."""
+        reasons = [progress.ended for progress in self.policies.values()]
+        if all(reasons):
+            self.end(reasons[0] if len(set(reasons)) == 1 else "total_env_steps")
 
     def lose(self, worker: str, notice: str) -> None:
         """Go on without a worker: say why, and count it."""
         kind = self._kinds[worker]
         self.finals.add(worker)
         self._stages.pop(worker, None)
-        self.hub.receive(worker, kind.prefix, {f"{kind.prefix}/lost": 1.0})
+        self._receive(worker, {f"{kind.prefix}/lost": 1.0})
         whom = worker if worker == kind.title else f"{kind.title} {worker}"
         self.display.message(f"{notice}\n(the run goes on without the {whom})", "warning")
 
@@ -180,6 +197,8 @@ class Session:
         """Note why the run ends; the first reason stays."""
         if self.reason is None:
             self.reason, self.finished_s = reason, time.monotonic()
+            for progress in self.policies.values():
+                progress.end(reason)
 
     def fail(self, error: BaseException) -> None:
         """Note that the run failed: result.json says so, and so does the controller's log."""
@@ -208,8 +227,14 @@ class Session:
         self.display.update(self.state())
         if self.line_due:
             self._line_s = self.now() + LINE_S
-            if self.updates:
-                self.hub.tick(self.env_steps, self.updates)
+            self._tick()
+
+    def _tick(self) -> None:
+        """Write a line of what workers have reported, once something was trained."""
+        for progress in self._others:
+            self.hub.receive(f"policy {progress.policy.name}", progress.policy.folder, progress.counters)
+        if any(progress.updates for progress in self.policies.values()):
+            self.hub.tick(self.env_steps, self.updates)
 
     def state(self) -> DisplayState:
         """Return what the display shows."""
@@ -226,7 +251,8 @@ class Session:
             workers={kind.name: workers.count(kind) for kind in workers},
             rows={kind.name: row_of(kind) for kind in workers},
             metrics=dict(self.hub.latest),
-            evaluations=self.curve,
+            evaluations=self._first.curve,
+            others=tuple(map(other_policy, self._others)),
             stage=", ".join(waiting[:2]),
         )
 
@@ -245,8 +271,9 @@ class Session:
             process_s=round(self._process_s(), 3),
             ledger=self.ledger,
             hops=self.hops,
-            evaluation=self.evaluation,
-            final=self.final,
+            evaluation=self._first.evaluation,
+            final=self._first.final,
+            others={progress.policy.name: progress.outcome for progress in self._others},
         )
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
         text = json.dumps(facts, indent=2, default=float)
@@ -266,11 +293,16 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        if self.updates:
-            self.hub.tick(self.env_steps, self.updates)
+        self._tick()
         self.hub.close()
         self.display.update(self.state())
         self.display.close()
+
+
+def other_policy(progress: Progress) -> OtherPolicy:
+    """Return what displays show of a policy beside the first."""
+    newest = progress.curve[-1][1] if progress.curve else None
+    return OtherPolicy(progress.policy.name, progress.env_steps, progress.updates, newest)
 
 
 def row_of(kind: Kind) -> WorkerRow:
@@ -283,14 +315,3 @@ def row_of(kind: Kind) -> WorkerRow:
         queue=f"{prefix}/{headline.queue}" if headline.queue else "",
         waits=tuple((a.waits_for or a.name, f"{prefix}/{a.name}_share") for a in shown),
     )
-
-
-def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:
-    """Return what updates and env steps of a run stay below, whatever it began with; generous, as nobody stops to the step.
-
-    How many updates replay workers allow for an env step is not known where nothing limits that.
-    """
-    most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update)}
-    if not experiment.has_replay_workers:
-        most["updates"] = 2 * (updates + experiment.total_updates + experiment.updates_per_batch)
-    return most

@@ -13,7 +13,8 @@ from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.resume import newest_good
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.page import LEDGER, read_page
+from jsrl.transport.ledger.hops import SAMPLES, ledger_path
+from jsrl.transport.ledger.page import read_page
 from jsrl.workers.jobs import Job, Origin
 from jsrl.workers.kinds import Kind, find_kind
 
@@ -106,15 +107,24 @@ def next_life(job: Job, folder: Path) -> Job:
     """Return the job that takes a dead worker's place: a higher incarnation; a state begins at its last committed snapshot."""
     job = dataclasses.replace(job, incarnation=job.incarnation + 1)
     if find_kind(job.kind).state == "snapshot":
-        job = dataclasses.replace(job, origin=last_committed(job.origin, folder))
+        job = dataclasses.replace(job, origin=last_committed(job.origin, job.snapshots / "state", page_of(job, folder)))
     return job
 
 
-def last_committed(origin: Origin, folder: Path) -> Origin:
-    """Return where a learner goes on: after the run's last committed snapshot, else where the run began, in a new epoch."""
-    life = read_page(folder / LEDGER)
+def page_of(job: Job, folder: Path) -> Path:
+    """Return where a learner counts what became of its trajectories."""
+    return ledger_path(folder, job.end("samples").hop if job.has("samples") else SAMPLES)
+
+
+def last_committed(origin: Origin, snapshots: Path, ledger: Path) -> Origin:
+    """Return where a learner goes on: after its last committed snapshot, else where the run began, in a new epoch.
+
+    Args:
+      origin: of the run. snapshots: folder of the learner's states. ledger: the page of its counts.
+    """
+    life = read_page(ledger)
     epoch = max(origin.epoch, life.epoch if life is not None else 0) + 1
-    store = SnapshotStore(folder / "snapshots" / "state")
+    store = SnapshotStore(snapshots)
     try:
         version, _ = newest_good(store)
         updates = int(store.meta(version)["updates"])

@@ -77,16 +77,24 @@ COMMON: tuple[Metric, ...] = (
 )
 
 
+def _of_policy(policy: str, metric: Metric) -> Metric:
+    weight = f"{policy}/{metric.weight}" if metric.weight else ""
+    return dataclasses.replace(metric, name=f"{policy}/{metric.name}", weight=weight)
+
+
 class Catalogue:
     """The metrics of a run: those of its kinds of workers, and those that every run has.
 
     Attributes:
-      metrics: all of them. by_name: the same, by name.
+      metrics: all of them. by_name: the same, by name; those of the policies beside the first are `POLICY/NAME`.
     """
 
-    def __init__(self, metrics: Iterable[Metric] = ()) -> None:
+    def __init__(self, metrics: Iterable[Metric] = (), policies: Iterable[str] = ()) -> None:
+        """Take the metrics of kinds of workers, and the names of the run's policies beside the first."""
         self.metrics = (*COMMON, *metrics)
         self.by_name = {metric.name: metric for metric in self.metrics}
+        for policy in policies:
+            self.by_name |= {f"{policy}/{metric.name}": _of_policy(policy, metric) for metric in self.metrics}
 
     def combination(self, name: str) -> str:
         """Return how reports of several workers become one: `total`, `sum`, `mean`, `max` or `min`."""

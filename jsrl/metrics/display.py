@@ -107,6 +107,7 @@ def plain_line(state: DisplayState, env_steps_per_s: float) -> str:
     if state.return_ is not None:
         kind, value = state.return_
         parts.append(f"return {short(value)} ({kind})")
+    parts += map(str, state.others)
     if (lag := state.metric("learner/policy_lag_mean")) is not None:
         parts.append(f"lag {short(lag)}")
     if (to_go_s := state.to_go_s(env_steps_per_s)) is not None:
@@ -266,6 +267,7 @@ def _header(state: DisplayState, env_steps_per_s: float) -> RenderableType:
     if share is not None:
         filled = round(share * _BAR_WIDTH)
         parts.append(Text.assemble(("━" * filled, "green"), ("─" * (_BAR_WIDTH - filled), "dim")))
+    parts += [Text(str(other)) for other in state.others]
     if state.stage:
         parts.append(Text(state.stage, style="italic"))
     return Group(*parts)

@@ -20,6 +20,21 @@ class WorkerRow:
     waits: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class OtherPolicy:
+    """How far a policy beside the first has come. return_: of its newest evaluation; None: there was none."""
+
+    name: str
+    env_steps: int
+    updates: int
+    return_: float | None = None
+
+    def __str__(self) -> str:
+        """Return it as a few words."""
+        score = "" if self.return_ is None else f" return {short(self.return_)}"
+        return f"{self.name}: steps {short(self.env_steps)} updates {short(self.updates)}{score}"
+
+
 @dataclass
 class DisplayState:
     """A moment of a run.
@@ -32,6 +47,7 @@ class DisplayState:
       workers: processes alive by kind, such as {"actor": 4, "learner": 1}. rows: what to show of each kind.
       metrics: the newest value of every metric (`MetricsHub.latest`).
       evaluations: (env_steps, return) of every evaluation so far.
+      others: the policies beside the first, which everything else is about.
       stage: what the run is doing before it trains or while it ends, such as "starting 4 actors"; "" while training.
     """
 
@@ -48,6 +64,7 @@ class DisplayState:
     rows: dict[str, WorkerRow] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+    others: tuple[OtherPolicy, ...] = ()
     stage: str = ""
 
     @property

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -252,7 +252,7 @@ class MetricsHub:
         """Return seconds since the run began, over all resumes (time between them is not counted)."""
         return self._clock() - self._start_s
 
-    def receive(self, worker: str, kind: str, metrics: dict[str, float]) -> None:
+    def receive(self, worker: str, kind: str, metrics: Mapping[str, float]) -> None:
         """Take a worker's report; it goes into the next line (rates and shares as means of all reports since the last)."""
         report = self._reports.setdefault(worker, _Report(kind))
         for name, value in metrics.items():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.runs.names import FileNames, Registration
 from jsrl.transport.base import InferenceSpec, ProducerId
-from jsrl.transport.stream import End
+from jsrl.transport.stream import POLICY, End
 from jsrl.types import EnvSpec, Trajectory
 
 CONNECT_TIMEOUT_S = 120.0
@@ -62,6 +63,8 @@ class Job:
         over ZeroMQ, None: it is not encrypted. settings: of a user's kind.
       incarnation: which life. workers: how many the run has. in_process: all of them live in the launching process.
       restart: how often it may be replaced; None: as the experiment says.
+      policy: which it trains, acts with or watches. policy_folder: of that policy, under folders of the run; empty: the
+        folder itself. policies: how many the run has.
     """
 
     kind: str
@@ -79,6 +82,9 @@ class Job:
     workers: int = 1
     in_process: bool = False
     restart: int | None = None
+    policy: str = POLICY
+    policy_folder: str = ""
+    policies: int = 1
 
     def end(self, port: str) -> End:
         """Return this worker's end of the stream at a port.
@@ -94,6 +100,11 @@ class Job:
     def has(self, port: str) -> bool:
         """Return whether a port is joined to a stream."""
         return any(name == port for name, _ in self.ends)
+
+    @property
+    def snapshots(self) -> Path:
+        """Return the folder of this policy's snapshots."""
+        return Path(self.folder, "snapshots", self.policy_folder)
 
     @property
     def poll_s(self) -> float:

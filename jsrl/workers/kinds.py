@@ -213,9 +213,10 @@ def kind_metrics(kind: Kind) -> tuple[Metric, ...]:
     return worker_metrics(kind.prefix, kind.plural, kind.metrics, kind.all_activities)
 
 
-def catalogue(kinds: Iterable[Kind] | None = None) -> Catalogue:
-    """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's)."""
-    return Catalogue([metric for kind in (own_kinds() if kinds is None else kinds) for metric in kind_metrics(kind)])
+def catalogue(kinds: Iterable[Kind] | None = None, policies: Iterable[str] = ()) -> Catalogue:
+    """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's), also of policies beside the first."""
+    kinds = own_kinds() if kinds is None else kinds
+    return Catalogue([metric for kind in kinds for metric in kind_metrics(kind)], policies)
 
 
 def phase_of(kinds: Iterable[Kind] | None = None) -> dict[str, str]:

@@ -32,7 +32,7 @@ PlayedEnv = TypeVar("PlayedEnv", bound=VectorEnv)
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSettings:
-    """What every player has to know. period_updates: updates between the params that are played."""
+    """What every player has to know. period_updates: updates between the params that are played. name: of the worker."""
 
     seed: int
     period_updates: int
@@ -40,6 +40,7 @@ class PlayerSettings:
     updates_per_batch: int = 1
     start_updates: int = 0
     step_deadline_s: float = 60.0
+    name: str = ""
 
 
 @dataclass

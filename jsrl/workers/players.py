@@ -35,6 +35,7 @@ def what_players_share(job: Job) -> dict[str, Any]:
     """Return the fields of PlayerSettings that evaluator and recorder have in common."""
     e = job.experiment
     return {
+        "name": job.name,
         "seed": e.seed,
         "rows_per_update": e.rows_per_update,
         "updates_per_batch": e.updates_per_batch,
@@ -46,6 +47,6 @@ def what_players_share(job: Job) -> dict[str, Any]:
 def params_store(job: Job, reporter: Any) -> SnapshotStore:
     """Return the store of params snapshots (`best`)."""
     return SnapshotStore(
-        f"{job.folder}/snapshots/{PARAMS_STORE}",
+        job.snapshots / PARAMS_STORE,
         on_warning=functools.partial(reporter.event, "warning", once="snapshots"),
     )

@@ -69,10 +69,14 @@ def test_the_next_life_of_a_worker_has_a_higher_incarnation(tmp_path: Path) -> N
 
 def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
     begun = Origin(epoch=3, updates=7, restore="elsewhere@best", params_only=True)
-    assert last_committed(begun, tmp_path) == dataclasses.replace(begun, epoch=4)
+    assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == dataclasses.replace(
+        begun, epoch=4
+    )
     begin_life(tmp_path / LEDGER, 5, None)
-    assert last_committed(begun, tmp_path).epoch == 6
+    assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER).epoch == 6
     store = SnapshotStore(tmp_path / "snapshots" / "state")
     store.save(12, {"state": [0]}, meta={"updates": 12, "epoch": 5}, tags=("latest",), wait=True)
     store.close()
-    assert last_committed(begun, tmp_path) == Origin(6, 12, f"{store.folder}@12")
+    assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == Origin(
+        6, 12, f"{store.folder}@12"
+    )

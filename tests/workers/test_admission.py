@@ -69,7 +69,7 @@ class Admission(RuleBasedStateMachine):
         who = ProducerId("actor-0", self.incarnation)
         self.producer = connect_samples(name, SPEC, who, GROUPS, 1.0, hop=self.hop)
         plan = BatchPlan(
-            self.order, GROUPS, SIZE, GROUPS * SIZE, T, max_lag=self.max_lag, reuse=self.reuse,
+            self.order, tuple(range(GROUPS)), SIZE, GROUPS * SIZE, T, max_lag=self.max_lag, reuse=self.reuse,
             start_updates=self.updates, epoch=self.epoch,
         )  # fmt: skip
         self.batcher = Batcher(self.consumer, SPEC, plan)

@@ -41,7 +41,13 @@ class Stream:
             connect_samples(self.consumer.address, SPEC, ProducerId(f"actor-{i}", 0), groups, 1.0)
             for i in range(producers)
         ]
-        values = {"order": "by_group", "groups": groups, "group_size": SIZE, "columns": groups * SIZE, "num_rows": T}
+        values = {
+            "order": "by_group",
+            "groups": tuple(range(groups)),
+            "group_size": SIZE,
+            "columns": groups * SIZE,
+            "num_rows": T,
+        }
         self.plan = BatchPlan(**{**values, **plan})
         self.batcher = Batcher(self.consumer, SPEC, self.plan)
 

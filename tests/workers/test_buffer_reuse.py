@@ -160,7 +160,7 @@ class EarlyLearner(Learner):
 
 def evidence(learner_class: type[Learner], feed: Feed, folder, *, buffers: int, reuse: int = 1, updates: int = 8):
     """Run a learner with prefetching over a feed; return (smallest, largest) number that each update saw."""
-    plan = BatchPlan("fifo", 1, B, B, T, max_lag=None, buffers=buffers, reuse=reuse)
+    plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, buffers=buffers, reuse=reuse)
     settings = LearnerSettings(
         0, plan, updates, T * B, prefetch=True, poll_s=5.0, failure_folder=str(folder / "failed")
     )
@@ -235,7 +235,7 @@ def test_a_block_is_released_only_after_its_copy_was_made(road, order, tmp_path)
     address = f"local:reuse-{next(numbers)}" if road == "local" else f"shm:{tmp_path}/samples"
     consumer = WatchedConsumer(bind_samples(address, SPEC, blocks_per_producer=8))
     producer = connect_samples(consumer.address, SPEC, ProducerId("actor-0", 0), 2, 5.0)
-    batcher = Batcher(consumer, SPEC, BatchPlan(order, 2, B, 2 * B, T, max_lag=None, buffers=4))
+    batcher = Batcher(consumer, SPEC, BatchPlan(order, (0, 1), B, 2 * B, T, max_lag=None, buffers=4))
     for number, group in enumerate((0, 0, 1, 1)):
         producer.put(constant(number + 1), group, 1.0)
     batches = []

@@ -258,7 +258,7 @@ class LearnerRig:
     ) -> None:
         self.consumer = bind_samples(f"local:learner-{next(numbers)}", SPEC, blocks_per_producer=8)
         self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
-        plan = BatchPlan("fifo", 1, B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
+        plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
         settings = LearnerSettings(
             0, plan, total, T * B, prefetch=False, poll_s=0.0, failure_folder=str(folder / "failed-update")
         )

@@ -70,7 +70,7 @@ def test_one_who_never_stops_complaining_keeps_nobody() -> None:
 def test_a_hello_with_another_schema_leaves_batches_as_they_are(road: str, tmp_path) -> None:
     consumer = bind_samples(f"ipc://{tmp_path}/s" if road == "ipc" else f"shm:{tmp_path}/run/samples", SCHEMA)
     rows, columns = SCHEMA.reward.shape
-    plan = BatchPlan("fifo", 1, columns, columns, rows - 1, max_lag=None)
+    plan = BatchPlan("fifo", (0,), columns, columns, rows - 1, max_lag=None)
     refusals = Refusals("learner")
     batcher = Batcher(consumer, SCHEMA, plan, refusals=refusals)
 

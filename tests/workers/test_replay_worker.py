@@ -104,7 +104,7 @@ def test_batches_begin_at_min_size_and_priorities_return_to_their_worker_and_win
         for worker in w.workers:
             worker.step()
     assert w.learner.pending() == 2  # a batch of each, once 24 env steps were in
-    plan = BatchPlan(order="fifo", groups=1, group_size=M, columns=2 * M, num_rows=1, max_lag=None, judge=of_any_age)
+    plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=2 * M, num_rows=1, max_lag=None, judge=of_any_age)
     batcher = Batcher(w.learner, WINDOWS, plan)
     assert batcher.pump(0.0) is None
     batch = batcher.pump(0.0)

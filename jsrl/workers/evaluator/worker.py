@@ -51,7 +51,7 @@ class Evaluator(Player[VectorEnv]):
         reporter: Reporter,
         recorder: Recorder | None = None,
     ) -> None:
-        super().__init__("evaluator", agent, spec, settings, make_env, connect, reporter, recorder)
+        super().__init__(settings.name or "evaluator", agent, spec, settings, make_env, connect, reporter, recorder)
         self._settings, self._store = settings, store
         self._plan: list[tuple[str, bool, int]] = []
         self._best = -math.inf

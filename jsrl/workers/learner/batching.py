@@ -50,14 +50,15 @@ class BatchPlan:
     """How batches are made.
 
     Attributes:
-      order: by_group | fifo | freshest. groups, group_size, columns: see Experiment. num_rows: T. devices: D.
+      order: by_group | fifo | freshest. groups: that the learner reads, in the order of their columns (by_group).
+      group_size, columns: see Experiment. num_rows: T. devices: D.
       max_lag: updates that a row may be behind when its batch is first used, None for any. reuse: updates per batch.
       start_updates, epoch: where this life of the learner begins. judge: (plan, version [T, B_g], updates made as the batch's
         first update starts) -> (reason to drop the trajectory, or empty; its lag).
     """
 
     order: str
-    groups: int
+    groups: tuple[int, ...]
     group_size: int
     columns: int
     num_rows: int
@@ -111,6 +112,7 @@ class Batcher:
           phases: of the thread that pumps. refusals: count whom the stream turned away.
         """
         self._consumer, self._spec, self._plan = consumer, spec, plan
+        self._part = {group: part for part, group in enumerate(plan.groups)}
         self.phases = phases or Phases()
         self._refusals = refusals or Refusals("learner")
         self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
@@ -206,7 +208,7 @@ class Batcher:
         if reason:
             self._consumer.release(lease, reason)
             return
-        part = lease.entry.group if plan.order == "by_group" else len(staging.lags)
+        part = self._part[lease.entry.group] if plan.order == "by_group" else len(staging.lags)
         if part in staging.filled:
             self._waiting.append(lease)
             return

@@ -64,8 +64,9 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         snapshot_period_s=e.snapshots.period_s,
         prefetch=e.learner.prefetch and not job.in_process,
         poll_s=job.poll_s,
-        failure_folder=f"{job.folder}/{FAILED_UPDATE}",
+        failure_folder=str(Path(job.folder, FAILED_UPDATE, job.policy_folder)),
         start_trained=trained,
+        name=job.name,
     )
 
     def connect() -> tuple[SampleConsumer, ParamsPublisher]:
@@ -84,7 +85,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     donate = combined is not None or not e.learner.check_finite
     update = split_update(job, alone, devices, donate) if split else data_parallel(agent.update, devices, donate=donate)
     warn = functools.partial(reporter.event, "warning", once="snapshots")
-    store = SnapshotStore(f"{job.folder}/snapshots/{STATE_STORE}", keep_last=max(3, e.snapshots.keep), on_warning=warn)
+    store = SnapshotStore(job.snapshots / STATE_STORE, keep_last=max(3, e.snapshots.keep), on_warning=warn)
     pack = combined.pack if combined is not None else (lambda state: state)
 
     def fresh() -> AgentState:
@@ -141,7 +142,7 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
     e = job.experiment
     plan = BatchPlan(
         order=e.order,
-        groups=e.groups,
+        groups=job.end("samples").groups if job.has("samples") else (0,),
         group_size=e.group_size,
         columns=e.batch_columns,
         num_rows=e.rollout_length,
@@ -152,14 +153,14 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
         epoch=epoch,
     )
     if e.recording is not None:
-        return dataclasses.replace(plan, judge=of_another_run, order="fifo", groups=1, group_size=e.batch_columns)
+        return dataclasses.replace(plan, judge=of_another_run, order="fifo", groups=(0,), group_size=e.batch_columns)
+    if job.has("samples") and job.end("samples").stream.policy != job.policy:  # their versions are another learner's
+        plan = dataclasses.replace(plan, judge=of_another_run)
     if e.replay is None or not e.has_replay_workers:
         return plan
     size = e.replay.batch_size
     columns = size * e.updates_per_call
-    return dataclasses.replace(
-        plan, judge=of_any_age, groups=1, group_size=size, columns=columns, num_rows=e.replay.window
-    )
+    return dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=columns, num_rows=e.replay.window)
 
 
 def begin_counting(job: Job, reporter: Reporter) -> tuple[int, int, Ledger]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jsrl.errors import ConfigError
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Headline, Kind, Port
@@ -58,6 +61,26 @@ METRICS = (
     Metric("epsilon", "chance of a random action in DQN", "0-1", "as scheduled"),
 )
 
+SETTINGS = ("agent", "seed", "learner", "replay", "batch_envs", "max_policy_lag", "total_env_steps")
+
+
+def check_settings(worker: Any) -> None:
+    """Refuse settings of a learner of a graph that are none: they are options of its experiment, by name."""
+    settings = worker.settings
+    if settings is None:
+        return
+    if not isinstance(settings, dict) or (unknown := sorted(set(settings) - set(SETTINGS))):
+        given = (
+            f"has the settings {', '.join(map(repr, unknown))}"
+            if isinstance(settings, dict)
+            else f"is told {settings!r}"
+        )
+        raise ConfigError(
+            f"{worker.name} {given}; a learner takes a dict with any of: {', '.join(SETTINGS)}. All other options "
+            "of the experiment hold for the whole run."
+        )
+
+
 KIND = Kind(
     name="learner",
     plural="learners",
@@ -76,5 +99,6 @@ KIND = Kind(
     state="snapshot",
     saves=True,
     must_finish=True,
+    check=check_settings,
     headline=Headline("updates_per_s", "updates/s", "queue_depth", ("publish",)),
 )

@@ -37,7 +37,7 @@ FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update t
 class LearnerSettings:
     """What a learner has to know: seed, how batches are made, when it ends, and where snapshots go.
 
-    `start_trained`: trajectories that the state it begins with was trained on.
+    `start_trained`: trajectories that the state it begins with was trained on. `name`: of the worker.
     """
 
     seed: int
@@ -53,6 +53,7 @@ class LearnerSettings:
     total_env_steps: int | None = None
     windows_per_call: int | None = None
     start_trained: int = 0
+    name: str = "learner"
 
 
 class Learner:
@@ -63,8 +64,6 @@ class Learner:
       connect: () -> (sample consumer, params publisher), called when the update is compiled.
       replay: what `agent` was combined with, where its state holds a ring of rows.
     """
-
-    name = "learner"
 
     def __init__(
         self,
@@ -80,6 +79,7 @@ class Learner:
         replay: OnDevice | None = None,
         recorder: Recorder | None = None,
     ) -> None:
+        self.name = settings.name
         self._agent, self._update, self._settings, self._spec = agent, update, settings, spec
         self._connect, self._store, self._reporter, self._restored = connect, store, reporter, state
         self._replay, self._replay_metrics = replay, dict[str, float]()

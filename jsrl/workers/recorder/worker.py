@@ -94,7 +94,7 @@ class VideoRecorder(Player[RenderedEnv]):
         reporter: Reporter,
         recorder: Recorder | None = None,
     ) -> None:
-        super().__init__("recorder", agent, spec, settings, make_env, connect, reporter, recorder)
+        super().__init__(settings.name or "recorder", agent, spec, settings, make_env, connect, reporter, recorder)
         self._settings, self._open_shelf = settings, open_shelf
         self._film: Film | None = None
         self._path = Path()

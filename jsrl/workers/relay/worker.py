@@ -16,14 +16,14 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher, subscribe
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_recorder
+from jsrl.workers.players import PARAMS_STORE
 
 
 class ParameterServer:
     """A worker between the learner's params road (this host) and everybody else's (ZeroMQ)."""
 
-    name = "parameter-server"
-
     def __init__(self, job: Job, store: SnapshotStore, reporter: Reporter) -> None:
+        self.name = job.name
         self._job, self._store, self._reporter = job, store, reporter
         self.recorder = make_recorder(job)
         self._phases = self.recorder.phases
@@ -88,4 +88,4 @@ class ParameterServer:
 def build_parameter_server(job: Job, reporter: Reporter) -> ParameterServer:
     """Return the parameter server of a job."""
     warn = functools.partial(reporter.event, "warning", once="snapshots")
-    return ParameterServer(job, SnapshotStore(f"{job.folder}/snapshots/params", on_warning=warn), reporter)
+    return ParameterServer(job, SnapshotStore(job.snapshots / PARAMS_STORE, on_warning=warn), reporter)

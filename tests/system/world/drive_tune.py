@@ -3,8 +3,7 @@
 import sys
 
 import drive  # noqa: F401  (makes them known)
-
-from jsrl.cli.tune import main
+import tune
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tune.main())

@@ -8,6 +8,7 @@ import numpy as np
 
 from jsrl.errors import StreamTimeout
 from jsrl.graph.graph import Graph, node
+from jsrl.graph.policies import with_policy
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.types import version_updates
@@ -156,3 +157,9 @@ def watched(graph: Graph) -> Graph:
 def passed_on_and_watched(graph: Graph) -> Graph:
     """Do both."""
     return watched(passed_on(graph))
+
+
+def two_policies(graph: Graph) -> Graph:
+    """Let a second learner train another policy on the last half of the groups."""
+    groups = graph.stream("samples").groups
+    return with_policy(graph, "b", groups[len(groups) // 2 :], {"seed": 7})

@@ -1,0 +1,219 @@
+"""The policies of a graph: which learner trains each, which workers belong to it, and what its experiment is.
+
+A run of one policy has the experiment's own totals. With several learners each trains on the groups that reach it, and
+what follows from an experiment (batches, updates, lag) follows from those groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.transport.stream import POLICY, Stream
+from jsrl.workers.kinds import find_kind
+
+_FIRST = ("writes params", "answers inference", "asks inference", "reads params")  # what says whose policy a worker has
+
+
+@dataclass(frozen=True)
+class PolicyPart:
+    """One policy of a run.
+
+    Attributes:
+      name: of the policy. learner: the worker that trains it. experiment: with the learner's own settings and the
+        environments whose rows reach it. groups: of those environments.
+      folder: where its files lie under a folder of the run, and the first part of its metrics' names; empty for the first
+        policy, whose names and folders are those of a run with one.
+    """
+
+    name: str
+    learner: str
+    experiment: Experiment
+    groups: tuple[int, ...]
+    folder: str
+
+    def named(self, metric: str) -> str:
+        """Return the name of a metric of this policy: `learner/loss` of the policy b is `b/learner/loss`."""
+        return f"{self.folder}/{metric}" if self.folder else metric
+
+
+def learners_of(graph: Graph) -> list[WorkerNode]:
+    """Return the workers that train policies."""
+    kinds = {worker.name: find_kind(worker.kind) for worker in graph.workers}
+    return [w for w in graph.workers if kinds[w.name].must_finish and any(p.publishes for p in kinds[w.name].ports)]
+
+
+def policy_of(graph: Graph, worker: WorkerNode) -> str:
+    """Return the policy that a worker trains, acts with or watches; of a worker that only passes rows on, the rows' policy."""
+    kind, found = find_kind(worker.kind), dict[str, str]()
+    for link in worker.links:
+        port = kind.port(link.port)
+        found.setdefault(f"{port.does} {port.sort}", graph.stream(link.stream).policy)
+    for end in (*_FIRST, *found):
+        if end in found:
+            return found[end]
+    learners = learners_of(graph)
+    return policy_of(graph, learners[0]) if learners and worker not in learners else POLICY
+
+
+def groups_trained_on(graph: Graph, learner: WorkerNode) -> tuple[int, ...]:
+    """Return the groups of environments whose rows reach a learner, directly or through replay workers."""
+    kind, groups = find_kind(learner.kind), set[int]()
+    for link in learner.links:
+        stream = graph.stream(link.stream)
+        if stream.sort != "samples" or stream.feedback or kind.port(link.port).does != "reads":
+            continue
+        if stream.schema == "trajectory":
+            groups |= set(graph.groups(link))
+            continue
+        sources = [w for w, own in graph.sources(stream.name) if set(graph.groups(own)) & set(graph.groups(link))]
+        for worker in sources:
+            groups |= set(groups_trained_on(graph, worker))
+    return tuple(sorted(groups))
+
+
+def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
+    """Return the policies of a graph by name, that of the first learner first.
+
+    Raises:
+      ConfigError: the settings of a learner, or the groups that reach it, make no experiment.
+    """
+    parts: dict[str, PolicyPart] = {}
+    if not learners_of(graph):
+        raise ConfigError("this graph has no learner, so that a run of it would never end; add one.")
+    for learner in learners_of(graph):
+        name, groups = policy_of(graph, learner), groups_trained_on(graph, learner)
+        changes = dict(learner.settings or {})
+        if groups and groups != tuple(range(experiment.groups)):
+            changes = _totals(graph, experiment, learner, groups) | changes
+        try:
+            own = dataclasses.replace(experiment, **changes) if changes else experiment
+        except ConfigError as error:
+            raise ConfigError(f"{learner.name}, which trains on the groups {_listed(groups)}: {error}") from error
+        parts[name] = PolicyPart(name, learner.name, own, groups, name if parts else "")
+        _check_replay(graph, learner, own)
+    if len(parts) > 1 and (experiment.recording is not None or experiment.record is not None):
+        option = "recording" if experiment.recording is not None else "record"
+        raise ConfigError(f"{option} is for runs with one policy; this graph has {len(parts)}: {', '.join(parts)}.")
+    return parts
+
+
+def with_policy(graph: Graph, name: str, groups: Iterable[int], settings: dict[str, Any] | None = None) -> Graph:
+    """Return a graph in which a further policy is trained on some of the groups, by workers of its own.
+
+    Those who step these groups go over to it; one of each other kind is added: `learner-b`, `evaluator-b`, ..., and a stream
+    `samples-b` for `samples`.
+
+    Args:
+      graph: of one policy. name: of the new policy. groups: whose rows it is trained on. settings: of its learner, such as
+        {"seed": 7, "agent": PPOConfig(...)}; what they do not name is as in the experiment.
+
+    Raises:
+      ConfigError: the graph has several policies already, or does not carry these groups.
+    """
+    if len({policy_of(graph, learner) for learner in learners_of(graph)}) != 1:
+        raise ConfigError(
+            "with_policy divides a graph of one policy; give the policies of this one by add() and replace()."
+        )
+    moved, carried = set(groups), {group for stream in graph.streams for group in stream.groups if _is_of_envs(stream)}
+    if not moved or not moved < carried:
+        raise ConfigError(
+            f"the policy {name} is given the groups {_listed(tuple(sorted(moved)))}; give it some, but not all of "
+            f"{_listed(tuple(sorted(carried)))} (num_groups), and none that is not there."
+        )
+    streams, workers = [], []
+    for stream in graph.streams:
+        kept, gone = stream, dataclasses.replace(stream, name=f"{stream.name}-{name}", policy=name)
+        if _is_of_envs(stream):
+            kept = dataclasses.replace(stream, groups=tuple(g for g in stream.groups if g not in moved))
+            gone = dataclasses.replace(gone, groups=tuple(g for g in stream.groups if g in moved))
+        elif stream.groups:
+            gone = dataclasses.replace(gone, groups=stream.groups[:1])
+        streams += [kept, gone]
+    for worker in graph.workers:
+        workers += _divided(graph, worker, name, moved)
+    tell = {learner.name for learner in learners_of(graph)}
+    workers = [
+        dataclasses.replace(worker, settings=settings) if worker.name in {f"{own}-{name}" for own in tell} else worker
+        for worker in workers
+    ]
+    return Graph(tuple(streams), tuple(workers))
+
+
+def _is_of_envs(stream: Stream) -> bool:
+    return stream.sort == "inference" or (stream.sort == "samples" and stream.schema == "trajectory")
+
+
+def _divided(graph: Graph, worker: WorkerNode, policy: str, moved: set[int]) -> list[WorkerNode]:
+    """Return what becomes of a worker when some groups go over to another policy: itself, a worker of that policy, or both."""
+    steps = [link for link in worker.links if _steps(graph, worker, link)]
+    if not steps:
+        kept = tuple(_without(graph, link, moved) for link in worker.links)
+        new = tuple(Link(link.port, f"{link.stream}-{policy}") for link in worker.links)
+        first = graph.family(worker.family)[0].name == worker.name
+        added = [dataclasses.replace(worker, name=f"{worker.family}-{policy}", links=new)] if first else []
+        return [dataclasses.replace(worker, links=kept), *added]
+    own = {group for link in steps for group in graph.groups(link)}
+    stays, goes = own - moved, own & moved
+    new = tuple(
+        Link(link.port, f"{link.stream}-{policy}", tuple(g for g in link.groups if g in moved)) for link in worker.links
+    )
+    kept = tuple(_without(graph, link, moved) for link in worker.links)
+    found = [dataclasses.replace(worker, links=kept)] if stays else []
+    if goes:
+        found.append(dataclasses.replace(worker, name=f"{worker.name}-{policy}" if stays else worker.name, links=new))
+    return found
+
+
+def _steps(graph: Graph, worker: WorkerNode, link: Link) -> bool:
+    """Return whether a worker writes rows of its own to a stream: it steps environments."""
+    kind, stream = find_kind(worker.kind), graph.stream(link.stream)
+    writes = kind.port(link.port).does == "writes" and stream.sort == "samples" and stream.schema == "trajectory"
+    return writes and not kind.reads_samples
+
+
+def _without(graph: Graph, link: Link, moved: set[int]) -> Link:
+    if not _is_of_envs(graph.stream(link.stream)):
+        return link
+    return dataclasses.replace(link, groups=tuple(group for group in link.groups if group not in moved))
+
+
+def _totals(graph: Graph, experiment: Experiment, learner: WorkerNode, groups: tuple[int, ...]) -> dict[str, Any]:
+    """Return the totals of what steps and keeps the environments in these groups."""
+    actors = {
+        worker.name
+        for stream in graph.streams
+        if stream.sort == "samples" and stream.schema == "trajectory"
+        for worker, link in graph.sources(stream.name)
+        if not find_kind(worker.kind).reads_samples and set(graph.groups(link)) & set(groups)
+    }
+    even = actors and len(groups) % len(actors) == 0
+    totals: dict[str, Any] = {
+        "num_envs": len(groups) * experiment.group_size,
+        "num_groups": len(groups),
+        "num_actors": len(actors) if even else len(groups),
+    }
+    link = learner.link("samples")
+    if experiment.replay is not None and experiment.has_replay_workers and link is not None:
+        replays = sum(bool(set(graph.groups(own)) & set(graph.groups(link))) for _, own in graph.sources(link.stream))
+        totals["replay"] = dataclasses.replace(experiment.replay, num_replays=replays)
+    return totals
+
+
+def _check_replay(graph: Graph, learner: WorkerNode, own: Experiment) -> None:
+    link = learner.link("samples")
+    if link is None:
+        return
+    stream = graph.stream(link.stream)
+    if (stream.schema == "batches") != own.has_replay_workers:
+        given = "kind host" if own.has_replay_workers else "none, or not of kind host"
+        raise ConfigError(f"{learner.name} reads {stream.schema} from {stream.name}, but its replay is {given}.")
+
+
+def _listed(groups: tuple[int, ...]) -> str:
+    return ", ".join(map(str, groups)) or "of nobody"

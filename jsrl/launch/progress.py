@@ -1,0 +1,101 @@
+"""How far each policy of a run has come: its counters, its scores, and whether its training has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jsrl.experiment import Experiment
+from jsrl.graph.policies import PolicyPart
+
+MOST_PROGRESS = 4096  # points of env steps by updates
+
+
+class Progress:
+    """One policy's training, as the launching process hears of it.
+
+    Args:
+      policy: of the run. start_updates: that it had made before this life of the run.
+
+    Attributes:
+      env_steps, updates: trained so far. ended: why its training has ended; empty: it goes on.
+      evaluation: the last score, or the one that reached `stop_at_return`. final: that of fresh episodes after the end.
+      curve: (env steps, mean return) of each evaluation.
+    """
+
+    def __init__(self, policy: PolicyPart, start_updates: int = 0) -> None:
+        self.policy = policy
+        self._experiment = e = policy.experiment
+        self.updates = self._start_updates = start_updates
+        self.env_steps = start_updates // e.updates_per_batch * e.rows_per_update
+        self.ended = ""
+        self.evaluation: dict[str, float] = {}
+        self.final: dict[str, float] = {}
+        self.curve: list[tuple[int, float]] = []
+        self._points = [(self.updates, self.env_steps)]
+        self._most = most_counts(e, self.updates, self.env_steps)
+
+    @property
+    def has_trained(self) -> bool:
+        """Return whether there was an update in this life of the run."""
+        return self.updates > self._start_updates
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Return its env steps and updates, under the names that lines of metrics have them."""
+        return {self.policy.named("env_steps"): self.env_steps, self.policy.named("updates"): self.updates}
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """Return what the result of a run says of it."""
+        names = ("ended", "env_steps", "updates", "evaluation", "final")
+        return {name: getattr(self, name) for name in names}
+
+    def implausible(self, facts: dict[str, Any]) -> str:
+        """Return why the counts of one of its workers cannot be those of this run; empty: they can."""
+        for name, most in self._most.items():
+            if isinstance(facts.get(name), int) and facts[name] > most:
+                return f"{name} is {facts[name]}, more than this run can have ({most})"
+        return ""
+
+    def take(self, facts: dict[str, Any]) -> None:
+        """Take the counters of a report or of a worker's last words."""
+        self.env_steps = max(self.env_steps, facts.get("env_steps", 0) if "updates" in facts else 0)
+        self.updates = max(self.updates, facts.get("updates", 0))
+        if self._experiment.has_replay_workers and self.updates > self._points[-1][0]:
+            self._points.append((self.updates, self.env_steps))
+            if len(self._points) > MOST_PROGRESS:
+                del self._points[1:-1:2]  # what is between is interpolated anyway
+
+    def evaluated(self, facts: dict[str, Any], *, keep: bool) -> None:
+        """Take a score; it may be the one that ends the training. `keep`: as `evaluation`, unless an earlier one did so."""
+        if keep and self.ended != "stop_at_return":
+            self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
+        self.curve.append((facts["env_steps"], facts["return_mean"]))
+        goal = self._experiment.stop_at_return
+        trained = facts["updates"] > self._start_updates  # params that a run began with are no reason to end it
+        if goal is not None and trained and facts["return_mean"] >= goal:
+            self.end("stop_at_return")
+
+    def end(self, reason: str) -> None:
+        """Note why its training has ended; the first reason stays."""
+        self.ended = self.ended or reason
+
+    def env_steps_before(self, updates: int, env_steps: int) -> int:
+        """Return the env steps before a number of updates, which does not say it where replay workers stand between."""
+        if not self._experiment.has_replay_workers:
+            return env_steps
+        known_updates, known_steps = zip(*self._points, strict=True)
+        return int(np.interp(updates, known_updates, known_steps))
+
+
+def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:
+    """Return what updates and env steps of a run stay below, whatever it began with; generous, as nobody stops to the step.
+
+    How many updates replay workers allow for an env step is not known where nothing limits that.
+    """
+    most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update)}
+    if not experiment.has_replay_workers:
+        most["updates"] = 2 * (updates + experiment.total_updates + experiment.updates_per_batch)
+    return most

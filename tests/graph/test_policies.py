@@ -1,0 +1,141 @@
+"""Several policies in one graph: who trains which on what, what is refused, and what the jobs of each are told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jsrl.agents.impala import IMPALAConfig
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment, ReplayConfig
+from jsrl.graph.check import check
+from jsrl.graph.graph import Graph, Link
+from jsrl.graph.placements import check_groups, make_graph
+from jsrl.graph.policies import policies_of, with_policy
+from jsrl.launch.links import hop_of
+from jsrl.launch.plan import describe, make_plan
+from jsrl.networks.model import NetworkConfig
+
+REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
+
+
+def experiment(**values) -> Experiment:
+    given = {"env": EnvConfig("CartPole-v1"), "num_envs": 16, "num_actors": 4, "num_groups": 8, "rollout_length": 8}
+    return Experiment(PPOConfig(), **(given | values))
+
+
+def divided(values: dict | None = None, **settings) -> Graph:
+    return with_policy(make_graph(experiment(**values or {})), "b", (6, 7), settings or None)
+
+
+ALL = [
+    {"placement": placement, "road": road} | more
+    for placement in ("serial", "inline", "served", "apart")
+    for road in ("shared-memory", "zeromq")
+    for more in ({}, {"num_inference_servers": 2})
+]
+ALL += [{"placement": "inline", "replay": REPLAY, "max_policy_lag": None}]
+
+
+@pytest.mark.parametrize("values", ALL, ids=str)
+def test_a_divided_graph_of_every_placement_works_and_shares_no_stream(values) -> None:
+    e = experiment(**values)
+    graph = with_policy(make_graph(e), "b", (5, 6, 7))
+    check(graph)
+    check_groups(graph, e)
+    assert Graph.from_json(graph.to_json()) == graph
+    for worker in graph.workers:
+        policies = {graph.stream(link.stream).policy for link in worker.links}
+        assert len(policies) == 1, worker
+    first, second = policies_of(graph, e).values()
+    assert (first.groups, second.groups) == ((0, 1, 2, 3, 4), (5, 6, 7))
+    assert (first.folder, second.folder, second.learner) == ("", "b", "learner-b")
+    assert second.experiment.num_envs == 6 and second.experiment.group_size == e.group_size
+
+
+def test_a_policy_has_its_learners_settings_and_the_batches_of_its_groups() -> None:
+    graph = divided(seed=7, agent=PPOConfig(learning_rate=1.0), total_env_steps=64)
+    first, second = policies_of(graph, experiment(seed=3)).values()
+    assert (first.experiment.seed, second.experiment.seed) == (3, 7)
+    assert second.experiment.agent.learning_rate == 1.0 and second.experiment.total_updates == 2
+    assert (first.experiment.rows_per_update, second.experiment.rows_per_update) == (12 * 8, 4 * 8)
+    learner = graph.worker("learner-b")
+    assert hop_of(graph, graph.stream("samples-b"), learner) == "samples-b.learner-b"
+    e = experiment()
+    assert policies_of(make_graph(e), e)["policy"].experiment is e  # one policy: nothing is derived anew
+
+
+def test_jobs_of_a_policy_have_its_schemas_seed_and_folders(tmp_path: Path) -> None:
+    wide = PPOConfig(network=NetworkConfig(hidden=(256, 256)))
+    plan = make_plan(experiment(placement="served"), str(tmp_path), tmp_path, lambda g: divided(seed=7, agent=wide))
+    jobs = {job.name: job for job in plan.jobs}
+    assert {name for name, job in jobs.items() if job.policy == "b"} == {
+        "learner-b", "inference-b", "actor-3", "evaluator-b",
+    }  # fmt: skip
+    for name, job in jobs.items():
+        own = job.policy == "b"
+        assert job.experiment.seed == (7 if own else 0), name
+        assert job.snapshots == tmp_path / "snapshots" / ("b" if own else ""), name
+    assert jobs["inference-b"].schemas.params_bytes > 10 * jobs["inference-0"].schemas.params_bytes
+    text = describe(plan, [])
+    assert "policy 'b': learner-b trains PPOConfig, seed 7, on 4 environments" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda g: g.with_stream("params-b", policy="policy"), "learner and learner-b train the same policy 'policy'"),
+        (lambda g: g.with_stream("samples-b", policy="c"), "samples-b is of the policy 'c', which nobody trains"),
+        (
+            lambda g: g.with_stream("samples-b", policy="policy"),
+            r"actor-3 joins streams of several policies: samples-b \(policy\)",
+        ),
+        (lambda g: g.with_stream("params-b", policy="a/b"), r"policy name 'a/b'"),
+        (
+            lambda g: g.replace("learner-b", settings={"sede": 3}),
+            r"learner-b has the settings 'sede'; a learner takes a dict with any of: agent, seed",
+        ),
+        (lambda g: g.replace("learner-b", settings=3), r"learner-b is told 3"),
+    ],
+)
+def test_policies_that_cannot_work_are_refused(change, words: str) -> None:
+    graph = divided({"placement": "inline"})
+    check(graph)
+    with pytest.raises(ConfigError, match=words):
+        check(change(graph))
+
+
+def test_options_that_do_not_fit_a_policys_groups_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"learner-b, which trains on the groups 6, 7: batch_envs=8 is not"):
+        policies_of(divided({"batch_envs": 8, "max_policy_lag": 1}), experiment(batch_envs=8, max_policy_lag=1))
+    with pytest.raises(ConfigError, match=r"learner-b reads trajectory from samples-b, but its replay is kind host"):
+        policies_of(divided(replay=dataclasses.replace(REPLAY, num_replays=1), max_policy_lag=None), experiment())
+    with pytest.raises(ConfigError, match=r"record is for runs with one policy; this graph has 2: policy, b"):
+        policies_of(divided(), experiment(record="somewhere"))
+    with pytest.raises(ConfigError, match=r"the policy b is given the groups 7, 8; give it some, but not all of 0, 1"):
+        with_policy(make_graph(experiment()), "b", (7, 8))
+    with pytest.raises(ConfigError, match="divides a graph of one policy"):
+        with_policy(divided(), "c", (0,))
+
+
+def test_a_learner_may_train_on_rows_of_another_policy_where_they_have_the_same_leaves(tmp_path: Path) -> None:
+    def shared(agent) -> Graph:
+        graph = divided({"placement": "inline"}, agent=agent).with_stream(
+            "samples", routing="broadcast", groups=tuple(range(8))
+        )
+        learner = graph.worker("learner-b")
+        graph = graph.replace("learner-b", links=(learner.link("params"), Link("samples", "samples")))
+        links = (Link("samples", "samples", (6, 7)), Link("params", "params"))
+        graph = graph.replace("actor-3", links=links)
+        return dataclasses.replace(graph, streams=tuple(s for s in graph.streams if s.name != "samples-b"))
+
+    e = experiment(placement="inline", max_policy_lag=None)
+    plan = make_plan(e, str(tmp_path), tmp_path, shared(IMPALAConfig()))
+    assert plan.job("learner-b").policy == "b" and plan.policies["b"].groups == tuple(range(8))
+    recurrent = IMPALAConfig(network=NetworkConfig(core="gru"))
+    with pytest.raises(ConfigError, match=r"learner-b trains 'b' on rows of 'policy' \(samples\)"):
+        make_plan(e, str(tmp_path), tmp_path, shared(recurrent))

@@ -1,0 +1,131 @@
+"""Two policies in one run: neither changes a bit of the other, both go on in a resume, and the run ends with the last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.graph.policies import PolicyPart, with_policy
+from jsrl.launch.progress import Progress
+from jsrl.launch.result import Result
+from jsrl.launch.run import run
+from jsrl.launch.session import Session
+from jsrl.metrics.display import make_display
+from jsrl.networks.model import NetworkConfig
+from jsrl.runs.control import Event, Report
+from jsrl.runs.runs import RunFolder
+from jsrl.types import leaves
+from jsrl.workers.kinds import find_kind
+
+SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
+WIDER = PPOConfig(network=NetworkConfig(hidden=(16,)), num_epochs=1, num_minibatches=1)
+
+
+def small(**values) -> Experiment:
+    given = {
+        "env": EnvConfig("CartPole-v1"),
+        "num_envs": 4,
+        "num_groups": 2,
+        "rollout_length": 8,
+        "placement": "serial",
+    }
+    given |= {"evaluator": EvaluatorConfig(enabled=True, episodes=1, final_episodes=1, num_envs=1)}
+    return Experiment(SMALL, **given | values)
+
+
+def trained(tmp_path: Path, name: str, updates: int, seed: int = 5) -> Result:
+    settings = {"seed": seed, "agent": WIDER}
+    return run(
+        small(total_env_steps=updates * 16),
+        runs_dir=tmp_path,
+        name=name,
+        graph=lambda graph: with_policy(graph, "b", (1,), settings),
+        display="log-only",
+    )
+
+
+def same(one: Result, other: Result, policy: str = "") -> bool:
+    pairs = zip(leaves(one.params_of(policy)), leaves(other.params_of(policy)), strict=True)
+    return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
+
+
+@pytest.mark.slow
+def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None:
+    whole, other = trained(tmp_path, "whole", 12), trained(tmp_path, "other", 12, seed=6)
+    assert same(whole, other) and not same(whole, other, "b")
+    trained(tmp_path, "halves", 6)
+    halves = run(small(total_env_steps=12 * 16), runs_dir=tmp_path, resume="halves", display="log-only")
+    assert same(whole, halves) and same(whole, halves, "b")
+    assert max(x.shape[-1] for x in leaves(whole.params_of("b"))) == 16  # its own network
+    assert halves.others["b"]["updates"] == 12 and "policy b: 192 env steps, 12 updates" in str(halves)
+    assert "b/evaluator/final_return_mean" in halves.metrics and "b/learner/loss" in halves.metrics
+    assert sorted(path.name for path in (halves.folder / "snapshots" / "b").iterdir()) == ["params", "state"]
+    kept = json.loads((halves.folder / "graph.json").read_text())
+    assert [w["settings"]["seed"] for w in kept["graph"]["workers"] if w["name"] == "learner-b"] == [5]
+
+
+@pytest.fixture
+def session(tmp_path: Path):
+    workers = {"learner": "", "learner-b": "b", "actor-1": "b", "evaluator-b": "b"}
+    e = small(total_env_steps=10_000, stop_at_return=100.0)
+    parts = [PolicyPart("policy", "learner", e, (0,), ""), PolicyPart("b", "learner-b", e, (1,), "b")]
+    session = Session(
+        e,
+        RunFolder.create(tmp_path, "two", "one", seed=0),
+        make_display("log-only"),
+        kinds={name: find_kind(name.split("-")[0]) for name in workers},
+        policies=[Progress(part) for part in parts],
+        policy_of={name: policy or "policy" for name, policy in workers.items()},
+    )
+    yield session
+    session.close()
+
+
+def test_counters_and_metrics_are_kept_by_policy(session: Session) -> None:
+    session.report(Report("learner", 0, {"learner/loss": 1.0}, {"updates": 4, "env_steps": 40}))
+    session.report(Report("learner-b", 0, {"learner/loss": 3.0}, {"updates": 9, "env_steps": 90}))
+    session._tick()
+    line = session.hub.latest
+    assert (line["updates"], line["env_steps"], line["learner/loss"]) == (4, 40, 1.0)
+    assert (line["b/updates"], line["b/env_steps"], line["b/learner/loss"]) == (9, 90, 3.0)
+    assert str(session.state().others[0]) == "b: steps 90 updates 9"
+    lie = SimpleNamespace(worker="learner-b", facts={"updates": 10**9})
+    assert "more than this run can have" in session.implausible(lie)  # type: ignore[arg-type]
+
+
+def finished(worker: str) -> Event:
+    return Event(worker, 0, "finished", "", {"updates": 300, "env_steps": 9_600})
+
+
+def evaluated(worker: str, score: float) -> Event:
+    facts = {"updates": 3, "env_steps": 48, "return_mean": score, "metrics": {"evaluator/return_mean": score}}
+    return Event(worker, 0, "evaluated", "", facts)
+
+
+def test_a_run_ends_when_the_training_of_every_policy_has_ended(session: Session) -> None:
+    session.event(finished("learner"))
+    assert session.reason is None
+    session.event(evaluated("evaluator-b", 99.0))
+    assert session.reason is None
+    session.event(evaluated("evaluator-b", 120.0))
+    assert session.reason == "total_env_steps"  # of the first; b ended by its return
+    session.event(evaluated("evaluator-b", 80.0))
+    result = session.result()
+    assert result.others["b"]["ended"] == "stop_at_return"
+    assert result.others["b"]["evaluation"]["return_mean"] == 120.0 and result.evaluation == {}
+    columns = result.metrics
+    assert np.nanmax(columns["b/evaluator/return_mean"]) == 120.0 and "evaluator/return_mean" not in columns
+
+
+def test_limits_of_the_run_end_every_policy(session: Session) -> None:
+    session.event(finished("learner-b"))
+    session.end("max_minutes")
+    outcome = session.result()
+    assert outcome.ended == "max_minutes" and outcome.others["b"]["ended"] == "total_env_steps"

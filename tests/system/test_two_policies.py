@@ -1,0 +1,52 @@
+"""Two policies in one run with processes: one learner's death is no matter of the other, and a resume goes on with both."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jsrl.snapshots.store import SnapshotStore
+from tests.system.launched import Launched, assert_balanced
+from tests.system.test_supervision import counting
+
+pytestmark = pytest.mark.slow
+
+
+def updates(run: Launched) -> tuple[int, int]:
+    """Return the updates of both policies, by the newest line that has them."""
+    line = next((line for line in reversed(run.lines()) if "b/updates" in line), {})
+    return line.get("updates", 0), line.get("b/updates", 0)
+
+
+def saved(run: Launched, policy: str = "") -> dict:
+    return SnapshotStore(run.folder / "snapshots" / policy / "state").meta("latest")
+
+
+def test_one_learner_is_killed_and_both_policies_go_on_in_a_resume(launch) -> None:
+    """The update fails where rows or cores of two lives are mixed."""
+    run = counting(launch, "--graph", "my_workers:two_policies", "--num-actors", "2", "--restart", "5")
+    run.until((run.folder / "snapshots" / "b" / "state" / "tags" / "latest.json").exists, "a snapshot of b")
+    other = run.await_worker("learner").pid
+    killed = run.await_worker("learner-b")
+    killed.kill()
+    run.await_another("learner-b", killed.pid)
+    begun = updates(run)
+    run.until(lambda: all(now > then + 5 for now, then in zip(updates(run), begun, strict=True)), "training of both")
+    assert run.await_worker("learner").pid == other
+    run.popen.terminate()
+    run.expect(130, 40.0)
+    assert_balanced(run.result())
+    assert set(run.result()["hops"]) == {"samples-b.learner-b"}
+    before = saved(run), saved(run, "b")
+    assert before[1]["epoch"] > before[0]["epoch"] == 0  # it was replaced, the other was not
+
+    more = max(meta["env_steps"] for meta in before) + 320
+    again = launch("--resume", str(run.folder), "--total-env-steps", str(more), experiment="", runs_dir=run.runs_dir)
+    again.expect(0, 60.0)
+    result = json.loads((run.folder / "result.json").read_text())
+    assert result["ended"] == result["others"]["b"]["ended"] == "total_env_steps"
+    assert result["env_steps"] >= more and result["others"]["b"]["env_steps"] >= more
+    assert saved(run)["updates"] > before[0]["updates"] and saved(run, "b")["updates"] > before[1]["updates"]
+    assert "its changed graph goes on" in again.text and "policy b:" in again.text
+    assert_balanced(result)
