@@ -83,11 +83,11 @@ def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> None:
     """No restarts are allowed: whoever a message ended would end the run."""
     options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--road", road]
-    settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=6.0, every_s=100.0)
+    settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=3.0, every_s=100.0)
     card = Storm(storm_command(DRIVE, options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
     assert card.flood is not None and card.flood.passed, card.text()
     assert card.accounted and card.left == [] and not card.ended, card.text()
@@ -109,7 +109,7 @@ def test_a_storm_over_a_run_that_cannot_repair_itself_fails(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["kill", "pause", "hang"])
+@pytest.mark.parametrize("way", [*(pytest.param(w, marks=pytest.mark.nightly) for w in ("kill", "pause")), "hang"])
 def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
     options = [
         "counting",

@@ -65,6 +65,7 @@ def test_serial_twice_is_the_same_and_another_seed_is_not(final_state):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # over ZeroMQ every day, below
 def test_inline_with_two_actors_equals_serial(final_state):
     assert not differing(final_state(placement="serial"), final_state(placement="inline", num_actors=2))
 

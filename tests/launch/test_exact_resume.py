@@ -79,7 +79,9 @@ def whole_fixture(tmp_path_factory):
 
 
 @slow
-@pytest.mark.parametrize(("experiment", "stops"), [("ppo", (1, 29)), ("sac", (13,)), ("dqn", (18,))])
+@pytest.mark.parametrize(
+    ("experiment", "stops"), [("ppo", (1, 29)), pytest.param("sac", (13,), marks=pytest.mark.nightly), ("dqn", (18,))]
+)
 def test_stopped_after_k_updates_a_serial_run_ends_the_same(whole, experiment: str, stops: tuple[int, ...]) -> None:
     folder, name = whole(experiment), f"parts-{experiment}"
     for number, stop in enumerate(stops):

@@ -111,7 +111,9 @@ def test_a_serial_run_films_and_its_report_shows_it(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["setup", "_begin", "begin_final", "close"])
+@pytest.mark.parametrize(
+    "where", ["setup", "_begin", *(pytest.param(w, marks=pytest.mark.nightly) for w in ("begin_final", "close"))]
+)
 def test_a_recorder_that_fails_ends_no_serial_run(tmp_path, monkeypatch, where):
     def fail(self, *_):
         raise RuntimeError("the screen fell down")

@@ -114,6 +114,7 @@ def test_actors_in_processes_record(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # guards how well it learns
 def test_a_recorded_policy_is_cloned(recording, tmp_path):
     """Recorded greedily, an expert's rows hold one action per observation: cloning comes to agree with nearly all."""
     e = recorded_run(tmp_path / "unused", total_env_steps=30_000, num_envs=16, rollout_length=64)

@@ -51,7 +51,9 @@ def test_what_a_process_has_is_seen() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("placement", "number"), [("serial", 10), ("inline", 3), ("served", 3)])
+@pytest.mark.parametrize(
+    ("placement", "number"), [("serial", 6), pytest.param("inline", 3, marks=pytest.mark.nightly), ("served", 3)]
+)
 def test_starts_in_one_process_leave_nothing_behind(placement: str, number: int) -> None:
     words = [sys.executable, starts.__file__, "--only", placement, "--starts", str(number), "--limit-mb", "3"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)

@@ -16,6 +16,7 @@ from tests.system.launched import FOREVER, Launched
 FOUR = ("--num-actors", "4", "--num-groups", "4")
 SIXTEEN = ("--num-actors", "16", "--num-groups", "16", "--num-envs", "16")
 slow = pytest.mark.slow
+nightly = pytest.mark.nightly
 
 
 def host_of(run: Launched) -> psutil.Process | None:
@@ -78,6 +79,7 @@ def test_sixteen_actors_share_what_they_have_loaded(launch) -> None:
 
 
 @slow
+@nightly
 def test_a_run_with_a_host_ends_as_intended(launch) -> None:
     text = launch(*FOUR).expect(0, 60.0)
     assert "balanced" in text
@@ -86,6 +88,7 @@ def test_a_run_with_a_host_ends_as_intended(launch) -> None:
 
 
 @slow
+@nightly
 def test_the_few_actors_of_a_small_run_need_no_host(launch) -> None:
     run = launch(*FOREVER, "--num-actors", "2", "--num-groups", "2")
     run.await_updates()
@@ -93,6 +96,7 @@ def test_the_few_actors_of_a_small_run_need_no_host(launch) -> None:
 
 
 @slow
+@nightly  # with a child of its environment, below, every day
 def test_a_killed_actor_is_named(launch) -> None:
     run = launch(*FOREVER, *FOUR)
     actors = forked(run, 4)
@@ -103,8 +107,8 @@ def test_a_killed_actor_is_named(launch) -> None:
 
 
 @slow
-def test_a_killed_actor_is_replaced(launch) -> None:
-    run = launch(*FOREVER, *FOUR, "--restart", "1")
+def test_a_killed_actor_is_replaced_and_then_all_actors_of_a_killed_host(launch) -> None:
+    run = launch(*FOREVER, *FOUR, "--restart", "2")
     actors = forked(run, 4)
     run.await_updates()
     actors["actor-2"].kill()
@@ -115,13 +119,28 @@ def test_a_killed_actor_is_replaced(launch) -> None:
     updates = max(line.get("updates", 0) for line in run.lines())
     run.await_updates(updates + 20)
     assert actors["actor-3"].is_running()
+    host = host_of(run)
+    assert host is not None
+    before = {child.name(): child.pid for child in host.children()}
+    assert before.keys() >= {"actor-0", "actor-1", "actor-3"}
+    host.kill()
+
+    def replaced() -> bool:
+        now = run.workers()
+        return all(name in now and now[name].pid != pid for name, pid in before.items())
+
+    run.until(replaced, "replacements of all")
+    updates = max(line.get("updates", 0) for line in run.lines())
+    run.await_updates(updates + 20)
     run.popen.terminate()
     run.end(15.0)
     run.assert_nothing_left()
 
 
 @slow
-@pytest.mark.parametrize("early", [False, True], ids=["at work", "in start-up"])
+@pytest.mark.parametrize(
+    "early", [pytest.param(False, id="at work"), pytest.param(True, id="in start-up", marks=nightly)]
+)
 def test_a_killed_host_takes_its_actors_along_and_is_named(launch, early: bool) -> None:
     run = launch(*FOREVER, *FOUR)
     if not early:
@@ -130,19 +149,6 @@ def test_a_killed_host_takes_its_actors_along_and_is_named(launch, early: bool) 
     run.until(lambda: host_of(run), "the actor host").kill()
     took_s = assert_died(run, "with its actor host, killed by signal 9 (SIGKILL)", "actor-host.log")
     print(f"actor host: kill -> exit in {took_s:.2f} s")  # noqa: T201
-
-
-@slow
-def test_all_actors_of_a_killed_host_are_replaced(launch) -> None:
-    run = launch(*FOREVER, *FOUR, "--restart", "1")
-    forked(run, 4)
-    run.await_updates()
-    host = host_of(run)
-    assert host is not None
-    host.kill()
-    run.until(lambda: len([name for name in run.workers() if name.startswith("actor-")]) == 4, "four replacements")
-    updates = max(line.get("updates", 0) for line in run.lines())
-    run.await_updates(updates + 20)
 
 
 @slow

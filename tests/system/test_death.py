@@ -18,11 +18,12 @@ KINDS = {
     "parameter-server": ("--road", "zeromq"),
 }
 slow = pytest.mark.slow
-FAST = ("actor-0",)
 
 
-def of_kinds(fast: tuple[str, ...]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("worker", [pytest.param(k, marks=() if k in fast else slow) for k in KINDS])
+def of_kinds(daily: str) -> pytest.MarkDecorator:
+    """One kind of worker every day and the others by night: the controller sees them all in the same way."""
+    nightly = (slow, pytest.mark.nightly)
+    return pytest.mark.parametrize("worker", [pytest.param(k, marks=() if k == daily else nightly) for k in KINDS])
 
 
 def assert_died(run: Launched, worker: str, why: str) -> None:
@@ -34,7 +35,7 @@ def assert_died(run: Launched, worker: str, why: str) -> None:
     run.assert_nothing_left()
 
 
-@of_kinds(FAST)
+@of_kinds("actor-0")
 def test_worker_killed_in_mid_run(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker])
     run.await_updates()
@@ -42,14 +43,15 @@ def test_worker_killed_in_mid_run(launch, worker: str) -> None:
     assert_died(run, worker, "killed by signal 9 (SIGKILL)")
 
 
-@of_kinds(("inference-0",))
+@of_kinds("inference-0")
 def test_worker_killed_in_start_up(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker])
     run.await_worker(worker).kill()
     assert_died(run, worker, "killed by signal 9 (SIGKILL)")
 
 
-@of_kinds(())
+@slow
+@of_kinds("learner")
 def test_stopped_worker_is_found_by_its_silence(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker], "--deadlines.silence-s", "2")
     run.await_updates()

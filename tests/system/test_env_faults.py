@@ -26,10 +26,10 @@ def test_memory_that_cannot_be_had_is_a_fault_like_any_other(launch) -> None:
     assert "Unable to allocate" in report and "== learner" in report and "the process has ended" in report
 
 
-@pytest.mark.parametrize(("name", "episode"), [("HangsInStep", 19), ("HangsInReset", 20)])
-def test_the_message_of_a_hang_says_where_as_well(launch, name: str, episode: int) -> None:
-    text = launch(*FOREVER, "--env.id", f"worlds:{name}", "--actor.step-deadline-s", "1.5").expect(1, 30.0)
-    assert re.search(f"worlds:{name}', group 0 {PLACE.format(episode)}, did not return within 1.5 s", text)
+@pytest.mark.nightly  # in step: test_watchdog
+def test_the_message_of_a_hang_in_reset_says_where_as_well(launch) -> None:
+    text = launch(*FOREVER, "--env.id", "worlds:HangsInReset", "--actor.step-deadline-s", "1.5").expect(1, 30.0)
+    assert re.search(f"worlds:HangsInReset', group 0 {PLACE.format(20)}, did not return within 1.5 s", text)
 
 
 def test_a_crash_in_c_code_leaves_the_python_stack(launch) -> None:
@@ -40,6 +40,7 @@ def test_a_crash_in_c_code_leaves_the_python_stack(launch) -> None:
     assert "ctypes" in watchdog_reports(run)[0]
 
 
+@pytest.mark.nightly
 def test_two_gigabytes_that_can_be_had_are_nobody_else_s_business(launch) -> None:
     launch("--env.id", "worlds:AllocatesAndGoesOn").expect(0, 30.0)
 
@@ -47,7 +48,7 @@ def test_two_gigabytes_that_can_be_had_are_nobody_else_s_business(launch) -> Non
 # -- policies ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["RaisesInReset", "ReturnsNan"])
+@pytest.mark.parametrize("name", ["RaisesInReset", pytest.param("ReturnsNan", marks=pytest.mark.nightly)])
 def test_restart_env_goes_on_with_the_same_actor(launch, name: str) -> None:
     arguments = ("--env.on-fault", "restart-env", "--env.fault-limit", "1000", "--total-env-steps", "6400")
     run = launch("--env.id", f"worlds:{name}", *arguments)
@@ -67,7 +68,7 @@ def test_restart_env_ends_when_its_limit_is_reached(launch) -> None:
     assert "3 repair(s) within 600 s are used up" in text and "WorkerDied: actor-0: EnvironmentFault" in text
 
 
-@pytest.mark.parametrize("name", ["HangsOnce", "SegfaultsOnce"])
+@pytest.mark.parametrize("name", ["HangsOnce", pytest.param("SegfaultsOnce", marks=pytest.mark.nightly)])
 def test_restart_actor_replaces_it_without_restart(launch, name: str) -> None:
     arguments = ("--env.on-fault", "restart-actor", "--env.fault-limit", "2", "--actor.step-deadline-s", "2")
     run = launch("--env.id", f"worlds:{name}", *arguments)
@@ -75,7 +76,7 @@ def test_restart_actor_replaces_it_without_restart(launch, name: str) -> None:
     assert "restart 1 of 2" in text and "restart 2 of 2" not in text and "watchdog report:" in text
 
 
-@pytest.mark.parametrize("name", ["RaisesOnce", "ExitsOnce"])
+@pytest.mark.parametrize("name", ["RaisesOnce", pytest.param("ExitsOnce", marks=pytest.mark.nightly)])
 def test_stop_ends_the_run_where_restart_would_not(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}", "--restart", "3", "--env.on-fault", "stop").expect(1, 30.0)
     assert "WorkerDied: actor-0" in text and "restart 1" not in text

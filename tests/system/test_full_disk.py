@@ -75,6 +75,7 @@ def assert_once_each(text: str) -> None:
         assert len([line for line in warnings if writer in line]) <= 1, (writer, warnings)
 
 
+@pytest.mark.nightly
 def test_a_run_whose_disk_is_full_ends_as_it_would(launch, disk, tmp_path) -> None:
     pytest.importorskip("tensorboardX")
     steps = ("--total-env-steps", "30720", "--stop-at-return", "501")

@@ -34,9 +34,10 @@ def assert_interrupted(run: Launched, within_s: float = 5.0) -> None:
     [
         ("served", signal.SIGINT),
         ("serial", signal.SIGTERM),
-        pytest.param("served", signal.SIGTERM, marks=slow),
-        pytest.param("inline", signal.SIGINT, marks=slow),
-        pytest.param("serial", signal.SIGINT, marks=slow),
+        *(
+            pytest.param(placement, number, marks=(slow, pytest.mark.nightly))
+            for placement, number in (("served", signal.SIGTERM), ("inline", signal.SIGINT), ("serial", signal.SIGINT))
+        ),
     ],
 )
 def test_interrupt_ends_in_order(launch, placement: str, number: int) -> None:
@@ -96,7 +97,7 @@ print("ENDED", result.ended, result.as_intended, result.updates > 0, sorted(resu
 """
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=slow)])
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=(slow, pytest.mark.nightly))])
 def test_interrupted_notebook_call_returns_a_result(tmp_path: Path, placement: str) -> None:
     code = NOTEBOOK.format(world=str(WORLD), runs=str(tmp_path), placement=placement)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -73,8 +73,13 @@ def snapshot_of(folder: Path) -> dict:
     return SnapshotStore(folder / "snapshots" / "state").meta("latest")
 
 
-@pytest.mark.parametrize("kill", [kill_learner, kill_everything])
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+CASES = [(kill_learner, "shared-memory"), (kill_everything, "zeromq")]
+FURTHER = [(kill_learner, "zeromq"), (kill_everything, "shared-memory")]
+
+
+@pytest.mark.parametrize(
+    ("kill", "road"), [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in FURTHER)]
+)
 def test_the_ledger_goes_on_over_three_lives(launch, kill, road: str) -> None:
     run = launch(*FOREVER, *SNAPSHOTS, "--road", road)
     run.await_updates()
@@ -112,7 +117,7 @@ def test_the_ledger_goes_on_over_three_lives(launch, kill, road: str) -> None:
 def test_the_epoch_rises_where_a_life_left_no_snapshot(launch) -> None:
     run = launch("--placement", "served")
     run.expect(0, 60.0)
-    for expected in (1, 2, 3):
+    for expected in (1, 2):
         again = resume(launch, run, *FOREVER, "--snapshots.period-s", "600")
         life = await_life(again, expected - 1)
         assert life.epoch == expected
@@ -121,7 +126,7 @@ def test_the_epoch_rises_where_a_life_left_no_snapshot(launch) -> None:
         assert snapshot_of(run.folder)["epoch"] == 0
     again = resume(launch, run, "--total-env-steps", "1280", "--placement", "serial")
     again.expect(0, 60.0)
-    assert snapshot_of(run.folder)["epoch"] == 4
+    assert snapshot_of(run.folder)["epoch"] == 3
     result = run.result()["ledger"]
     trained = snapshot_of(run.folder)["ledger"]["trained"]
-    assert trained <= result["consumed"] <= trained + 8 and result["dropped"]["rolled_back"] >= 3
+    assert trained <= result["consumed"] <= trained + 8 and result["dropped"]["rolled_back"] >= 2

@@ -91,7 +91,7 @@ def test_a_served_run_leaves_a_trace_of_all_workers_on_one_axis(launch) -> None:
 
 
 @slow
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_every_worker_of_every_road_accounts_for_its_time(launch, road: str) -> None:
     run = launch(*FOREVER, "--evaluator.enabled", "--road", road)
     run.until(lambda: reports(run) >= 3, "lines of a learner", PATIENCE_S)
@@ -137,6 +137,7 @@ def test_slow_environments_are_named(launch) -> None:
 
 
 @slow
+@pytest.mark.nightly  # its verdict from numbers: tests/report/test_bottleneck.py
 def test_a_huge_network_is_named(launch) -> None:
     """Thirty passes over each batch through half a million weights; rows may be old, so that actors are never behind."""
     network = ("--agent.network.hidden", "512,512", "--agent.num-epochs", "30", "--agent.num-minibatches", "1")

@@ -64,7 +64,7 @@ def test_the_spy_sees_what_it_is_for(spied: Path, tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_a_run_and_its_resume_unpickle_and_evaluate_nothing(launch, spied: Path, road: str) -> None:
     evaluated = ("--evaluator.enabled", "true", "--snapshots.period-s", "0.3")
     run = launch("--placement", "served", "--road", road, *evaluated, "--total-env-steps", "3200")

@@ -52,7 +52,7 @@ def consumed(run: Launched) -> int:
     return 0 if life is None else life.ledger.consumed
 
 
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_while_the_learner_stands_still_every_process_stays_within_its_stated_bytes(
     launch, road: str, tmp_path: Path
 ) -> None:

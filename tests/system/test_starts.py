@@ -21,19 +21,17 @@ def stopped_in_its_start(run: Launched) -> None:
     run.await_another("learner", old.pid).suspend()
 
 
-def test_a_constructor_that_holds_the_gil_is_slow_and_not_silent(launch) -> None:
-    run = launch("--env.id", "worlds:HoldsTheGilInActor", "--deadlines.silence-s", "5")
+def test_a_constructor_that_holds_the_gil_is_slow_not_silent_and_no_part_of_the_time_limit(launch) -> None:
+    """Two environments that take 3 s each are made one after the other; the limit is 3 s from the first update."""
+    world = ("--env.id", "worlds:HoldsTheGilInActor", "--num-envs", "2")
+    run = launch(*FOREVER, *world, "--deadlines.silence-s", "2", "--max-minutes", "0.05")
     text = run.expect(0, 60.0)
-    assert "was not heard of" not in text and run.result()["ended"] == "total_env_steps"
-
-
-def test_a_time_limit_begins_with_the_first_update(launch) -> None:
-    run = launch(*FOREVER, "--env.id", "worlds:HoldsTheGilInActor", "--max-minutes", "0.05")
-    run.expect(0, 60.0)
+    assert "was not heard of" not in text
     assert run.result()["ended"] == "max_minutes" and run.result()["updates"] > 0
-    assert run.result()["wall_s"] > 8.0
+    assert run.result()["wall_s"] > 9.0
 
 
+@pytest.mark.nightly  # where an interrupt ends the run, below, every day
 def test_a_learner_that_is_still_compiling_at_the_end_is_no_failure(launch) -> None:
     run = launch(*FOREVER, "--max-minutes", "0.25", "--restart", "1", "--snapshots.period-s", "0.2")
     run.await_updates()  # until the controller has heard of an update, the clock of --max-minutes stands

@@ -82,7 +82,7 @@ def tuning(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_tuning_leaves_a_profile_that_the_next_run_uses(tuning):
-    one = tuning("--tune-minutes", "0.4", "--trial-seconds", "0.5", "--num-inference-servers", "1")
+    one = tuning("--tune-minutes", "0.15", "--trial-seconds", "0.5", "--num-inference-servers", "1")
     assert one.end(400) == 0, one.text
     saved = [p for p in one.profiles.glob("*.json") if not p.name.endswith(".measurements.json")]
     assert len(saved) == 1, one.text
@@ -138,7 +138,7 @@ def test_run_tunes_and_then_trains(tuning):
     words = (
         "--tune",
         "--tune-minutes",
-        "0.2",
+        "0.05",
         "--total-env-steps",
         "200",
         "--display",

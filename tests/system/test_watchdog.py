@@ -86,7 +86,10 @@ def test_of_a_worker_that_holds_the_gil_it_shows_the_stack(launch) -> None:
 
 def test_of_a_hang_it_shows_every_thread(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:HangsInStep", "--actor.step-deadline-s", "1.5")
-    run.expect(1, 30.0)
+    text = run.expect(1, 30.0)
+    assert "WorkerDied: actor-0: EnvironmentFault" in text and "time.sleep(3600.0)" in text
+    where = r"group 0 \(slot \d, episode 19, step \d, seed \d+\)"
+    assert re.search(f"worlds:HangsInStep', {where}, did not return within 1.5 s", text)
     seen = sections(run, 1)
     assert "in misbehave" in seen["actor-0"] and "thread control:" in seen["actor-0"]  # sent before it ended
     assert "did not return within 1.5 s" in seen[""]

@@ -119,12 +119,12 @@ class HoldsTheGil(World):
 
 
 class HoldsTheGilInActor(World):
-    """Takes eight seconds to be made by a worker, in a C function that does not let other threads of Python run."""
+    """Takes three seconds to be made by a worker, in a C function that does not let other threads of Python run."""
 
     def __init__(self) -> None:
         super().__init__(1 << 30)
         if in_worker():
-            ctypes.PyDLL(None).sleep(8)
+            ctypes.PyDLL(None).sleep(3)
 
 
 class Allocates(World):
