@@ -113,9 +113,9 @@ class Loop:
 def run_loop(env: str, seconds: float, warm_up_s: float) -> None:
     """Train, and print env steps/s."""
     import gymnasium
-    from run import experiments
 
     from benchmarks.endurance.slow import Slow
+    from jsrl.cli.experiments import experiments
 
     def make_env() -> Any:
         return gymnasium.wrappers.TimeLimit(Slow(), 500) if env == "slow" else gymnasium.make("CartPole-v1")

@@ -186,9 +186,8 @@ MAIN = {"batching": "rows_per_s"}
 
 def chosen(given: argparse.Namespace, usual: str):
     """Return the experiment to measure on, with the options that were given after `--`."""
-    from run import experiments
-
     from jsrl.cli.command_line import parse
+    from jsrl.cli.experiments import experiments
 
     return parse(given.options, experiments()[given.experiment or usual]()).experiment
 

@@ -108,8 +108,7 @@ def counting(calls: Counter[str]) -> Iterator[None]:
 
 def calls_per_row(given: argparse.Namespace) -> dict[str, float]:
     """Return how often each method is called per trained row, in a serial run of the experiment in this process."""
-    from run import experiments
-
+    from jsrl.cli.experiments import experiments
     from jsrl.launch.run import run
 
     e = experiments()[given.experiment]()

@@ -73,8 +73,7 @@ def descriptors() -> tuple[str, ...]:
 
 def short_run(name: str, placement: str, folder: Path) -> Callable[[], None]:
     """Return a function that starts a run of a few rows and waits for its end."""
-    from run import experiments
-
+    from jsrl.cli.experiments import experiments
     from jsrl.experiment import EvaluatorConfig
     from jsrl.launch.run import run
 

@@ -140,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Measure, print, and write the file."""
-    from run import experiments
+    from jsrl.cli.experiments import experiments
 
     given = parser().parse_args()
     options = {name: value for name, value in vars(given).items() if name != "output"}

@@ -74,7 +74,7 @@ def main() -> int:
     words, options = alone.split_options(sys.argv[1:])
     given = parser().parse_args(words)
     if given.name is None and not given.show:
-        parser().error("give the name of an experiment; `python experiments/run.py` lists them")
+        parser().error("give the name of an experiment; `jsrl list` shows them")
     try:
         if given.show:
             show(json.loads(Path(given.show).read_text()))

@@ -1,28 +1,8 @@
-"""Compare two runs: `python experiments/compare.py RUN_A RUN_B` prints config differences, end metrics and curves."""
+"""Compare two runs: `python experiments/compare.py RUN_A RUN_B`, the same as `jsrl compare`."""
 
-from __future__ import annotations
-
-import argparse
 import sys
 
-from jsrl.errors import JsrlError
-from jsrl.report.comparison import compare_runs
-from jsrl.runs.runs import load_runs
-
-
-def main() -> int:
-    """Compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs=2, help="each a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
-    parser.add_argument("--runs-dir", default="runs")
-    options = parser.parse_args()
-    try:
-        print(compare_runs(*load_runs(options.runs, options.runs_dir)))
-    except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
-
+from jsrl.cli.compare import main
 
 if __name__ == "__main__":
     sys.exit(main())

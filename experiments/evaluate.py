@@ -1,46 +1,8 @@
-"""Play a run's snapshot: `python experiments/evaluate.py RUN@TAG --episodes 100`."""
+"""Play a run's snapshot: `python experiments/evaluate.py RUN@TAG`, the same as `jsrl evaluate RUN@TAG`."""
 
-from __future__ import annotations
-
-import argparse
 import sys
-from pathlib import Path
 
-from jsrl.envs.make import make
-from jsrl.errors import JsrlError
-from jsrl.launch.result import score
-from jsrl.policy import load_policy
-from jsrl.workers.play import Tally
-
-
-def main() -> int:
-    """Evaluate and print the score."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
-    parser.add_argument("--episodes", type=int, default=100)
-    parser.add_argument("--num-envs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=12345)
-    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument("--runs-dir", default="runs")
-    options = parser.parse_args()
-    sys.path.insert(1, str(Path.cwd()))  # environments and agents of the user's own
-    run, _, tag = options.run.partition("@")
-    try:
-        policy = load_policy(run, tag or "best", runs_dir=options.runs_dir)
-        slots = min(options.num_envs, options.episodes)
-        env = make(policy.experiment.evaluation_env, slots, options.seed, group=0)
-        tally, step = Tally(policy.version, options.episodes, slots), env.reset()
-        while not tally.complete:
-            step = env.step(policy(step.observation, step.is_first, greedy=not options.sampled, raw=True))
-            tally.count(step.episodes)
-        env.close()
-    except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    facts = tally.score.facts()
-    print(f"{options.run}: {score(facts)}, mean length {facts['length_mean']:.0f}")
-    return 0
-
+from jsrl.cli.evaluate import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,42 +1,8 @@
-"""Record a trained policy for behaviour cloning: `python experiments/record.py RUN@TAG --to DIR --episodes 100`."""
+"""Record a trained policy: `python experiments/record.py RUN@TAG --to DIR`, the same as `jsrl record`."""
 
-from __future__ import annotations
-
-import argparse
 import sys
-from pathlib import Path
 
-from jsrl.cli.record import record_policy
-from jsrl.errors import JsrlError
-
-
-def main() -> int:
-    """Record and say what was written."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
-    parser.add_argument("--to", required=True, help="folder of the recording; one of the same kind is added to")
-    parser.add_argument(
-        "--episodes", type=int, default=100, help="at least so many; all rows of all environments count"
-    )
-    parser.add_argument("--num-envs", type=int, default=16)
-    parser.add_argument("--rollout-length", type=int, default=128, help="rows of a trajectory")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument("--limit-mb", type=int, default=10_000, help="write no more MiB than this")
-    parser.add_argument("--runs-dir", default="runs")
-    options = vars(parser.parse_args())
-    sys.path.insert(1, str(Path.cwd()))  # environments and agents of the user's own
-    run, _, tag = options.pop("run").partition("@")
-    try:
-        recorded = record_policy(run, options.pop("to"), tag=tag or "best", **options)
-    except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    print(
-        f"{recorded.episodes} episodes, return {recorded.return_mean:.1f}, {recorded.env_steps:,} env steps. {recorded.text}"
-    )
-    return 0
-
+from jsrl.cli.record_policy import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,30 +1,8 @@
-"""Make a run's report again: `python experiments/report.py RUN`, also of a run that was killed or still goes on."""
+"""Make a run's report again: `python experiments/report.py RUN`, the same as `jsrl report RUN`."""
 
-from __future__ import annotations
-
-import argparse
 import sys
 
-from jsrl.errors import JsrlError
-from jsrl.report.report import write_report
-from jsrl.runs.runs import RunFolder
-
-
-def main() -> int:
-    """Write report.txt and report.html, and print the summary."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
-    parser.add_argument("--runs-dir", default="runs")
-    options = parser.parse_args()
-    try:
-        folder = RunFolder.open(options.run, options.runs_dir)
-        print(write_report(folder))
-    except (JsrlError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    print(f"report: {folder.report}")
-    return 0
-
+from jsrl.cli.report import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import command_line
+from jsrl.cli.experiments import load, take_name
 from jsrl.errors import ConfigError
 from jsrl.workers.kinds import catalogue
 
@@ -24,17 +25,6 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FOLDERS = ("jsrl", "experiments", "benchmarks", "docs", "notebooks", "tests")
-
-
-@pytest.fixture(scope="module")
-def runner():
-    """The module experiments/run.py."""
-    spec = importlib.util.spec_from_file_location("jsrl_run", ROOT / "experiments" / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = path
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -86,7 +76,7 @@ def test_files_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
-def test_commands_can_be_given(name: str, runner) -> None:
+def test_commands_can_be_given(name: str) -> None:
     for words in commands(ROOT / name):
         if words[:2] == ["-m", "pdb"]:
             words = words[2:]
@@ -97,17 +87,17 @@ def test_commands_can_be_given(name: str, runner) -> None:
             continue
         assert (ROOT / words[0]).is_file(), f"{name}: there is no {words[0]}"
         if words[0] == "experiments/run.py":
-            check_run(name, words[1:], runner)
+            check_run(name, words[1:])
 
 
-def check_run(page: str, words: list[str], runner) -> None:
+def check_run(page: str, words: list[str]) -> None:
     """Parse a command of run.py as run.py does."""
     words = [word for word in words if word not in ("--help", "--help-all")]
     if words == ["NAME"]:
         return
-    experiment = None if "--resume" in words else runner.take_name(words)
+    experiment = None if "--resume" in words else take_name(words)
     try:
-        command_line.parse(words, runner.experiments()[experiment or "ppo"]())
+        command_line.parse(words, load(experiment or "ppo"))
     except ConfigError as error:
         pytest.fail(f"{page}: run.py {' '.join(words)}: {error}")
 
@@ -125,11 +115,11 @@ def test_other_scripts_know_the_options_that_are_mentioned(script: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
-def test_options_exist(name: str, runner) -> None:
+def test_options_exist(name: str) -> None:
     """Code spans that begin with `--` are options of some experiment, or of run.py itself."""
     known: dict[str, object] = {}
     for experiment in ("ppo", "impala", "sac", "td3", "dqn", "r2d2"):
-        known |= command_line.options_of(runner.experiments()[experiment]())
+        known |= command_line.options_of(load(experiment))
     known |= command_line.options_of(command_line.RunOptions())
     elsewhere = {"help", "help-all", "shm-size"}
     for span in spans(ROOT / name):

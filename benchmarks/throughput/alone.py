@@ -110,9 +110,8 @@ def main() -> int:
     words, options = split_options(sys.argv[1:])
     given = parser.parse_args(words)
     on_one_core()
-    from run import experiments
-
     from jsrl.cli.command_line import parse
+    from jsrl.cli.experiments import experiments
     from jsrl.errors import JsrlError
     from jsrl.launch.compilation import keep_compiled_here
 

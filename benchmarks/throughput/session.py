@@ -149,10 +149,8 @@ def experiment_of(name: str, placement: str, options: Sequence[str]) -> Experime
     Raises:
       ConfigError: no such experiment or option.
     """
-    sys.path.insert(0, str(alone.ROOT / "experiments"))
-    from run import experiments
-
     from jsrl.cli.command_line import parse
+    from jsrl.cli.experiments import experiments
 
     if name not in experiments():
         raise ConfigError(f"there is no experiment {name!r}; there are: {', '.join(experiments())}.")

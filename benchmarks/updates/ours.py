@@ -31,9 +31,9 @@ def make_update(asked: dict[str, Any]) -> tuple[Callable[[], None], int]:
     import dataclasses
 
     import jax
-    from run import experiments
 
     from jsrl.cli.command_line import parse
+    from jsrl.cli.experiments import experiments
     from jsrl.envs.config import EnvConfig
     from jsrl.experiment.building import build_agent
     from jsrl.launch.plan import make_schemas

@@ -257,7 +257,7 @@ def strike(victim: SeenWorker, blow: Blow) -> None:
     return victim.pause() if blow.how == "pause" else victim.kill()
 
 
-def storm_command(script: Path, words: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:
+def storm_command(words: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:
     """Return the command of a run that repairs itself, with what the user asked for on top.
 
     `hangs`: the run shall find workers that hang within ten seconds, however long its updates are.
@@ -266,7 +266,7 @@ def storm_command(script: Path, words: list[str], runs_dir: Path, run_name: str,
       ConfigError: no experiment was named, or the run would have no processes to hit.
     """
     if not words or words[0].startswith("-"):
-        raise ConfigError("name an experiment first, such as: python experiments/chaos.py ppo_cartpole")
+        raise ConfigError("name an experiment first, such as: jsrl chaos ppo_cartpole")
     if "serial" in words:
         raise ConfigError("a serial run is one process; take --placement served, inline or apart.")
     defaults = {
@@ -279,4 +279,4 @@ def storm_command(script: Path, words: list[str], runs_dir: Path, run_name: str,
         "--stop-at-return": "none",
     } | ({"--deadlines.stuck-s": "10"} if hangs else {})
     added = [word for name, value in defaults.items() if name not in words for word in (name, value)]
-    return [sys.executable, str(script), *words, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]
+    return [sys.executable, "-m", "jsrl", "run", *words, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]

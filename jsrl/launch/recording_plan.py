@@ -38,7 +38,7 @@ def check_recording(e: Experiment, schemas: Schemas) -> Recording | None:
         if getattr(e.agent, "needs_recording", False):
             raise ConfigError(
                 f"{type(e.agent).__name__} learns from recorded trajectories; give --recording DIR. To make some: --record "
-                "DIR with any run, or `python experiments/record.py RUN@best --to DIR`."
+                "DIR with any run, or `jsrl record RUN@best --to DIR`."
             )
         return None
     recording = open_recording(Path(e.recording))

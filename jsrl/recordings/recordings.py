@@ -148,7 +148,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise RecordingError(
             f"{folder} holds no recording (no {MANIFEST}); write one with `run.py NAME --record {folder}` or "
-            f"`python experiments/record.py RUN@best --to {folder}`."
+            f"`jsrl record RUN@best --to {folder}`."
         ) from error
     except (OSError, ValueError) as error:
         raise RecordingError(f"{path} cannot be read: {error}.") from error

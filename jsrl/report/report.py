@@ -1,6 +1,6 @@
 """The report of a run, from the files in its folder alone: what happened, where time went, and what limited it.
 
-`leave_report` writes report.txt and report.html as a run ends; `python experiments/report.py RUN` makes them again, also of
+`leave_report` writes report.txt and report.html as a run ends; `jsrl report RUN` makes them again, also of
 a run that was killed or still goes on.
 """
 
@@ -30,9 +30,7 @@ def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
     try:
         return write_report(folder)
     except Exception as error:  # a mistake in a report must not turn a trained run into a failed one
-        warn(
-            f"the report could not be made ({type(error).__name__}: {error}); try: python experiments/report.py {folder.name}"
-        )
+        warn(f"the report could not be made ({type(error).__name__}: {error}); try: jsrl report {folder.name}")
         return ""
 
 

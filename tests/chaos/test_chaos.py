@@ -64,13 +64,13 @@ def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away()
 
 
 def test_the_run_repairs_itself_unless_the_user_says_otherwise(tmp_path: Path) -> None:
-    words = storm_command(Path("run.py"), ["ppo_cartpole", "--restart", "2"], tmp_path, "x")
-    assert words[:3] == [sys.executable, "run.py", "ppo_cartpole"]
+    words = storm_command(["ppo_cartpole", "--restart", "2"], tmp_path, "x")
+    assert words[:5] == [sys.executable, "-m", "jsrl", "run", "ppo_cartpole"]
     assert words.count("--restart") == 1 and words[words.index("--restart") + 1] == "2"
     assert words[words.index("--deadlines.silence-s") + 1] == "3"
     for wrong in ([], ["--seed", "1"], ["ppo", "--placement", "serial"]):
         with pytest.raises(ConfigError):
-            storm_command(Path("run.py"), wrong, tmp_path, "x")
+            storm_command(wrong, tmp_path, "x")
 
 
 @pytest.mark.slow

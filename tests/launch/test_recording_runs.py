@@ -11,7 +11,7 @@ import pytest
 
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.ppo import PPOConfig
-from jsrl.cli.record import record_policy
+from jsrl.cli.record_policy import record_policy
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig

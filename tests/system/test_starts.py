@@ -54,7 +54,8 @@ def test_an_interrupt_while_a_learner_compiles_is_no_failure(launch) -> None:
 DROPPED = """
 import os, signal, sys
 sys.path.insert(0, {world!r})
-import drive, run
+import drive
+from jsrl.cli import run
 
 class Dropping:
     def __del__(self):  # Python prints a KeyboardInterrupt that is raised here, and goes on

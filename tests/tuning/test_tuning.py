@@ -1,9 +1,7 @@
 """The tuner: its space, its search on machines that do not exist, its advice, and what later runs make of it."""
 
 import dataclasses
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,8 @@ import pytest
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cli import experiments, run
+from jsrl.cli import tune as tune_command
 from jsrl.errors import ConfigError
 from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
 from jsrl.tuning import profiles
@@ -481,26 +481,9 @@ def test_a_profile_that_was_asked_for_must_be_readable_and_fit(kept, tmp_path):
         profiles.use_profile(PPO, kept.path)
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """experiments/NAME.py as a module."""
-
-    def load(name: str):
-        monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-        spec = importlib.util.spec_from_file_location(f"jsrl_{name}", ROOT / "experiments" / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        before = list(sys.path)
-        spec.loader.exec_module(module)
-        sys.path[:] = before
-        return module
-
-    return load
-
-
-def test_run_uses_the_profile_and_its_plan_shows_it(script, tmp_path, monkeypatch, capsys):
-    run = script("run")
+def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(profiles.VARIABLE, str(tmp_path))
-    experiment = run.experiments()["ppo_cartpole"]()
+    experiment = experiments.load("ppo_cartpole")
     facts = profiles.machine_facts(), profiles.work_facts(experiment), profiles.version()
     profiles.Profile({"placement": "inline", "num-actors": 4, "num-groups": 4}, "four inline", 2.0, *facts).save(
         tmp_path
@@ -515,11 +498,10 @@ def test_run_uses_the_profile_and_its_plan_shows_it(script, tmp_path, monkeypatc
         assert "1 actor(s) x ring 2 x 8 slots" in capsys.readouterr().out
 
 
-def test_tune_from_a_file(script, tmp_path, capsys):
+def test_tune_from_a_file(tmp_path, capsys):
     found = measured([Trial(space_of(2).default, "explore", 50.0), Trial(plain("inline", 2, 1), "explore", 150.0)])
     found.save(tmp_path / "m.json")
-    tune = script("tune")
-    assert tune.main(["--from", str(tmp_path / "m.json")]) == 0
+    assert tune_command.main(["--from", str(tmp_path / "m.json")]) == 0
     assert "inline, 2 actors x 32 slots, ring 1: 3.0x the default" in capsys.readouterr().out
 
 
@@ -535,6 +517,6 @@ def test_tune_from_a_file(script, tmp_path, capsys):
         (["ppo_cartpole", "--placement", "serial"], "nothing is left to tune"),
     ],
 )
-def test_what_cannot_be_tuned_is_one_sentence(script, words, sentence, capsys):
-    assert script("tune").main(words) == 2
+def test_what_cannot_be_tuned_is_one_sentence(words, sentence, capsys):
+    assert tune_command.main(words) == 2
     assert sentence in capsys.readouterr().err

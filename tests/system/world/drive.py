@@ -6,11 +6,10 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 sys.path[:0] = [str(here), str(here.parents[2] / "experiments")]
 
-import run  # noqa: E402
+import jsrl.configs  # noqa: E402
+from jsrl.cli.run import main  # noqa: E402
 
-import configs  # noqa: E402
-
-configs.__path__.append(str(here / "extra_configs"))
+jsrl.configs.__path__.append(str(here / "extra_configs"))
 
 if __name__ == "__main__":
-    sys.exit(run.main())
+    sys.exit(main())

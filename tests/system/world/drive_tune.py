@@ -3,7 +3,8 @@
 import sys
 
 import drive  # noqa: F401  (makes them known)
-import tune
+
+from jsrl.cli.tune import main
 
 if __name__ == "__main__":
-    sys.exit(tune.main())
+    sys.exit(main())

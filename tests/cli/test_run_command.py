@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from jsrl.cli import experiments, run
 from jsrl.errors import ConfigError
 from jsrl.runs.runs import read_metrics
 
@@ -18,33 +18,23 @@ TINY = ["--placement", "serial", "--total-env-steps", "64", "--rollout-length", 
         "--agent.num-minibatches", "1", "--evaluator.enabled", "false", "--display", "quiet"]  # fmt: skip
 
 
-@pytest.fixture(name="run", scope="module")
-def run_fixture():
-    before = list(sys.path)
-    spec = importlib.util.spec_from_file_location("run_command", RUN)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = before
-
-
-def test_alone_it_lists_the_experiments(run, capsys):
+def test_alone_it_lists_the_experiments(capsys):
     assert run.main([]) == 0
     text = capsys.readouterr().out
-    for name, summary in run.summaries().items():
+    for name, summary in experiments.summaries().items():
         assert f"  {name}" in text
         assert summary in text
 
 
 @pytest.mark.parametrize("words", [["ppo", "--help"], ["--help", "ppo"], ["--seed", "3", "ppo", "-h"], ["--help"]])
-def test_help_is_there_wherever_the_words_stand(run, words, capsys):
+def test_help_is_there_wherever_the_words_stand(words, capsys):
     assert run.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert 30 <= len(lines) <= 50
     assert any(line.startswith("  --agent.learning-rate") for line in lines)
 
 
-def test_the_long_help_has_what_the_short_one_leaves_out(run, capsys):
+def test_the_long_help_has_what_the_short_one_leaves_out(capsys):
     assert run.main(["ppo", "--help-all"]) == 0
     assert "--env.atari.noop-max" in capsys.readouterr().out
 
@@ -63,7 +53,7 @@ def test_the_long_help_has_what_the_short_one_leaves_out(run, capsys):
         (["--resume", "no-such-run"], "no-such-run"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_status_2(run, words, sentence, capsys):
+def test_what_cannot_be_is_one_sentence_and_status_2(words, sentence, capsys):
     assert run.main(words) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -83,29 +73,29 @@ def test_what_cannot_be_is_one_sentence_and_status_2(run, words, sentence, capsy
         (["--resume=ppo"], None, ["--resume=ppo"]),
     ],
 )
-def test_the_name_may_stand_anywhere(run, words, name, rest):
-    assert run.take_name(words) == name
+def test_the_name_may_stand_anywhere(words, name, rest):
+    assert experiments.take_name(words) == name
     assert words == rest
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("1,5,9", [1, 5, 9]), ("7", [7]), ("3-3", [3])])
-def test_seeds(run, text, seeds):
+def test_seeds(text, seeds):
     assert run.parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["", "-", "1-", "-1", "1-2-3", "a-b", "2-1", "1,,2"])
-def test_seeds_that_are_none(run, text):
+def test_seeds_that_are_none(text):
     with pytest.raises(ConfigError, match="expected a range such as 0-4"):
         run.parse_seeds(text)
 
 
-def test_a_plan_runs_nothing(run, tmp_path, capsys):
+def test_a_plan_runs_nothing(tmp_path, capsys):
     assert run.main(["ppo_cartpole", "--plan", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert "streams" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
 
 
-def test_seeds_one_after_another_each_in_its_folder(run, tmp_path):
+def test_seeds_one_after_another_each_in_its_folder(tmp_path):
     words = ["ppo", *TINY, "--seeds", "1-2", "--run-name", "x", "--runs-dir", str(tmp_path)]
     before = list(sys.path)
     assert run.main(words) == 0

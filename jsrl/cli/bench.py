@@ -1,0 +1,23 @@
+"""Measure an experiment on this machine: `jsrl bench ppo_cartpole`, from a source checkout."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "bench.py"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark of the checkout that jsrl lies in; return its exit status."""
+    if not SCRIPT.exists():
+        print(
+            "ConfigError: jsrl bench needs a source checkout, whose folder `benchmarks` has what it measures with; clone the "
+            "repository, install it with `pip install -e .`, and give the command again.",
+            file=sys.stderr,
+        )
+        return 2
+    sys.argv = [str(SCRIPT), *(sys.argv[1:] if arguments is None else arguments)]
+    return runpy.run_path(str(SCRIPT))["main"]()

@@ -1,0 +1,62 @@
+"""Kill, stop and flood a run at random: `jsrl chaos ppo_cartpole --storm-s 60 [options of run.py]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsrl.chaos.chaos import Storm, StormSettings, storm_command
+from jsrl.cli.main import program
+from jsrl.errors import JsrlError
+
+STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  # of a checkout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Storm, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
+    parser = argparse.ArgumentParser(
+        prog=program("chaos"), description=__doc__, epilog="All other options are those of `jsrl run`."
+    )
+    parser.add_argument("--storm-s", type=float, default=60.0, help="seconds that the storm lasts")
+    parser.add_argument("--calm-s", type=float, default=10.0, help="seconds before it, to measure against")
+    parser.add_argument(
+        "--flood-s", type=float, default=10.0, help="seconds of strangers' messages before the first blow"
+    )
+    parser.add_argument("--messages-per-s", type=float, default=200.0, help="that strangers send at most; 0: none")
+    parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next blow")
+    parser.add_argument(
+        "--kinds", help="kinds of workers that are hit, such as actor,learner (default: all but recorders)"
+    )
+    parser.add_argument("--pauses", type=float, default=0.25, help="share of blows that stop a process, not kill it")
+    parser.add_argument("--hangs", type=float, default=0.0, help="share of blows that stop a main thread alone")
+    parser.add_argument("--storm-seed", type=int, default=0)
+    parser.add_argument("--patience-s", type=float, default=60.0, help="within which the run must work again")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    options, words = parser.parse_known_args(arguments)
+    settings = StormSettings(
+        storm_s=options.storm_s,
+        calm_s=options.calm_s,
+        every_s=options.every_s,
+        kinds=None if options.kinds is None else tuple(options.kinds.split(",")),
+        pauses=options.pauses,
+        hangs=options.hangs,
+        seed=options.storm_seed,
+        patience_s=options.patience_s,
+        flood_s=options.flood_s,
+    )
+    name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
+    stranger = [sys.executable, str(STRANGER), "--per-s", str(options.messages_per_s)]
+    floods = options.messages_per_s > 0 and STRANGER.exists()
+    if options.messages_per_s > 0 and not floods:
+        print("no strangers' messages: what sends them is in the source checkout (benchmarks/strangers.py).")
+    try:
+        command = storm_command(words, options.runs_dir, name, hangs=options.hangs > 0)
+        card = Storm(command, options.runs_dir, name, settings, stranger if floods else None).run()
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    print(card.text())
+    return 0 if card.passed else 1

@@ -1,0 +1,99 @@
+"""The experiments that have a name: those of jsrl, and those in the folder `configs` of the working directory."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import jsrl.configs
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+
+FOLDER = "configs"  # of the working directory: one file per experiment, each with a function `config() -> Experiment`
+TAKE_A_NAME = ("--run-name", "--resume", "--init-from", "--record", "--recording")  # a run's or a folder's
+
+
+def use_working_directory() -> None:
+    """Let environments, agents, workers and configs of the working directory be imported."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def files() -> dict[str, tuple[str, Path]]:
+    """Return name -> (module, file) of every experiment; one of the user's comes before one of jsrl's of the same name."""
+    own = Path(jsrl.configs.__path__[0]).resolve()
+    found = dict(_modules("jsrl.configs", *map(Path, jsrl.configs.__path__)))
+    here = Path.cwd() / FOLDER
+    if here.resolve() != own:
+        found |= dict(_modules(FOLDER, here))
+    return dict(sorted(found.items()))
+
+
+def _modules(package: str, *folders: Path) -> Iterator[tuple[str, tuple[str, Path]]]:
+    for module in pkgutil.iter_modules(map(str, folders)):
+        path = next(file for folder in folders if (file := folder / f"{module.name}.py").exists())
+        yield module.name, (f"{package}.{module.name}", path)
+
+
+def load(name: str) -> Experiment:
+    """Return an experiment by its name.
+
+    Raises:
+      ConfigError: its file has no function `config`, or that returns something else.
+    """
+    module, path = files()[name]
+    config = getattr(importlib.import_module(module), "config", None)
+    if not callable(config):
+        raise ConfigError(f"{path} has no function config(); an experiment's file has one that returns an Experiment.")
+    experiment = config()
+    if not isinstance(experiment, Experiment):
+        raise ConfigError(f"config() of {path} returned {type(experiment).__name__}; it must return an Experiment.")
+    return experiment
+
+
+def experiments() -> dict[str, Callable[[], Experiment]]:
+    """Return name -> a function that makes the experiment."""
+    return {name: partial(load, name) for name in files()}
+
+
+def summaries() -> dict[str, str]:
+    """Return name -> first line of each experiment's description."""
+    return {name: summary(path) for name, (_, path) in files().items()}
+
+
+def summary(path: Path) -> str:
+    """Return the first line of a file's docstring; empty where it has none."""
+    parts = path.read_text().split('"""')
+    return parts[1].strip().splitlines()[0] if len(parts) > 2 and parts[1].strip() else ""
+
+
+def take_name(arguments: list[str]) -> str | None:
+    """Remove NAME from the arguments, wherever it stands, and return it.
+
+    Raises:
+      ConfigError: the word that stands in its place is no experiment.
+    """
+    known = files()
+    if arguments and not arguments[0].startswith("-"):
+        name = arguments.pop(0)
+        if name in known:
+            return name
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}."
+        raise ConfigError(f"there is no experiment {name!r}; {hint} (Add your own as {FOLDER}/{name}.py here.)")
+    for index, word in enumerate(arguments):
+        before = arguments[index - 1].replace("_", "-") if index else ""
+        if word in known and before not in TAKE_A_NAME:
+            return arguments.pop(index)
+    for index, word in enumerate(arguments):
+        follows = arguments[index - 1].startswith("--") and "=" not in arguments[index - 1] if index else False
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+        if near and not follows:
+            raise ConfigError(f"there is no experiment {word!r}; did you mean {near[0]}?")
+    return None

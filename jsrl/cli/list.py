@@ -1,0 +1,20 @@
+"""`jsrl list`: the experiments that there are, those of the working directory's folder `configs` as well."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from jsrl.cli.experiments import summaries
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the experiments, a line each."""
+    argparse.ArgumentParser(prog="jsrl list", description=__doc__).parse_args(arguments)
+    print(listing())
+    return 0
+
+
+def listing() -> str:
+    """Return the experiments, a line each."""
+    return "\n".join(f"  {name:<18} {text}" for name, text in summaries().items())

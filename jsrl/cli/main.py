@@ -1,0 +1,64 @@
+"""`jsrl COMMAND ...`: every command of jsrl; `jsrl` alone lists them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jsrl
+
+COMMANDS = {
+    "run": "run an experiment, or go on with a run",
+    "list": "the experiments that there are",
+    "evaluate": "play a run's snapshot and print its score",
+    "compare": "two runs side by side",
+    "report": "make a run's report again",
+    "record": "record a trained policy's episodes",
+    "tune": "find the fastest settings of an experiment on this machine",
+    "bench": "measure an experiment on this machine",
+    "chaos": "kill workers of a run at random and see it recover",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what a command line asks for; return the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(f"jsrl {jsrl.__version__}")
+        return 0
+    command = words[0]
+    if command not in COMMANDS:
+        print(f"ConfigError: there is no command {command!r}; {_hint(command)}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"jsrl.cli.{command}").main(words[1:])
+
+
+def overview() -> str:
+    """Return the commands, a line each."""
+    lines = ["usage: jsrl COMMAND ...", "", *(f"  {name:<10} {text}" for name, text in COMMANDS.items())]
+    return "\n".join([*lines, "", "`jsrl run ppo_cartpole` trains; `jsrl COMMAND --help` shows the options of one."])
+
+
+def _hint(command: str) -> str:
+    from jsrl.cli.experiments import files
+
+    if command in files():
+        return f"to run the experiment: jsrl run {command}"
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}."
+
+
+def program(command: str) -> str:
+    """Return how the present command line was begun, for usage texts: `jsrl run`, or the script's."""
+    script = Path(sys.argv[0])
+    return f"python experiments/{command}.py" if script.name == f"{command}.py" else f"jsrl {command}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Record a trained policy: episodes of a snapshot as trajectories on disk, for `--recording` to learn from.
+
+An actor plays, as in a run; its params stay the same, and its trajectories go nowhere but to the recording.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jsrl.envs.base import VectorEnv
+from jsrl.envs.make import make
+from jsrl.errors import ConfigError, StreamTimeout
+from jsrl.launch.plan import make_schemas
+from jsrl.launch.recording_plan import begin_record
+from jsrl.metrics.metrics import Recorder
+from jsrl.policy import load_policy
+from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
+from jsrl.types import Trajectory, leaves, zeros
+from jsrl.workers.acting import Engine, InlineInference
+from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.actor.recording import RecordingWriter
+from jsrl.workers.actor.worker import Actor, ActorSettings
+from jsrl.workers.base import Silent
+
+NAME = "record"
+
+
+class Recorded(NamedTuple):
+    """What was recorded: episodes, env steps and the episodes' mean return (the last hundred's); text: where to."""
+
+    episodes: int
+    env_steps: int
+    return_mean: float
+    text: str
+
+
+def record_policy(
+    run: str,
+    folder: str | os.PathLike[str],
+    *,
+    tag: str = "best",
+    episodes: int = 100,
+    num_envs: int = 16,
+    rollout_length: int = 128,
+    seed: int = 1,
+    sampled: bool = False,
+    limit_mb: int = 10_000,
+    runs_dir: str = "runs",
+) -> Recorded:
+    """Play a run's snapshot until `episodes` episodes have ended, and write every row to `folder`.
+
+    Args:
+      run, tag, runs_dir: as for `load_policy`. folder: of the recording; one of the same kind is added to.
+      num_envs, rollout_length: B and T of the trajectories. seed: of environments and actions.
+      sampled: sample actions instead of taking the most likely ones. limit_mb: write no more MiB than this.
+
+    Raises:
+      ConfigError: there is no such run or tag. RecordingError, SpecMismatch: the folder holds something else.
+    """
+    _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
+    policy = load_policy(run, tag, runs_dir=runs_dir)
+    e = policy.experiment
+    changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
+    changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
+    e = dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=None, record=str(folder), recording=None)
+    schemas = make_schemas(e)
+    begin_record(e, schemas, source=f"{run}@{tag}")
+    recorder, told = Recorder(ACTOR.prefix), list[str]()
+    writer = RecordingWriter(
+        Path(folder),
+        NAME,
+        schemas.trajectory,
+        recorder=recorder,
+        warn=told.append,
+        limit_bytes=limit_mb * 2**20,
+        wait=True,
+    )
+
+    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
+        engine = Engine(policy.agent, policy.spec, num_slots=num_envs, sizes=[num_envs], seed=seed, greedy=not sampled)
+        params = FixedParams(policy.version, [np.array(leaf) for leaf in jax.tree.leaves(policy.params)])
+        return InlineInference(engine, params, group_sizes), Nowhere(schemas.trajectory)
+
+    def make_group() -> VectorEnv:
+        return make(e.env, num_envs, seed, group=0)
+
+    settings = ActorSettings(rollout_length, max_lag=None, poll_s=0.0, environment=str(e.env.id))
+    actor = Actor(NAME, settings, {0: make_group}, connect, Silent(), recorder, writer=writer)
+    actor.setup()
+    try:
+        return_mean = _play(actor, episodes, rollout_length * num_envs, writer)
+    finally:
+        counts = actor.close()
+    text = "; ".join([writer.summary, *told])
+    env_steps = writer.recorded * rollout_length * num_envs
+    return Recorded(counts["episodes"], env_steps, return_mean, text)
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+
+
+def _play(actor: Actor, episodes: int, rows: int, writer: RecordingWriter) -> float:
+    """Step until enough episodes have ended and the trajectory that holds the last one is complete."""
+    played = 0
+    while writer.dropped == 0:
+        played += actor.step()
+        if played % rows == 0:
+            metrics, counts = actor.report()
+            if counts["episodes"] >= episodes:
+                return metrics["actor/return_mean"]
+    return float("nan")
+
+
+class FixedParams:
+    """A ParamsSubscriber whose params never change."""
+
+    def __init__(self, version: int, values: list[np.ndarray]) -> None:
+        self._newest: tuple[int, list[np.ndarray]] | None = (version, values)
+
+    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
+        """Return the params the first time, then None."""
+        newest, self._newest = self._newest, None
+        return newest
+
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
+        """Refuse: no newer params will come."""
+        raise StreamTimeout(f"params of {min_updates} updates were asked for, but a recorded policy does not learn.")
+
+    def close(self) -> None:
+        """Leave."""
+
+
+class Nowhere:
+    """A SampleProducer whose trajectories nobody consumes: one buffer, used again and again."""
+
+    def __init__(self, spec: Trajectory) -> None:
+        self._spec, self._trajectory, self._sequence = spec, zeros(spec), 0
+
+    def reserve(self, timeout_s: float) -> NoBlock:
+        """Return the buffer, zero-filled."""
+        for leaf in leaves(self._trajectory):
+            leaf[...] = 0
+        self._sequence += 1
+        return NoBlock(self._trajectory, self._sequence - 1)
+
+    def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
+        """Count a trajectory."""
+        return self.reserve(timeout_s).commit(group)
+
+    def lose(self, reason: str) -> None:
+        """Take no note: there is no consumer."""
+
+    def close(self) -> None:
+        """Leave."""
+
+
+class NoBlock:
+    """Room for one trajectory that goes nowhere."""
+
+    def __init__(self, trajectory: Trajectory, sequence: int) -> None:
+        self.trajectory, self._sequence = trajectory, sequence
+
+    def commit(self, group: int, origin: Origin | None = None) -> Entry:
+        """Return the trajectory's number."""
+        return Entry(ProducerId(NAME, 0), group, self._sequence, origin)
+
+    def abandon(self) -> None:
+        """Give the room back."""

@@ -1,0 +1,167 @@
+"""Run an experiment: `jsrl run ppo_cartpole --placement serial`, or `python experiments/run.py ppo_cartpole ...`.
+
+The path through the system begins here: parse -> Experiment -> jsrl.launch.run -> a controller or serial mode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsrl.cli import command_line as cli
+from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
+from jsrl.cli.list import listing
+from jsrl.cli.main import program
+from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
+from jsrl.experiment import Experiment
+from jsrl.experiment.options import full_help, short_help
+from jsrl.launch.interrupts import remembered
+
+
+def usage() -> str:
+    """Return the usage line."""
+    return f"usage: {program('run')} NAME [--option value ...]"
+
+
+def resumed(arguments: Sequence[str]) -> Experiment | None:
+    """Return the experiment of the run that --resume names, if it does."""
+    from jsrl.references.reference import from_json
+    from jsrl.runs.runs import RunFolder
+
+    words = [w for argument in arguments for w in argument.split("=", 1)]
+    words = [w.replace("_", "-") if w in ("--runs_dir", "--resume") else w for w in words]
+    if "--resume" not in words:
+        return None
+    position = words.index("--resume") + 1
+    if position == len(words):
+        raise ConfigError("--resume needs a run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run.")
+    runs_dir = words[words.index("--runs-dir") + 1] if "--runs-dir" in words[:-1] else "runs"
+    folder = RunFolder.open(words[position], runs_dir)
+    sys.path.insert(0, str(folder.path / "source"))
+    return from_json(folder.config)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status (0: ended as intended)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    use_working_directory()
+    try:
+        with remembered():
+            return command(words)
+    except JsrlError as error:
+        if isinstance(error, AgentFault | EnvironmentFault):  # somebody's own code: show where
+            traceback.print_exception(error.__cause__ or error)
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted before the run had begun.", file=sys.stderr)
+        return 130
+
+
+def command(words: list[str]) -> int:
+    """Do what the words ask for."""
+    wants_help = [w for w in words if w in ("-h", "--help", "--help-all")]
+    words = [w for w in words if w not in wants_help]
+    name = take_name(words)
+    stored = resumed(words) if name is None else None
+    if name is None and stored is None:
+        if wants_help:
+            print(short_help(load("ppo"), usage(), summaries()))
+            return 0
+        print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`{program('run')} NAME --help` shows the options of one.")
+        return 0 if not words else 2
+    default = stored or load(name or "")
+    if wants_help:
+        every = "--help-all" in wants_help
+        print(full_help(default) if every else short_help(default, usage(), summaries()))
+        return 0
+    asked = cli.parse(words, default)
+    return execute(asked)
+
+
+def execute(asked: cli.CommandLine) -> int:
+    """Plan, or run one seed or several."""
+    from jsrl.launch.run import run
+
+    options = asked.run
+    seeds = parse_seeds(options.seeds) if options.seeds else [asked.experiment.seed]
+    tuned = fastest(asked)
+    if options.plan:
+        from jsrl.graph.drawing import draw
+        from jsrl.launch.plan import accelerators, describe, make_plan
+
+        plan = make_plan(tuned, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
+        print(describe(plan, accelerators()))
+        if options.plan_file is not None:
+            Path(options.plan_file).write_text(draw(plan.graph))
+        return 0
+    results = []
+    for seed in seeds:
+        experiment = dataclasses.replace(tuned, seed=seed)
+        result = run(
+            experiment,
+            runs_dir=options.runs_dir,
+            name=f"{options.run_name}-seed{seed}" if options.run_name and len(seeds) > 1 else options.run_name,
+            overwrite=options.overwrite,
+            resume=options.resume,
+            init_from=options.init_from,
+            graph=options.graph,
+            display=options.display,
+        )
+        if options.display != "quiet":
+            print(result)
+        results.append(result)
+        if not result.as_intended:
+            return 130
+    if len(results) > 1:
+        from jsrl.report.comparison import summarise
+        from jsrl.runs.runs import load_runs
+
+        scored = "evaluator/return_mean" if all(r.evaluation for r in results) else "actor/return_mean"
+        metric = "evaluator/final_return_mean" if all(r.final for r in results) else scored
+        print(summarise(load_runs([r.folder for r in results]), metric))
+    return 0
+
+
+def fastest(asked: cli.CommandLine) -> Experiment:
+    """Return the experiment with the settings of its profile, tuned now where that was asked for; says so in a line."""
+    from jsrl.tuning.profiles import AUTO, OFF, use_profile
+
+    options, experiment = asked.run, asked.experiment
+    if options.tune:
+        from jsrl.tuning.tune import tune
+
+        if options.graph is not None:
+            raise ConfigError(
+                "--tune measures the experiment's own dataflow, not a changed one; leave --graph or --tune out."
+            )
+
+        if options.resume is not None:
+            raise ConfigError(
+                "--tune finds settings for a new run, and --resume goes on with a run's own; give one of them."
+            )
+        minutes, batch = options.tune_minutes, options.tune_batch
+        found = tune(experiment, given=asked.given, minutes=minutes, batch=batch, profiles_dir=options.profiles_dir)
+        return found.experiment
+    own = options.resume is None and options.graph is None  # a profile is of the experiment's own dataflow
+    which = options.profile if own or options.profile != AUTO else OFF
+    tuned, line = use_profile(experiment, which, given=asked.given, profiles_dir=options.profiles_dir)
+    if line and options.display != "quiet":
+        print(line)
+    return tuned
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds of `0-4` or `1,5,9`."""
+    try:
+        if "-" in text:
+            first, last = map(int, text.split("-"))
+            if first > last:
+                raise ValueError
+            return list(range(first, last + 1))
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds is {text!r}, expected a range such as 0-4 or a list such as 1,5,9.") from None

@@ -1,0 +1,73 @@
+"""Find the fastest settings of an experiment on this machine: `jsrl tune ppo_cartpole`.
+
+Short trials of the real system, three minutes in all; the best becomes the profile that later runs of run.py use. What is
+learned stays the same. Options of run.py that are given stay as they are: `tune.py ppo_pong --placement inline`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsrl.cli import command_line as cli
+from jsrl.cli.experiments import files, load, take_name, use_working_directory
+from jsrl.cli.main import program
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.tuning.tune import advise_from, tune
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what the command line offers beside the options of run.py."""
+    made = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=f"{program('tune')} NAME [--option value ...] | --from FILE",
+        allow_abbrev=False,
+        epilog="Every option of `run.py NAME` may be given, too, such as --tune-minutes 5 or --placement inline.",
+    )
+    made.add_argument("--from", dest="saved", metavar="FILE", type=Path, help="only advise, from saved measurements")
+    made.add_argument(
+        "--output", metavar="FILE", type=Path, help="where to write the measurements (default: by the profile)"
+    )
+    made.add_argument(
+        "--trial-seconds", type=float, metavar="S", help="measured per trial (default: by the time there is)"
+    )
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tune, or advise from a file; return the exit status."""
+    own, words = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    use_working_directory()
+    try:
+        if own.saved is not None:
+            if words:
+                raise ConfigError(f"--from takes no other options, got {' '.join(words)}.")
+            print(advise_from(own.saved).text)
+            return 0
+        name = take_name(words)
+        if name is None:
+            raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
+        asked = cli.parse(words, load(name))
+        tuned = tune(
+            asked.experiment,
+            given=asked.given,
+            minutes=asked.run.tune_minutes,
+            trial_seconds=own.trial_seconds,
+            batch=asked.run.tune_batch,
+            profiles_dir=asked.run.profiles_dir,
+            output=own.output,
+        )
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted before anything was measured.", file=sys.stderr)
+        return 130
+    if tuned.profile is not None:
+        print(
+            f"  kept as the profile {tuned.profile.path}\n  `run.py {name}` uses it from now on (--profile none: not)"
+        )
+    return 0
