@@ -16,7 +16,7 @@ from jsrl.workers.kinds import own_kinds
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jsrl"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = sorted(p for p in PACKAGE.rglob("*.py") if "project" not in p.parts)  # what `jsrl new` copies: a user's
 
 # Room (folder or top-level module of jsrl) -> what else of jsrl it may import, and which packages.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
@@ -24,20 +24,21 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"cli"}, set()),
     "errors": (set(), set()),
     "allowance": (set(), set()),
+    "extras": (set(), set()),
     "plain_files": (set(), {"numpy"}),
     "types": ({"errors"}, {"numpy"}),
     "references": ({"errors"}, {"numpy"}),
     "networks": ({"types", "errors", "references"}, {"jax", "flax", "numpy"}),
     "agents": ({"networks", "types", "errors"}, {"jax", "flax", "optax", "chex", "numpy"}),
     "parallel": ({"agents", "types", "errors"}, {"jax", "numpy"}),
-    "envs": ({"allowance", "types", "errors", "references"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
+    "envs": ({"allowance", "extras", "types", "errors", "references"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
     "transport": ({"types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
     "experiment": ({"envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
-    "runs": ({"transport", "errors", "plain_files"}, {"numpy", "zmq", "msgspec", "psutil"}),
-    "metrics": ({"errors", "runs"}, {"numpy", "rich", "tensorboardX"}),
+    "runs": ({"extras", "transport", "errors", "plain_files"}, {"numpy", "zmq", "msgspec", "psutil"}),
+    "metrics": ({"errors", "extras", "runs"}, {"numpy", "rich", "tensorboardX"}),
     "snapshots": ({"errors", "plain_files", "runs", "types"}, {"numpy"}),
-    "recordings": ({"errors", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),
+    "recordings": ({"errors", "extras", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),
     "workers": (
         {
             "agents",
@@ -115,6 +116,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "envs",
             "errors",
             "experiment",
+            "extras",
             "graph",
             "launch",
             "metrics",

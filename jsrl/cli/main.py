@@ -20,6 +20,8 @@ COMMANDS = {
     "tune": "find the fastest settings of an experiment on this machine",
     "bench": "measure an experiment on this machine",
     "chaos": "kill workers of a run at random and see it recover",
+    "new": "make a project of your own: config, environment, algorithm, test",
+    "doctor": "say what is missing, slow or odd on this machine",
 }
 
 

@@ -20,6 +20,7 @@ from jsrl.envs.repair import RebuiltVector, Repairs
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
+from jsrl.extras import install_command
 from jsrl.references.importing import import_target, nearest
 from jsrl.types import Array, EnvSpec
 
@@ -229,9 +230,11 @@ def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
 def _missing(name: str, error: str) -> str:
     spec = gymnasium.registry.get(name)
     entry = str(spec.entry_point) if spec is not None else ""
-    extras = {"mujoco": "jsrl[mujoco]", "box2d": "gymnasium[box2d]", "toy_text": "gymnasium[toy-text]"}
-    extra = next((found for key, found in extras.items() if key in entry), None)
-    hint = f"pip install '{extra}'" if extra else "pip install what it names"
+    cures = {"mujoco": install_command("mujoco")}
+    cures |= {
+        suite: f"pip install 'gymnasium[{extra}]'" for suite, extra in (("box2d", "box2d"), ("toy_text", "toy-text"))
+    }
+    hint = next((cure for suite, cure in cures.items() if suite in entry), "pip install what it names")
     return f"environment {name!r} needs a package that is not installed ({error}): {hint}"
 
 
@@ -255,7 +258,7 @@ def register_suites(name: str) -> None:
         import ale_py
     except ImportError:
         raise MissingExtra(
-            f"environment {name!r} needs ale-py, which is not installed: pip install 'jsrl[atari]'"
+            f"environment {name!r} needs ale-py, which is not installed: {install_command('atari')}"
         ) from None
     gymnasium.register_envs(ale_py)
 

@@ -16,6 +16,7 @@ from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.envs.config import EnvConfig, main_target
 from jsrl.envs.make import make, register_suites
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
+from jsrl.extras import install_command
 from jsrl.references.importing import import_target
 from jsrl.types import Array
 
@@ -23,10 +24,10 @@ DEFAULT_FPS, CONSOLE_FPS = 30.0, 60.0
 SCREEN = (210, 160)
 # Part of an entry point -> what draws it: module, and how to get it.
 DRAWN_WITH = {
-    "classic_control": ("pygame", "jsrl[video]"),
-    "toy_text": ("pygame", "jsrl[video]"),
-    "box2d": ("pygame", "jsrl[video]"),
-    "mujoco": ("imageio", "jsrl[mujoco]"),
+    "classic_control": ("pygame", "video"),
+    "toy_text": ("pygame", "video"),
+    "box2d": ("pygame", "video"),
+    "mujoco": ("imageio", "mujoco"),
 }
 
 
@@ -130,7 +131,7 @@ def check_rendered(config: EnvConfig) -> None:
     for part, (module, extra) in DRAWN_WITH.items():
         if f".{part}" in _entry(config.id) and find_spec(module) is None:
             raise MissingExtra(
-                f"environment {config.id!r} is drawn with {module}, not installed here: pip install '{extra}'"
+                f"environment {config.id!r} is drawn with {module}, not installed here: {install_command(extra)}"
             )
 
 
@@ -204,7 +205,7 @@ def _remedy(name: str) -> str:
         )
     extra = next((extra for part, (_, extra) in DRAWN_WITH.items() if f".{part}" in _entry(name)), None)
     return (
-        f"pip install '{extra}'" if extra else "its own render() says why, above; leave recorder.enabled off without it"
+        install_command(extra) if extra else "its own render() says why, above; leave recorder.enabled off without it"
     )
 
 

@@ -16,14 +16,22 @@ def cache_variables() -> dict[str, str]:
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return {}
+    folder = cache_folder()
+    if folder is None:
+        return {}
+    seconds = str(MIN_COMPILE_S)
+    return {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": seconds}
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of the user's cache for compiled programs, made where it was not there; None: it cannot be."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "jsrl" / "compilation"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
-        return {}
-    seconds = str(MIN_COMPILE_S)
-    return {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": seconds}
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def keep_compiled_here() -> None:

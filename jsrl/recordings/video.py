@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import MissingExtra, VideoError
+from jsrl.extras import install_command
 
 MIN_WIDTH = 320  # smaller pictures are enlarged by whole factors, so that captions can be read
 MARGIN, LEAST_FONT, LARGEST_FONT = 6, 12, 26
@@ -28,7 +29,7 @@ def require_video() -> None:
     """
     missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
     if missing:
-        raise MissingExtra(f"videos need {' and '.join(missing)}, not installed here: pip install 'jsrl[video]'")
+        raise MissingExtra(f"videos need {' and '.join(missing)}, not installed here: {install_command('video')}")
 
 
 PACKAGES = {"imageio_ffmpeg": "imageio-ffmpeg", "PIL": "pillow"}

@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jsrl.extras import DISTRIBUTION
+
 PACKAGES = (
-    "jsrl", "jax", "jaxlib", "flax", "optax", "chex", "numpy", "gymnasium", "orbax-checkpoint", "pyzmq", "ale-py",
+    DISTRIBUTION, "jax", "jaxlib", "flax", "optax", "chex", "numpy", "gymnasium", "orbax-checkpoint", "pyzmq", "ale-py",
     "mujoco", "envpool",
 )  # fmt: skip
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from jsrl.cli import experiments, main
+from jsrl import extras
+from jsrl.cli import doctor, experiments, main
 from jsrl.errors import ConfigError
+from jsrl.extras import install_command
 
 OWN = '''"""My own task"""
 
@@ -77,3 +80,66 @@ def test_the_command_runs_a_config_of_the_working_directory_in_processes(folder)
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(list((folder / "out").glob("ppo/*/report.html"))) == 1
+
+
+# -- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_names_what_is_missing_and_the_command_that_mends_it(monkeypatch, capsys):
+    monkeypatch.setitem(doctor.EXTRAS, "nothing", (("no_such_module",), "things of nothing"))
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: path != doctor.Path("/dev/shm"))
+    assert main.main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "no things of nothing (no_such_module not installed)" in text and install_command("nothing") in text
+    assert "BAD  /dev/shm cannot be written\n       -> give every run --road zeromq" in text
+
+
+def test_the_doctor_sees_another_projects_jsrl(monkeypatch, tmp_path):
+    folder = tmp_path / "jsrl-0.3.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jsrl\nVersion: 0.3\n")
+    (folder / "RECORD").write_text("jsrl/__init__.py,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    bad = [finding for finding in doctor.versions() if finding.state == "bad"]
+    assert len(bad) == 1 and "jsrl 0.3" in bad[0].text and "pip uninstall jsrl" in bad[0].cure
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"dir_info": {"editable": True}, "url": "file:///a%20b/c"}, "-e '/a b/c[video]'"),
+        ({"archive_info": {}, "url": "file:///x.whl"}, "'jsrl-jax[video] @ file:///x.whl'"),
+        (None, "'jsrl-jax[video]'"),
+    ],
+)
+def test_extras_are_installed_from_where_jsrl_came(facts, words, monkeypatch):
+    class Distribution:
+        def read_text(self, name):
+            return None if facts is None else json.dumps(facts)
+
+    monkeypatch.setattr(extras.importlib.metadata, "distribution", lambda name: Distribution())
+    assert install_command("video") == f"{sys.executable} -m pip install {words}"
+
+
+# -- new --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_project_is_refused_where_something_lies(tmp_path, capsys):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "y").touch()
+    assert main.main(["new", str(tmp_path / "x")]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+    assert main.main(["new", str(tmp_path / "My-Project")]) == 2
+    assert "lower-case letters" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.slow
+def test_a_new_project_runs_and_passes_its_tests_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["new", "walker"]) == 0
+    run = [sys.executable, "-m", "jsrl", "run", "walker", "--total-env-steps", "2048", "--display", "plain"]
+    for command in (run, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]):
+        ended = subprocess.run(command, cwd=tmp_path / "walker", capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "3 passed" in ended.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jsrl.extras import install_command
 from jsrl.metrics import catalogue as metric_names
 from jsrl.metrics.metrics import MetricsHub, Recorder
 from jsrl.metrics.sinks import JsonLinesSink
@@ -338,7 +339,7 @@ def test_absent_tensorboard_is_one_line(tmp_path, monkeypatch, open_hub):
     hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", on_warning=warnings.append)
     hub.write({"a": 1.0}, 1, 1)
     assert len(warnings) == 1
-    assert "jsrl[tensorboard]" in warnings[0]
+    assert install_command("tensorboard") in warnings[0]
     assert "\n" not in warnings[0]
     assert read(tmp_path / "metrics.jsonl")[0]["a"] == 1.0
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import MissingExtra, VideoError
+from jsrl.extras import install_command
 from jsrl.recordings import video
 from jsrl.recordings.video import Captions, VideoWriter, require_video
 from jsrl.recordings.video_shelf import INDEX, Video, VideoShelf, captions, read_index
@@ -107,7 +108,7 @@ def test_a_missing_package_is_one_sentence_with_the_extra(monkeypatch):
     text = str(caught.value)
     assert "imageio-ffmpeg" in text
     assert "pillow" not in text
-    assert text.endswith("pip install 'jsrl[video]'")
+    assert text.endswith(install_command("video"))
     assert "\n" not in text
 
 

@@ -17,6 +17,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import fault
 from jsrl.envs.rows import Metrics, Rows, slot_seeds
 from jsrl.errors import ConfigError, MissingExtra
+from jsrl.extras import install_command
 from jsrl.references.importing import nearest
 from jsrl.types import Array, ArraySpec, Discrete, EnvSpec
 
@@ -41,7 +42,7 @@ def find_game(config: EnvConfig) -> str:
     try:
         import ale_py
     except ImportError:
-        raise MissingExtra(f"environment {config.id!r} needs ale-py: pip install 'jsrl[atari]'") from None
+        raise MissingExtra(f"environment {config.id!r} needs ale-py: {install_command('atari')}") from None
     gymnasium.register_envs(ale_py)
     spec = gymnasium.registry.get(config.id)
     if spec is None:

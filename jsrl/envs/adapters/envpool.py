@@ -17,6 +17,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.rows import slot_seeds
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, MissingExtra
+from jsrl.extras import install_command
 from jsrl.references.importing import nearest
 
 MAX_CHANNELS = 16
@@ -32,7 +33,7 @@ def make_pool(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gro
     try:
         import envpool
     except ImportError:
-        raise MissingExtra(f"environment {config.id!r} needs EnvPool: pip install 'jsrl[envpool]'") from None
+        raise MissingExtra(f"environment {config.id!r} needs EnvPool: {install_command('envpool')}") from None
     known = envpool.list_all_envs()
     if name not in known:
         raise ConfigError(f"EnvPool has no environment {name!r}{nearest(name, known)}")

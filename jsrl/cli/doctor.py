@@ -1,0 +1,141 @@
+"""Say what is missing, slow or odd on this machine, each with the command that mends it: `jsrl doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jsrl
+from jsrl.extras import EXTRAS, install_command
+from jsrl.launch.compilation import cache_folder
+from jsrl.runs.provenance import hardware_facts
+
+LEAST_FILES, LEAST_SHM_MB, LEAST_MEMORY_GB = 1024, 256, 4
+SYMBOLS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+
+
+class Finding(NamedTuple):
+    """What was found of one thing: how good it is, and what to do where it is not."""
+
+    state: Literal["good", "note", "bad"]
+    text: str
+    cure: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Look at everything; return 1 where something must be mended before a run can work."""
+    argparse.ArgumentParser(prog="jsrl doctor", description=__doc__).parse_args(arguments)
+    findings = [finding for check in CHECKS for finding in check()]
+    for finding in findings:
+        print(f"{SYMBOLS[finding.state]} {finding.text}" + (f"\n       -> {finding.cure}" if finding.cure else ""))
+    bad = sum(finding.state == "bad" for finding in findings)
+    print(f"\n{bad} thing(s) to mend before a run can work." if bad else "\njsrl can run here.")
+    return 1 if bad else 0
+
+
+def versions() -> Iterator[Finding]:
+    """Python, jsrl, and another project that is called jsrl as well."""
+    python = platform.python_version()
+    yield Finding("good", f"Python {python}, jsrl {jsrl.__version__} in {Path(jsrl.__file__).parent}")
+    for found in importlib.metadata.distributions(name="jsrl"):
+        record = found.read_text("RECORD") or ""
+        if any(line.startswith("jsrl/") for line in record.splitlines()):
+            text = f"another project's jsrl {found.version} is installed, whose files lie among ours"
+            yield Finding("bad", text, f"{sys.executable} -m pip uninstall jsrl, then {install_command('')}")
+
+
+def packages() -> Iterator[Finding]:
+    """The extras: which of their packages are here."""
+    for extra, (modules, what) in EXTRAS.items():
+        missing = [module for module in modules if importlib.util.find_spec(module) is None]
+        if missing:
+            yield Finding("note", f"no {what} ({', '.join(missing)} not installed)", install_command(extra))
+        else:
+            yield Finding("good", what)
+
+
+def accelerators() -> Iterator[Finding]:
+    """GPUs, and whether jax has what it needs to use them."""
+    gpus = hardware_facts()["accelerators"]
+    plugins = [d.metadata["Name"] for d in importlib.metadata.distributions() if "cuda" in d.metadata["Name"].lower()]
+    if gpus and not any("plugin" in name for name in plugins):
+        cure = f"{sys.executable} -m pip install 'jax[cuda12]'"
+        yield Finding(
+            "note", f"{len(gpus)} GPU(s) ({gpus[0]}), but jax has no CUDA plugin: learners run on the CPU", cure
+        )
+    elif gpus:
+        yield Finding("good", f"{len(gpus)} GPU(s): {', '.join(gpus)}")
+    else:
+        yield Finding("good", "no NVIDIA GPU: everything runs on the CPU")
+
+
+def shared_memory() -> Iterator[Finding]:
+    """/dev/shm, over which streams of one host go."""
+    path = Path("/dev/shm")
+    if not os.access(path, os.W_OK):
+        yield Finding("bad", "/dev/shm cannot be written", "give every run --road zeromq, or mount /dev/shm")
+        return
+    free_mb = shutil.disk_usage(path).free >> 20
+    cure = "give the container more (docker run --shm-size 1g), or every run --road zeromq"
+    state: Literal["good", "note"] = "good" if free_mb >= LEAST_SHM_MB else "note"
+    yield Finding(state, f"/dev/shm has {free_mb:,} MiB free", "" if state == "good" else cure)
+    owner = path / f"jsrl-{os.getuid()}"
+    left = [folder for folder in owner.glob("*-*") if not _lives(folder)] if owner.is_dir() else []
+    if left:
+        yield Finding("note", f"{len(left)} folder(s) of runs that are over lie in {owner}", f"rm -r {owner}/*")
+
+
+def _lives(folder: Path) -> bool:
+    pid = folder.name.partition("-")[0]
+    return not pid.isdigit() or Path(f"/proc/{pid}").exists()
+
+
+def limits() -> Iterator[Finding]:
+    """Open files, cores, memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    cure = f"ulimit -n {min(65_536, hard) if hard > 0 else 65_536}"
+    state: Literal["good", "note"] = "good" if soft >= LEAST_FILES else "note"
+    yield Finding(state, f"{soft:,} open files for a process", "" if state == "good" else cure)
+    facts = hardware_facts()
+    cores, memory_gb = facts["cores"], facts["memory_gb"]
+    name = f"{cores} core(s), {memory_gb:g} GB of memory ({facts['processor']})"
+    if cores < 2:
+        yield Finding("note", name, "processes share one core; --placement serial wastes least of it")
+    elif memory_gb < LEAST_MEMORY_GB:
+        yield Finding("note", name, "`jsrl run NAME --plan` says how much a run takes")
+    else:
+        yield Finding("good", name)
+
+
+def folders() -> Iterator[Finding]:
+    """Where runs and compiled programs are kept."""
+    if not os.access(Path.cwd(), os.W_OK):
+        yield Finding("note", f"{Path.cwd()} cannot be written", "give every run --runs-dir DIR")
+    folder = cache_folder()
+    if folder is None:
+        yield Finding(
+            "note",
+            "programs that jax compiled are not kept: every start compiles anew",
+            "export XDG_CACHE_HOME=DIR, a folder that you can write",
+        )
+    else:
+        yield Finding("good", f"compiled programs are kept in {folder}")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    versions,
+    packages,
+    accelerators,
+    shared_memory,
+    limits,
+    folders,
+)

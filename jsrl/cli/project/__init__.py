@@ -1,0 +1,1 @@
+"""What `jsrl new` writes: files that are copied as they are, each a place to begin."""

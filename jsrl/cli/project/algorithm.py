@@ -1,0 +1,88 @@
+"""An algorithm of your own: four pure functions in a value. This one is advantage actor-critic (A2C).
+
+`jsrl.agents.base` says what each function may and must do; `test_project.py` checks it with `check_agent`.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum, row_mask
+from jsrl.agents.returns import Rows, gae
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+    """Options of the algorithm; each is one of the command line, such as `--agent.learning-rate 1e-3`."""
+
+    learning_rate: float = 3e-3
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    entropy_coef: float = 0.01
+
+    factory: ClassVar[str] = "algorithm:make_agent"
+
+
+class Network(nn.Module):
+    """Observations [..., S] to logits [..., A] and values [...]."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, observation):
+        """Return logits and values."""
+        hidden = nn.tanh(nn.Dense(64)(nn.tanh(nn.Dense(64)(observation))))
+        return nn.Dense(self.num_actions)(hidden), nn.Dense(1)(hidden)[..., 0]
+
+
+def log_prob_of(logits, action):
+    """Return the log-probability of actions."""
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
+
+
+def make_agent(config: AgentConfig, spec) -> Agent:
+    """Return the agent for an environment with discrete actions."""
+    network = Network(spec.action.num_actions)
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(config.learning_rate))
+
+    def init(key):
+        weights = network.init(key, jnp.zeros(spec.observation.shape))
+        return AgentState(ActParams(weights), (), optimizer.init(weights), (), jnp.zeros((), jnp.int32))
+
+    def act(params, key, observation, is_first, core, *, greedy=False):
+        logits, _ = network.apply(params.weights, observation)
+        action = jnp.argmax(logits, -1) if greedy else jax.random.categorical(key, logits)
+        return ActOutput(action.astype(jnp.int32), log_prob_of(logits, action)), core
+
+    def loss(weights, trajectory, advantage, target, mask, count):
+        def mean(x):  # this device's share of the mean over the rows that count, on all devices
+            return jnp.sum(x * mask) / count
+
+        logits, value = network.apply(weights, trajectory.observation[:-1])  # [T, B, A], [T, B]
+        loss_policy = -mean(log_prob_of(logits, trajectory.action[:-1]) * advantage)
+        loss_value = mean((target - value) ** 2)
+        entropy = mean(-jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1))
+        metrics = {"loss_policy": loss_policy, "loss_value": loss_value, "entropy": entropy}
+        return loss_policy + 0.5 * loss_value - config.entropy_coef * entropy, metrics
+
+    def update(state, trajectory, key, *, axis_name=None):
+        weights = state.params.weights
+        _, value = network.apply(weights, trajectory.observation)  # [T+1, B]
+        reward, discount, acts = (x[:-1] for x in (trajectory.reward, trajectory.discount, trajectory.acts))
+        rows = Rows(value, reward, discount, acts, trajectory.is_first)
+        advantage, target = gae(rows, gamma=config.gamma, lambda_=config.gae_lambda)
+        mask = row_mask(trajectory)  # 0 where the episode was over and the action ignored
+        advantage -= masked_mean(advantage, mask, axis_name)
+        count = jnp.maximum(psum(mask.sum(), axis_name), 1.0)
+        gradients, metrics = psum(
+            jax.grad(loss, has_aux=True)(weights, trajectory, advantage, target, mask, count), axis_name
+        )
+        steps, opt_state = optimizer.update(gradients, state.opt_state, weights)
+        params = ActParams(optax.apply_updates(weights, steps))
+        return AgentState(params, (), opt_state, (), state.updates + 1), UpdateOutput(metrics)
+
+    return Agent(init, lambda batch_size: (), act, update)

@@ -1,0 +1,1 @@
+"""Experiments: one file each, with a function `config() -> Experiment`."""

@@ -1,0 +1,40 @@
+"""Optional dependencies, and the command that installs them into this very environment."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+DISTRIBUTION = "jsrl-jax"  # what pip calls jsrl; the name jsrl on the package index is another project's
+# extra -> (modules that it brings, what they are for)
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "atari": (("ale_py",), "Atari environments"),
+    "mujoco": (("mujoco",), "MuJoCo environments"),
+    "envpool": (("envpool",), "EnvPool environments"),
+    "tensorboard": (("tensorboardX",), "TensorBoard events"),
+    "video": (("imageio_ffmpeg", "PIL", "pygame"), "videos"),
+    "notebook": (("ipykernel", "matplotlib"), "notebooks"),
+}
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra (empty: none) to this environment, from where jsrl was installed."""
+    wanted = f"[{extra}]" if extra else ""
+    return f"{sys.executable} -m pip install {_source(wanted)}"
+
+
+def _source(extra: str) -> str:
+    try:
+        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:  # only its folder is on the path
+        return f"-e '{Path(__file__).resolve().parents[1]}{extra}'"
+    if text is None:  # from an index
+        return f"'{DISTRIBUTION}{extra}'"
+    facts = json.loads(text)
+    if "dir_info" in facts:
+        editable = "-e " if facts["dir_info"].get("editable") else ""
+        return f"{editable}'{unquote(urlparse(facts['url']).path)}{extra}'"
+    return f"'{DISTRIBUTION}{extra} @ {facts['url']}'"
