@@ -32,6 +32,7 @@ from jsrl.parallel import data_parallel, split_devices
 from jsrl.replay.device.several import several_updates
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 from jsrl.workers.learner.split_update import SplitUpdate
+from jsrl.workers.learner.updaters import OwnUpdate
 
 SPEC = EnvSpec(ArraySpec((17,), "float32"), Continuous((-1.0,) * 6, (1.0,) * 6), "HalfCheetah's shapes")
 
@@ -39,9 +40,9 @@ SPEC = EnvSpec(ArraySpec((17,), "float32"), Continuous((-1.0,) * 6, (1.0,) * 6),
 class Arm:
     """One way to make the updates: a state, and what makes a call of it."""
 
-    def __init__(self, update, agent, batch, key, *, drain) -> None:
+    def __init__(self, update, batch, key, *, drain) -> None:
         self.update, self.batch, self.key, self._drain = update, batch, key, drain
-        self.state = update.make(agent.init, key)
+        self.state = update.make(key)
         update.compile(self.state, batch, key)
 
     def run(self, calls: int) -> float:
@@ -52,7 +53,7 @@ class Arm:
             if not self._drain:  # as a learner does after each call
                 self.update.fetch((output.metrics, self.state.params))
         if self._drain:
-            self.update.fetch(self.state)
+            self.update.kept(self.state)
         return time.perf_counter() - begin_s
 
 
@@ -68,12 +69,14 @@ def arms(batch_size: int, updates: int, hidden: tuple[int, ...], lead: int) -> d
     ]
     split = SplitUpdate(agent, tuple(sides), devices[:2], max_lead=lead, updates_per_call=updates)
     made = {
-        "single": Arm(data_parallel(several.update, devices[:1]), agent, split_devices(one, 1), key, drain=False),
-        "split": Arm(split, agent, split_devices(one, 1), key, drain=True),
+        "single": Arm(
+            OwnUpdate(several, data_parallel(several.update, devices[:1])), split_devices(one, 1), key, drain=False
+        ),
+        "split": Arm(split, split_devices(one, 1), key, drain=True),
     }
     if batch_size % 2 == 0:
-        spread = data_parallel(several.update, devices[:2])
-        made["data-parallel"] = Arm(spread, agent, split_devices(one, 2), key, drain=False)
+        spread = OwnUpdate(several, data_parallel(several.update, devices[:2]))
+        made["data-parallel"] = Arm(spread, split_devices(one, 2), key, drain=False)
     return made
 
 

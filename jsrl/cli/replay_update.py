@@ -23,7 +23,7 @@ from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves
 from jsrl.workers.jobs import Schemas
-from jsrl.workers.learner.worker import FAILED_UPDATE
+from jsrl.workers.learner.finite_check import FAILED_UPDATE
 
 
 class Replay(NamedTuple):

@@ -107,7 +107,7 @@ def stop_at(updates: int) -> None:
 
     def stopping(self: Learner) -> int:
         made = step(self)
-        if made and self.updates // self._settings.plan.reuse == updates:
+        if made and self.updates // made == updates:
             os.kill(os.getpid(), signal.SIGTERM)
         return made
 

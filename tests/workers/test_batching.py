@@ -8,11 +8,14 @@ import time
 import numpy as np
 import pytest
 
+from jsrl.agents.base import UpdateOutput
+from jsrl.metrics.phases import Phases
 from jsrl.parallel import split_devices
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, make_version, map_tree
-from jsrl.workers.learner.batching import Batcher, BatchPlan, Prefetcher
+from jsrl.workers.learner.batching import Batcher, BatchPlan
+from jsrl.workers.learner.sources import FromStream, Prefetched
 
 T, SIZE = 3, 4
 ENV = EnvSpec({"image": ArraySpec((2, 3), "uint8"), "line": ArraySpec((2,), "float32")}, Discrete(3))
@@ -50,6 +53,7 @@ class Stream:
         }
         self.plan = BatchPlan(**{**values, **plan})
         self.batcher = Batcher(self.consumer, SPEC, self.plan)
+        self.source = FromStream(self.batcher, self.consumer, T * self.plan.columns, 1)
 
     def put(self, group: int, seed: int, version: int = 0, producer: int = 0) -> Trajectory:
         trajectory = filled(seed, version)
@@ -241,39 +245,42 @@ def test_what_no_batch_took_is_dropped_as_closed_and_the_ledger_balances():
 
 def test_prefetching_gives_the_same_batches_in_the_same_order():
     stream = Stream(groups=2, max_lag=None)
-    prefetcher = Prefetcher(stream.batcher)
+    source = Prefetched(stream.source, Phases())
+    source.begin()
     try:
         for round_number in range(6):
             given = [stream.put(group, 10 * round_number + group) for group in range(2)]
-            batch = prefetcher.pump(5.0)
+            batch = source.next(5.0)
             assert batch.number == round_number
             same(batch.trajectory, joined(given))
-            prefetcher.recycle(batch)
+            assert source.used(batch, UpdateOutput({})) == 2 * T * SIZE
     finally:
-        prefetcher.close()
+        source.close()
     assert stream.ledger.consumed == 12
 
 
 def test_prefetching_stops_at_the_number_of_buffers():
     stream = Stream(groups=1, max_lag=None, buffers=3)
-    prefetcher = Prefetcher(stream.batcher)
+    source = Prefetched(stream.source, Phases())
+    source.begin()
     given = [stream.put(0, seed) for seed in range(8)]
     try:
-        lent = [prefetcher.pump(5.0) for _ in range(3)]
-        assert prefetcher.pump(0.3) is None
+        lent = [source.next(5.0) for _ in range(3)]
+        assert source.next(0.3) is None
         assert stream.consumer.pending() == 5
         for batch, trajectory in zip(lent, given, strict=False):
             same(batch.trajectory, joined([trajectory]))
     finally:
-        prefetcher.close()
+        source.close()
 
 
 def test_an_error_of_the_prefetching_thread_is_raised_where_batches_are_taken():
     stream = Stream(groups=1)
-    prefetcher = Prefetcher(stream.batcher)
+    source = Prefetched(stream.source, Phases())
+    source.begin()
     stream.consumer.close()  # the thread's next get ends in StreamClosed
     deadline = time.monotonic() + 5.0
     with pytest.raises(Exception, match="closed"):
         while time.monotonic() < deadline:
-            prefetcher.pump(0.05)
-    prefetcher.close()
+            source.next(0.05)
+    source.close()

@@ -21,7 +21,10 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
-from jsrl.workers.learner.batching import BatchPlan
+from jsrl.workers.learner.batching import Batcher, BatchPlan
+from jsrl.workers.learner.finite_check import FiniteCheck
+from jsrl.workers.learner.sources import FromStream
+from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from tests.workers.heard import Heard
 
@@ -259,14 +262,20 @@ class LearnerRig:
         self.consumer = bind_samples(f"local:learner-{next(numbers)}", SPEC, blocks_per_producer=8)
         self.producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 1.0)
         plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
-        settings = LearnerSettings(
-            0, plan, total, T * B, prefetch=False, poll_s=0.0, failure_folder=str(folder / "failed-update")
-        )
+        steps = total // reuse * T * B
+        settings = LearnerSettings(0, steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0)
         self.published, self.heard, self.folder = Published(), Heard(), folder
-        spread = data_parallel(change, jax.local_devices()[:1], donate=False)
-        store = SnapshotStore(folder / "state")
-        connect = lambda: (self.consumer, self.published)  # noqa: E731
-        self.learner = Learner(AGENT, spread, settings, SPEC, connect, store, self.heard)
+        source = FromStream(Batcher(self.consumer, SPEC, plan), self.consumer, T * B, reuse)
+        updater = OwnUpdate(AGENT, data_parallel(change, jax.local_devices()[:1], donate=False))
+        self.learner = Learner(
+            updater,
+            lambda: updater.make(jax.random.key(0)),
+            lambda: (source, self.published),
+            FiniteCheck(updater, folder / "failed-update"),
+            SnapshotStore(folder / "state"),
+            settings,
+            self.heard,
+        )
         self.learner.setup()
 
     def put(self, reward: float, version: int = 0) -> None:

@@ -66,7 +66,7 @@ options = {} if name == "ddpg" else {"policy_delay": delay}
 agent = make(name, **options)
 split, update = split_of(agent, max_lead=0), jax.jit(agent.update)
 alone = agent.init(jax.random.key(3))
-state = split.make(agent.init, jax.random.key(3))
+state = split.make(jax.random.key(3))
 split.compile(state, whole(batch(0)), jax.random.key(0))
 for step in range(12):
     t, key = batch(step), jax.random.key(step)
@@ -75,12 +75,12 @@ for step in range(12):
     assert set(made.metrics) == set(output.metrics) | {"split_policy_staleness", "split_critic_staleness"}
     assert made.metrics["split_policy_staleness"] == made.metrics["split_critic_staleness"] == 0
     if step == 5:  # a snapshot, and on from it
-        kept = split.fetch(state)
+        kept = split.kept(state)
         split.close()
         split = split_of(agent, max_lead=0)
         state = split.place(kept)
         split.compile(state, whole(t), key)
-joined = split.fetch(state)
+joined = split.kept(state)
 assert jax.tree.structure(joined) == jax.tree.structure(alone)
 # SAC: to rounding. The others' target policy is one update old (tau is 0.005, the rate 0.01).
 near(joined, alone, 2e-5 if name == "sac" else 5e-3)
@@ -102,7 +102,7 @@ parts = (agent.split.policy, agent.split.critic)
 sides = [on_device(agent._replace(update=part), replay, schema) for part in parts]
 split = SplitUpdate(sides[0].agent, tuple(s.agent.update for s in sides), jax.local_devices(), max_lead=lead,
                     updates_per_call=3, donate=True, pack=sides[0].pack, unpack=sides[0].unpack)
-state = split.make(sides[0].agent.init, jax.random.key(0))
+state = split.make(jax.random.key(0))
 split.compile(state, whole(batch(0, 4, 8)), jax.random.key(0))
 stale, losses = [], []
 for step in range(calls):
@@ -114,7 +114,7 @@ for step in range(calls):
         leaf[...] = 0  # the caller's buffers are the caller's again
     stale += [float(v) for k, v in output.metrics.items() if "staleness" in k]
     losses += [float(output.metrics["loss_value"])] if "loss_value" in output.metrics else []
-joined = split.fetch(state)
+joined = split.kept(state)
 assert int(joined.updates) == int(joined.params.weights.updates) == 3 * calls, joined.updates
 assert joined.extra.ring == () and int(joined.extra.made) == 3 * calls
 assert 0 <= min(stale) and max(stale) <= 3 * lead, stale
@@ -129,12 +129,12 @@ turns = SplitUpdate(sides[0].agent, tuple(s.agent.update for s in sides), jax.lo
                     donate=True, pack=sides[0].pack, unpack=sides[0].unpack)
 one = on_device(agent, replay, schema)
 update, alone = jax.jit(one.agent.update), one.agent.init(jax.random.key(0))
-state = turns.make(sides[0].agent.init, jax.random.key(0))
+state = turns.make(jax.random.key(0))
 turns.compile(state, whole(batch(0, 4, 8)), jax.random.key(0))
 for step in range(8):
     alone, _ = update(alone, batch(step, 4, 8), jax.random.key(step))
     state, _ = turns(state, whole(batch(step, 4, 8)), jax.random.key(step))
-near(turns.fetch(state).params, alone.params, 2e-5)
+near(turns.kept(state).params, alone.params, 2e-5)
 bad = batch(99, 4, 8)
 bad.reward[...] = np.nan
 try:

@@ -7,7 +7,6 @@ on CPU aliases NumPy memory. Blocks are released right after they are copied.
 from __future__ import annotations
 
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,8 +39,8 @@ def of_any_age(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str,
     return "", updates - int(version_updates(version).min())
 
 
-def of_another_run(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
-    """Keep every trajectory and say no lag: a recording holds the versions of another run."""
+def of_another_policy(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
+    """Keep every trajectory and say no lag: its versions are those of another learner, or of a recorded run."""
     return "", 0
 
 
@@ -109,12 +108,12 @@ class Batcher:
 
         Args:
           consumer: of the sample stream. spec: schema of one group's trajectory. plan: how batches are made.
-          phases: of the thread that pumps. refusals: count whom the stream turned away.
+          phases: of the thread that pumps. refusals: counts connections and messages that the stream rejected.
         """
         self._consumer, self._spec, self._plan = consumer, spec, plan
         self._part = {group: part for part, group in enumerate(plan.groups)}
         self.phases = phases or Phases()
-        self._refusals = refusals or Refusals("learner")
+        self.refusals = refusals or Refusals("learner")
         self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
         for _ in range(plan.buffers):
             self._free.put(self._allocate(spec))
@@ -163,7 +162,7 @@ class Batcher:
         if timeout_s == 0 and not self._consumer.pending():
             return None  # an exception each time, in serial mode at every row, would cost more than the look
         try:
-            lease = self._refusals.take(self._consumer.get, timeout_s)
+            lease = self.refusals.take(self._consumer.get, timeout_s)
         except StreamTimeout:
             return None
         self.phases.enter("transport")
@@ -181,9 +180,9 @@ class Batcher:
         assert self._staging is not None
         needed = self._plan.columns // self._plan.group_size
         try:
-            self._waiting.append(self._refusals.take(self._consumer.get, timeout_s))
+            self._waiting.append(self.refusals.take(self._consumer.get, timeout_s))
             while True:
-                self._waiting.append(self._refusals.take(self._consumer.get, 0.0))
+                self._waiting.append(self.refusals.take(self._consumer.get, 0.0))
         except StreamTimeout:
             pass
         self.phases.enter("transport")
@@ -244,49 +243,3 @@ class Batcher:
         """Let go of trajectories that no batch took."""
         while self._waiting:
             self._consumer.release(self._waiting.popleft(), "closed")
-
-
-class Prefetcher:
-    """A thread that pumps a batcher, so that batch N+1 is joined while update N runs."""
-
-    def __init__(self, batcher: Batcher) -> None:
-        self._batcher, self._phases = batcher, batcher.phases
-        self._ready: queue.Queue[Batch] = queue.Queue(maxsize=1)
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._phases.begin()
-            while not self._stop.is_set():
-                batch = self._batcher.pump(0.1)
-                self._phases.enter("wait_learner")
-                while batch is not None and not self._stop.is_set():
-                    try:
-                        self._ready.put(batch, timeout=0.1)
-                        batch = None
-                    except queue.Full:
-                        continue
-        except BaseException as error:
-            self._error = error
-
-    def pump(self, timeout_s: float) -> Batch | None:
-        """Return the next batch, or None; an error of the thread is raised here."""
-        if self._error is not None:
-            raise self._error
-        try:
-            return self._ready.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def recycle(self, batch: Batch) -> None:
-        """Give a batch's buffer back."""
-        self._batcher.recycle(batch)
-
-    def close(self) -> None:
-        """End the thread, then let go of what it held."""
-        self._stop.set()
-        self._thread.join(5.0)
-        self._batcher.close()

@@ -134,7 +134,7 @@ def batch_of_windows(job: Job) -> Trajectory:
     )
 
 
-def replay_consumer(batches: SampleConsumer, job: Job) -> Any:
+def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
     """Return the learner's end of replay over the stream of batches that it bound."""
     config = job.experiment.replay
     assert config is not None

@@ -54,9 +54,7 @@ class Side:
 
 
 class SplitUpdate:
-    """Two updates on two devices, to be used like a DataParallel; its state is itself. Made by `split_update`."""
-
-    num_devices = 1  # batches come whole
+    """Two updates on two devices, as an Updater whose state is itself. Batches come whole: [1, T+1, B, ...]."""
 
     def __init__(
         self,
@@ -99,13 +97,17 @@ class SplitUpdate:
         with self._changed:
             return self._sides[POLICY].published[0]
 
-    def make(self, init: Callable[[Array], Tree], key: Array) -> Any:
+    def fresh(self, key: Array) -> AgentState:
+        """Return what a snapshot would keep of a new state."""
+        return self._pack(self._init(key))
+
+    def make(self, key: Array) -> Any:
         """Make the state on both devices, and begin."""
         return self._begin([jax.jit(self._init)(jax.device_put(key, side.device)) for side in self._sides])
 
-    def place(self, state: Tree) -> Any:
+    def place(self, kept: AgentState) -> Any:
         """Put a state on both devices, and begin."""
-        host = jax.tree.map(np.array, state)
+        host = jax.tree.map(np.array, kept)
         return self._begin([self._unpacked(host, side) for side in self._sides])
 
     def _unpacked(self, host: Tree, side: Side) -> Any:
@@ -155,14 +157,15 @@ class SplitUpdate:
                 side.newest = {}
         return self, UpdateOutput(metrics)
 
-    def fetch(self, tree: Any) -> Tree:
-        """Return a tree as numpy arrays; of this object itself, the agent's whole state once both sides are idle."""
-        if tree is self:
-            tree = self._joined()
+    def fetch(self, tree: Tree) -> Tree:
+        """Return a tree as numpy arrays."""
         return jax.tree.map(np.array, tree)
 
+    def kept(self, state: Any) -> AgentState:
+        """Return what a snapshot keeps of the agent's whole state, once both sides are idle; with a ring, the critic's."""
+        return self.fetch(self._joined())
+
     def _joined(self) -> Any:
-        """Return the state of the agent, as its own `update` would have it; with a ring, the critic side's."""
         with self._changed:
             self._await(self._given)
             policy, critic = (side.state for side in self._sides)

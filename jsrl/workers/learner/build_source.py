@@ -1,0 +1,149 @@
+"""Building a learner's source: the stream or recording that its batches come from, and how they are joined."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from jsrl.metrics.metrics import Recorder
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.base import Ledger, SampleConsumer
+from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.page import begin_life, continued
+from jsrl.transport.samples.replay_batch import replay_batch_spec
+from jsrl.transport.stream import epoch_at
+from jsrl.types import Trajectory, Tree
+from jsrl.workers.base import Reporter
+from jsrl.workers.ends import bind_reader
+from jsrl.workers.jobs import Job
+from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy, of_any_age
+from jsrl.workers.learner.recorded import recorded_batch, recorded_consumer
+from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
+from jsrl.workers.learner.sources import FromReplay, FromStream, IntoRing, Prefetched, Source
+from jsrl.workers.refusals import Refusals
+
+Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
+
+
+class Life(NamedTuple):
+    """What this life of a learner goes on from.
+
+    Attributes:
+      epoch: of this life. trained: trajectories that the restored state was trained on. ledger: of all lives.
+    """
+
+    epoch: int
+    trained: int
+    ledger: Ledger
+
+
+def make_source(job: Job, devices: int, life: Life, recorder: Recorder, reporter: Reporter) -> Source:
+    """Return the source of a job, bound; its batches are split over so many devices."""
+    prefetch = job.experiment.learner.prefetch and not job.in_process
+    phases = recorder.thread("prefetch") if prefetch else recorder.phases
+    refusals = Refusals(job.name, reporter)
+
+    def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
+        return Batcher(consumer, spec, plan, phases, refusals)
+
+    source = source_of(job)(job, batch_plan(job, devices, life.epoch), life, join)
+    return Prefetched(source, phases) if prefetch else source
+
+
+def source_of(job: Job) -> Callable[[Job, BatchPlan, Life, Join], Source]:
+    """Return what makes the source of a job."""
+    if job.experiment.recording is not None:
+        return from_recording
+    if job.has("priorities"):
+        return from_replay
+    return from_actors if job.experiment.replay is None else into_ring
+
+
+def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
+    """Return how batches of the actors' trajectories are made."""
+    e = job.experiment
+    return BatchPlan(
+        order=e.order,
+        groups=job.end("samples").groups if job.has("samples") else (0,),
+        group_size=e.group_size,
+        columns=e.batch_columns,
+        num_rows=e.rollout_length,
+        devices=devices,
+        max_lag=e.max_policy_lag if e.replay is None else None,
+        reuse=e.updates_per_batch,
+        start_updates=job.origin.updates,
+        epoch=epoch,
+        judge=by_lag if of_own_policy(job) else of_another_policy,
+    )
+
+
+def of_own_policy(job: Job) -> bool:
+    """Return whether those who write a learner's samples act with its params, so that versions tell how old rows are."""
+    return not job.has("samples") or job.end("samples").stream.policy == job.policy
+
+
+def from_actors(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
+    """Return the source of the actors' trajectories."""
+    spec = job.schemas.trajectory
+    consumer = bind(job, spec, life)
+    return FromStream(join(consumer, spec, plan), consumer, job.experiment.rows_per_update, plan.reuse)
+
+
+def into_ring(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
+    """Return the source of the actors' trajectories on their way into a ring on the devices."""
+    e, spec = job.experiment, job.schemas.trajectory
+    assert e.replay is not None
+    consumer, windows = bind(job, spec, life), e.replay.batch_size * e.updates_per_call
+    return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
+
+
+def from_replay(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
+    """Return the source of the windows that replay workers draw: one batch for each compiled call."""
+    e, spec = job.experiment, batch_of_windows(job)
+    assert e.replay is not None
+    size, windows = e.replay.batch_size, e.replay.batch_size * e.updates_per_call
+    plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.replay.window)
+    consumer = replay_consumer(bind(job, replay_batch_spec(spec), life), job)
+    return FromReplay(join(consumer, spec, plan), consumer, windows)
+
+
+def from_recording(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
+    """Return the source of the windows of a recording."""
+    e = job.experiment
+    spec = recorded_batch(job.schemas.trajectory, plan.columns)
+    plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
+    hop = hop_folder(Path(job.folder), SAMPLES)
+    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=life.trained, ledger=life.ledger, hop=hop)
+    return FromStream(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse)
+
+
+def bind(job: Job, schema: Tree, life: Life) -> SampleConsumer:
+    """Return the reading end of the learner's samples, once its epoch is announced to those that wait for its params."""
+    if of_own_policy(job):
+        job.announce(epoch_at(job.end("samples").stream.name, job.name), str(life.epoch))
+    return bind_reader(job, "samples", schema, life.ledger)
+
+
+def begin_counting(job: Job, reporter: Reporter) -> Life:
+    """Return what a learner that starts goes on from.
+
+    The epoch rises on the disk at each start, also where no snapshot was written since the last one, so that no two lives
+    of a run ever publish under the same version.
+    """
+    saved = None
+    if job.origin.restore and not job.origin.params_only:
+        folder, _, selector = job.origin.restore.rpartition("@")
+        meta = SnapshotStore(folder).meta(selector)
+        saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
+    trained = int(saved["trained"]) if saved else 0
+    try:
+        run = Path(job.folder)
+        hop = job.end("samples").hop if job.has("samples") else SAMPLES
+        epoch, ledger = begin_life(ledger_path(run, hop), job.origin.epoch, saved, hop=hop_folder(run, hop))
+    except OSError as error:
+        text = f"the ledger cannot be kept in {job.folder} ({error}); this life counts in memory only"
+        reporter.event("warning", text)
+        return Life(job.origin.epoch, trained, continued(None, saved))
+    return Life(epoch, trained, ledger)

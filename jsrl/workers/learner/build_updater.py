@@ -1,0 +1,142 @@
+"""Building a learner's updater: on which devices, with which replay, and how its updates are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from jsrl.agents.base import Agent
+from jsrl.agents.finite import with_state_check
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.experiment.building import agent_name, check_split
+from jsrl.parallel import data_parallel
+from jsrl.replay.device.agent import OnDevice, on_device
+from jsrl.replay.device.several import several_updates
+from jsrl.types import ArraySpec, map_trajectory
+from jsrl.workers.jobs import Job
+from jsrl.workers.learner.finite_check import FAILED_UPDATE, Check, FiniteCheck, no_check
+from jsrl.workers.learner.split_update import SplitUpdate
+from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
+
+
+class Made(NamedTuple):
+    """An updater, the check of its updates, and the devices that share each batch."""
+
+    updater: Updater
+    check: Check
+    devices: int
+
+
+def make_updater(agent: Agent, job: Job) -> Made:
+    """Return what makes the updates of a job's agent.
+
+    Raises:
+      ConfigError: there are too few devices, or the agent's update cannot be split.
+    """
+    e = job.experiment
+    agent = checked(agent, e)
+    if e.learner.split != "none":
+        return Made(split_update(job, agent, learner_devices(2, 2)), no_check, 1)  # each side checks its own updates
+    devices = learner_devices(e.learner_devices, split_over_devices(e))
+    ring = replay_on_device(agent, job)
+    updater = (
+        own_update(agent, e, devices) if ring is None else RingUpdate(ring, data_parallel(ring.agent.update, devices))
+    )
+    check = (
+        FiniteCheck(updater, Path(job.folder, FAILED_UPDATE, job.policy_folder)) if e.learner.check_finite else no_check
+    )
+    return Made(updater, check, len(devices))
+
+
+def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:
+    """Return the agent's own update; the state before it is kept while a check may want it back."""
+    several = several_updates(agent, e.updates_per_call)
+    return OwnUpdate(several, data_parallel(several.update, devices, donate=not e.learner.check_finite))
+
+
+def checked(agent: Agent, e: Experiment) -> Agent:
+    """Return the agent, whose update also tells whether the new state is finite where the experiment wants that checked."""
+    return agent._replace(update=with_state_check(agent.update)) if e.learner.check_finite else agent
+
+
+def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:
+    """Return the two updates of an agent's policy and critics, each with the replay that the experiment wants.
+
+    Raises:
+      ConfigError: the agent has no such updates.
+    """
+    e = job.experiment
+    check_split(agent, agent_name(e.agent))
+    assert agent.split is not None
+    updates = [checked(agent._replace(update=u), e).update for u in (agent.split.policy, agent.split.critic)]
+    rings = [replay_on_device(agent._replace(update=u), job) for u in updates]
+    sides = [
+        several_updates(agent._replace(update=u), e.updates_per_call) if ring is None else ring.agent
+        for u, ring in zip(updates, rings, strict=True)
+    ]
+    ring = rings[0]
+    return SplitUpdate(
+        sides[0],
+        (sides[0].update, sides[1].update),
+        devices,
+        max_lead=e.split_lead,
+        updates_per_call=e.updates_per_call,
+        donate=ring is not None or not e.learner.check_finite,
+        check_finite=e.learner.check_finite,
+        pack=None if ring is None else ring.pack,
+        unpack=None if ring is None else ring.unpack,
+    )
+
+
+def split_over_devices(e: Experiment) -> int:
+    """Return the columns that the learner's devices must be able to share evenly."""
+    if e.replay is None:
+        return e.batch_columns
+    return e.replay.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.replay.batch_size)
+
+
+def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
+    """Return the agent combined with a ring of rows, where the experiment wants one on the device."""
+    e = job.experiment
+    if e.replay is None or e.replay.kind != "device":
+        return None
+    one = job.schemas.trajectory
+    rows, columns = e.rollout_length + 1, e.batch_columns
+    spec = map_trajectory(
+        lambda leaf: ArraySpec((rows, columns, *leaf.shape[2:]), leaf.dtype),
+        lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype),
+        one,
+    )
+    return on_device(
+        agent,
+        dataclasses.replace(e.replay, updates_per_call=e.updates_per_call, samples_per_insert=None),
+        spec,
+        frames=job.schemas.env.frames,
+        total_updates=e.total_updates,
+        check_finite=e.learner.check_finite,
+    )
+
+
+def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
+    """Return the devices to spread a batch over.
+
+    Raises:
+      ConfigError: there are not so many, or the batch cannot be split over them.
+    """
+    found = jax.local_devices()
+    if number is None:
+        number = 1 if found[0].platform == "cpu" else len(found)
+        while columns % number:
+            number -= 1
+    if number > len(found):
+        raise ConfigError(
+            f"the learner wants {number} devices, but this process sees {len(found)} ({found[0].platform}); lower "
+            "learner.num_devices, or leave learner.split out. (For a try on CPU alone, start serial runs with XLA_FLAGS="
+            f"--xla_force_host_platform_device_count={number}.)"
+        )
+    return found[:number]

@@ -1,0 +1,62 @@
+"""Refuse updates with NaN or infinity, and keep what they were made from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from jsrl.agents.finite import non_finite_metrics, what_is_bad
+from jsrl.errors import NonFiniteUpdate
+from jsrl.references.reference import spawn_environment
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.types import Trajectory
+from jsrl.workers.learner.updaters import OwnUpdate
+
+FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
+
+
+class Refused(NamedTuple):
+    """An update that was refused: the state to go on from, and the error to raise."""
+
+    state: Any
+    error: NonFiniteUpdate
+
+
+class Check(Protocol):
+    """Looks at each update before anything of it is published."""
+
+    def __call__(
+        self, updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
+    ) -> Refused | None:
+        """Return None, or why the update that made `after` and `metrics` is refused. updates: made before it."""
+        ...
+
+
+def no_check(updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]) -> None:
+    """Refuse nothing."""
+
+
+class FiniteCheck:
+    """Refuses what is not finite; the state before it and its batch go into `folder`, for jsrl.cli.replay_update."""
+
+    def __init__(self, updater: OwnUpdate, folder: Path) -> None:
+        self._updater, self._folder = updater, folder
+
+    def __call__(
+        self, updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
+    ) -> Refused | None:
+        """Return None where all metrics are finite (the check of the state is one of them)."""
+        bad = non_finite_metrics(metrics)
+        if not bad:
+            return None
+        failed = self._updater.failed(before, after, batch)
+        meta = {"updates": updates, "bad_metric": bad[0]} | failed.facts
+        meta["python_path"] = spawn_environment().variables["PYTHONPATH"].split(os.pathsep)
+        SnapshotStore(self._folder).save(updates, failed.tree, meta=meta, wait=True)
+        error = NonFiniteUpdate(
+            f"update {updates + 1} made {what_is_bad(bad, metrics)}; nothing of it was published. The state "
+            f"before it and its batch lie in {self._folder}. Replay it with: python -m jsrl.cli.replay_update "
+            f"{self._folder.parent}"
+        )
+        return Refused(failed.state, error)

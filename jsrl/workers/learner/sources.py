@@ -1,0 +1,211 @@
+"""Where a learner's batches come from: actors, actors through a ring on the devices, replay workers, a recording."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Protocol
+
+import numpy as np
+
+from jsrl.agents.base import UpdateOutput
+from jsrl.metrics.phases import Phases
+from jsrl.parallel import join_devices
+from jsrl.transport.base import Ledger, SampleConsumer
+from jsrl.types import Trajectory
+from jsrl.workers.learner.batching import Batch, Batcher
+from jsrl.workers.learner.replay_link import ReplayConsumer
+
+
+class Source(Protocol):
+    """Batches for a learner. `next` is called from one thread at a time."""
+
+    def example(self) -> Trajectory:
+        """Return a batch of zeros in device form, to compile the update with."""
+        ...
+
+    def begin(self) -> None:
+        """Prepare batches from now on: the learner is ready."""
+        ...
+
+    def next(self, timeout_s: float) -> Batch | None:
+        """Return the next batch, or None if none is full within `timeout_s`."""
+        ...
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        """Take a batch back after the last update that reads it; return how many rows it was trained on.
+
+        Args:
+          batch: from `next`. output: of its last update; metrics as floats, empty where no update was made.
+        """
+        ...
+
+    def env_steps(self, updates: int) -> int:
+        """Return the env steps trained on after so many updates (with replay workers: those inserted)."""
+        ...
+
+    def pending(self) -> int:
+        """Return how many trajectories wait for the learner."""
+        ...
+
+    @property
+    def refused(self) -> int:
+        """Return how many connections and messages its stream rejected."""
+        ...
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory."""
+        ...
+
+    def close(self) -> None:
+        """Drop what waits and leave the stream."""
+        ...
+
+
+class FromStream:
+    """Batches of the trajectories of a consumer, such as the actors' or a recording's.
+
+    Args:
+      batcher: joins what `consumer` lends. env_steps: of one batch. updates: made with one batch.
+    """
+
+    def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int) -> None:
+        self._batcher, self._consumer = batcher, consumer
+        self._env_steps, self._updates = env_steps, updates
+
+    def example(self) -> Trajectory:
+        """Return a batch of zeros in device form, to compile the update with."""
+        return self._batcher.example()
+
+    def begin(self) -> None:
+        """Do nothing: batches are joined in `next`."""
+
+    def next(self, timeout_s: float) -> Batch | None:
+        """Return the next batch, or None if none is full within `timeout_s`."""
+        return self._batcher.pump(timeout_s)
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        """Take a batch back; return its rows."""
+        self._batcher.recycle(batch)
+        return self._env_steps
+
+    def env_steps(self, updates: int) -> int:
+        """Return the env steps of the batches that so many updates were made with."""
+        return updates // self._updates * self._env_steps
+
+    def pending(self) -> int:
+        """Return how many trajectories wait for the learner."""
+        return self._consumer.pending()
+
+    @property
+    def refused(self) -> int:
+        """Return how many connections and messages the stream rejected."""
+        return self._batcher.refusals.count
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory."""
+        return self._consumer.ledger
+
+    def close(self) -> None:
+        """Drop what waits and leave the stream."""
+        self._batcher.close()
+        self._consumer.close()
+
+
+class IntoRing(FromStream):
+    """Batches that the update adds to a ring of rows on its devices; it trains on windows drawn from there.
+
+    Args:
+      windows: that one call of the update trains on. The others: see FromStream.
+    """
+
+    def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int, windows: int) -> None:
+        super().__init__(batcher, consumer, env_steps, updates)
+        self._windows = windows
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        """Take a batch back; return the windows trained on: none until the ring holds `min_size` rows."""
+        self._batcher.recycle(batch)
+        return self._windows if output.metrics else 0
+
+
+class FromReplay(IntoRing):
+    """Batches of windows that replay workers drew; their new priorities go back to these workers."""
+
+    def __init__(self, batcher: Batcher, consumer: ReplayConsumer, windows: int) -> None:
+        super().__init__(batcher, consumer, 0, 1, windows)
+        self._replay = consumer
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        """Take a batch back and send its priorities, if the agent has any; return its windows."""
+        if output.priorities is not None:
+            self._replay.feedback(np.concatenate(batch.ids), join_devices(output.priorities))
+        return super().used(batch, output)
+
+    def env_steps(self, updates: int) -> int:
+        """Return the env steps inserted over all replay workers, as the newest batches knew it."""
+        return self._replay.env_steps
+
+
+class Prefetched:
+    """A source whose batches a thread of its own prepares: batch N+1 is joined while update N runs.
+
+    Args:
+      source: of the batches. phases: of the thread.
+    """
+
+    def __init__(self, source: Source, phases: Phases) -> None:
+        self._source, self._phases = source, phases
+        self.example, self.used, self.env_steps = source.example, source.used, source.env_steps
+        self.pending = source.pending
+        self._ready: queue.Queue[Batch] = queue.Queue(maxsize=1)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._phases.begin()
+            while not self._stop.is_set():
+                batch = self._source.next(0.1)
+                self._phases.enter("wait_learner")
+                while batch is not None and not self._stop.is_set():
+                    try:
+                        self._ready.put(batch, timeout=0.1)
+                        batch = None
+                    except queue.Full:
+                        continue
+        except BaseException as error:
+            self._error = error
+
+    def next(self, timeout_s: float) -> Batch | None:
+        """Return the next batch, or None; an error of the thread is raised here."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._ready.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    @property
+    def refused(self) -> int:
+        """Return how many connections and messages the stream rejected."""
+        return self._source.refused
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory."""
+        return self._source.ledger
+
+    def close(self) -> None:
+        """End the thread, then close the source."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+        self._source.close()

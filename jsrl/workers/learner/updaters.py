@@ -1,0 +1,133 @@
+"""What makes a learner's updates: an agent's own update on one device or several, with a ring of rows, or split."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jsrl.agents.base import Agent, AgentState, UpdateOutput
+from jsrl.agents.finite import STATE
+from jsrl.parallel import DataParallel
+from jsrl.replay.device.agent import MADE, OnDevice
+from jsrl.types import Array, Trajectory, Tree, map_trajectory
+
+
+class Updater(Protocol):
+    """Makes updates. Its states are on its devices; their `params` are what is published."""
+
+    def fresh(self, key: Array) -> AgentState:
+        """Return what a snapshot would keep of a new state."""
+        ...
+
+    def make(self, key: Array) -> Any:
+        """Return a new state."""
+        ...
+
+    def place(self, kept: AgentState) -> Any:
+        """Return the state that a snapshot kept."""
+        ...
+
+    def compile(self, state: Any, batch: Trajectory, key: Array) -> None:
+        """Compile for arrays like these; the next call with such arrays starts at once."""
+        ...
+
+    def __call__(self, state: Any, batch: Trajectory, key: Array) -> tuple[Any, UpdateOutput]:
+        """Return (the new state, metrics and priorities) of an update with a batch [D, T+1, B/D, ...].
+
+        The old state may be used up, and numpy arrays of the batch may be read, until the result is ready.
+        """
+        ...
+
+    def fetch(self, tree: Tree) -> Tree:
+        """Return arrays of a state or an output as numpy arrays, once they are ready."""
+        ...
+
+    def kept(self, state: Any) -> AgentState:
+        """Return what a snapshot keeps of a state, as numpy arrays."""
+        ...
+
+    def close(self) -> None:
+        """End its threads."""
+        ...
+
+
+class Failed(NamedTuple):
+    """An update that failed.
+
+    Attributes:
+      state: to go on from. tree: what to keep: `state` before the update, and `batch`. facts: what else repeats it.
+    """
+
+    state: Any
+    tree: dict[str, Any]
+    facts: dict[str, Any]
+
+
+class OwnUpdate:
+    """An agent's own update, spread over one device or several."""
+
+    def __init__(self, agent: Agent, spread: DataParallel) -> None:
+        self._init, self._spread = agent.init, spread
+        self.compile, self.fetch = spread.compile, spread.fetch
+
+    def fresh(self, key: Array) -> AgentState:
+        """Return what a snapshot would keep of a new state."""
+        return self._init(key)
+
+    def make(self, key: Array) -> Any:
+        """Return a new state, made on the devices."""
+        return self._spread.make(self._init, key)
+
+    def place(self, kept: AgentState) -> Any:
+        """Return the state that a snapshot kept."""
+        return self._spread.place(kept)
+
+    def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
+        """Return (the new state, metrics and priorities); see DataParallel."""
+        return self._spread(state, batch, key)
+
+    def kept(self, state: AgentState) -> AgentState:
+        """Return the state as numpy arrays."""
+        return self.fetch(state)
+
+    def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
+        """Return what failed; `before` must not be used up."""
+        return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
+
+    def close(self) -> None:
+        """Do nothing: it has no threads."""
+
+
+class RingUpdate(OwnUpdate):
+    """The update of an agent that was combined with a ring of rows; a snapshot may leave the rows out."""
+
+    def __init__(self, replay: OnDevice, spread: DataParallel) -> None:
+        super().__init__(replay.agent, spread)
+        self._replay = replay
+
+    def fresh(self, key: Array) -> AgentState:
+        """Return what a snapshot would keep of a new state."""
+        return self._replay.pack(self._init(key))
+
+    def place(self, kept: AgentState) -> Any:
+        """Return the state that a snapshot kept, with an empty ring if the snapshot has none."""
+        return self._replay.unpack(super().place(kept), lambda: self.make(jax.random.key(0)))
+
+    def kept(self, state: AgentState) -> AgentState:
+        """Return what a snapshot keeps of a state, as numpy arrays."""
+        return self.fetch(self._replay.pack(state))
+
+    def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
+        """Return what failed: the compiled call made no further update, and kept its windows [W+1, M, ...]."""
+        own, windows, number = jax.device_get(jax.jit(self._replay.failed)(after))
+        tree = {"state": own, "batch": map_trajectory(lambda x: x[None], lambda x: x[None], windows)}
+        return Failed(after, tree, {"number": int(number), "windows": True, "devices": 1})
+
+
+def reported(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return (metrics of the updates, empty where none was made; metrics of the replay, with their whole names)."""
+    replay = {name: value for name, value in metrics.items() if "/" in name}
+    if replay.get(MADE, 1.0) == 0.0:
+        return {}, replay
+    return {name: value for name, value in metrics.items() if name not in replay and name != STATE}, replay
