@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,6 +70,12 @@ class End:
     def blocks_per_producer(self) -> int:
         """Return the trajectories of one writer that may be on their way at once."""
         return max((len(peer.groups) for peer in self.peers), default=1) * self.stream.blocks
+
+    @property
+    def askers_per_group(self) -> int:
+        """Return how many of the clients of this inference server ask for one and the same group, at most."""
+        counts = Counter(group for peer in self.peers for group in peer.groups)
+        return max(counts.values(), default=1)
 
 
 def name_at(stream: str, worker: str) -> str:

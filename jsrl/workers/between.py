@@ -54,6 +54,13 @@ class Between:
     def change(self, trajectory: Trajectory, entry: Entry) -> None:
         """Change a trajectory [T+1, B, ...] in place; `entry` says which one of which group it is."""
 
+    def ready(self, lease: Lease) -> bool:
+        """Return whether a trajectory can be changed now; called in each step until it can.
+
+        Override it where `change` needs what another worker must answer first. It may wait up to `job.poll_s`.
+        """
+        return True
+
     def rng(self, entry: Entry, row: int = 0) -> np.random.Generator:
         """Return random numbers of one row of a trajectory.
 
@@ -80,7 +87,7 @@ class Between:
         assert self._consumer is not None and self._producer is not None
         if self._lease is None:
             self._lease = self._take(self._consumer)
-        if self._lease is None:
+        if self._lease is None or not self.ready(self._lease):
             self._producer.look()
             self._announce_epoch()
             return 0

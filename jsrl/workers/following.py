@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, REFUSED_S, Peer
+from jsrl.workers.peers import CONNECT_S, Patience, Peer
 
 
 class Writer:
@@ -130,7 +129,7 @@ class FollowingProducer:
     def __init__(self, job: Job, port: str, schema: Tree) -> None:
         self._in_process, self._writer = job.in_process, Writer(job, port, schema)
         self._lost: StreamClosed | None = None
-        self._refused_since_s: float | None = None
+        self._patience = Patience()
         self.renewed = 0
 
     def open(self) -> None:
@@ -187,14 +186,11 @@ class FollowingProducer:
                 raise lost
         except StreamTimeout:
             return
-        except StreamClosed:
-            now_s = time.monotonic()
-            self._refused_since_s = self._refused_since_s or now_s
-            if now_s - self._refused_since_s > REFUSED_S:
-                raise
-            time.sleep(0.05)
+        except StreamClosed as refusal:
+            self._patience.bear(refusal)
             return
-        self._lost = self._refused_since_s = None
+        self._patience.end()
+        self._lost = None
         self.renewed += 1
 
     def close(self) -> None:

@@ -32,7 +32,8 @@ def params_bytes(job: Job) -> int:
 
 def clients_bytes(job: Job) -> int:
     """Return what the clients of an inference server may take: requests and replies of all environments."""
-    return _COPIES * job.experiment.num_envs * sum(leaf.size_bytes for leaf in leaves(job.schemas.act))
+    rows = job.experiment.num_envs * job.end("inference").askers_per_group
+    return _COPIES * rows * sum(leaf.size_bytes for leaf in leaves(job.schemas.act))
 
 
 def learner_bytes(job: Job) -> int:

@@ -61,6 +61,25 @@ class Peer:
         return f"{self.known.name} at {self.known.address}: {who}, is gone."
 
 
+class Patience:
+    """Retries for a while with a living peer that refuses a worker: it may be the last moment of its predecessor."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def bear(self, refusal: StreamClosed) -> None:
+        """Pause before the next try. Raises the refusal once it has been heard for `REFUSED_S`."""
+        now_s = time.monotonic()
+        self._since_s = self._since_s or now_s
+        if now_s - self._since_s > REFUSED_S:
+            raise refusal
+        time.sleep(0.05)
+
+    def end(self) -> None:
+        """Note that the peer took this worker."""
+        self._since_s = None
+
+
 class PeerOfMany(Peer):
     """The worker behind the first of several names: one's own, or another that does the same while one's own is gone.
 

@@ -72,6 +72,28 @@ def test_a_second_reader_gets_all_and_changes_no_bit(tmp_path: Path) -> None:
     assert result["hops"]["samples.count"]["consumed"] == 12
 
 
+def test_a_worker_between_asks_a_server_and_rewards_the_entropy_of_the_newest_policy(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.syspath_prepend(str(WORLD.parents[2] / "experiments"))
+
+    def weighted(weight: float):
+        from graphs.relabel import with_entropy
+
+        return lambda graph: with_entropy(graph).replace("relabel", settings={"weight": weight, "updates": 12})
+
+    plain, _ = trained(tmp_path, "plain", None)
+    nothing, _ = trained(tmp_path, "nothing", weighted(0.0))
+    relabeled, result = trained(tmp_path, "relabeled", weighted(2.0))
+    assert all((a == b).all() for a, b in zip(plain, nothing, strict=True))
+    assert any((a != b).any() for a, b in zip(plain, relabeled, strict=True))
+    assert result["hops"]["samples.relabel"]["consumed"] == result["ledger"]["produced"] == 12
+    metrics = read_metrics(next(tmp_path.glob("*/relabeled/metrics.jsonl")))
+    weight, bonus = metrics["relabel/weight"][-1], metrics["relabel/bonus_mean"][-1]
+    assert weight == pytest.approx(2.0 * (1 - 5 / 12))  # the last batch was made with the params of update 5
+    assert weight < bonus / 0.5 and bonus < 2.0 * 0.75  # two actions: at most log 2 = 0.69
+
+
 @pytest.mark.slow
 def test_so_it_is_in_deterministic_mode_with_processes(tmp_path: Path) -> None:
     deterministic = {"placement": "inline", "deterministic": True, "num_actors": 2}

@@ -14,7 +14,7 @@ from jsrl.transport.samples.copying import CopyingProducer
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, LOOK_S, REFUSED_S, Peer, PeerOfMany, first_present
+from jsrl.workers.peers import CONNECT_S, LOOK_S, Patience, Peer, PeerOfMany, first_present
 
 
 class ActorStreams:
@@ -39,7 +39,7 @@ class ActorStreams:
             self._producer = CopyingProducer(self._writer, job.schemas.trajectory)
         self._server: PeerOfMany | None = None  # None: the actor acts itself
         self._renewed = False  # the producer was taken up again, the client not yet
-        self._refused_since_s: float | None = None
+        self._patience = Patience()
         self._look_at_s = 0.0
 
     @property
@@ -101,23 +101,15 @@ class ActorStreams:
         if len(present) < len(found):
             return None
         if all(peer.is_known(entry) for peer, entry in zip(self._peers, present, strict=True)) and not self._renewed:
-            self._refuse(error)
+            self._patience.bear(error)
             return None
         try:
             return self._take_up(present)
         except StreamTimeout:
             return None
         except StreamClosed as refusal:
-            self._refuse(refusal)
+            self._patience.bear(refusal)
             return None
-
-    def _refuse(self, error: StreamClosed) -> None:
-        """Bear with a living peer for a while: what closed a stream may be the last moment of its predecessor."""
-        now_s = time.monotonic()
-        self._refused_since_s = self._refused_since_s or now_s
-        if now_s - self._refused_since_s > REFUSED_S:
-            raise error
-        time.sleep(0.05)
 
     def _take_up(self, present: list[Registration]) -> tuple[InferenceClient, SampleProducer]:
         readers = len(self._writer.peers)
@@ -130,5 +122,6 @@ class ActorStreams:
             self._client = self._connect_inference(present[readers].address, CONNECT_S)
             self._server.known = present[readers]
         self.epoch = self._writer.read_epoch()
-        self._refused_since_s, self._renewed = None, False
+        self._patience.end()
+        self._renewed = False
         return self._client, self._producer

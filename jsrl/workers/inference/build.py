@@ -17,7 +17,7 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     e = job.experiment
     stream = job.end("inference").stream
     groups = stream.groups if stream.failover else job.end("inference").groups
-    everybody = len(groups) * e.group_size  # it may have to stand in for all other servers
+    everybody = len(groups) * e.group_size * job.end("inference").askers_per_group  # it may stand in for other servers
     merge = not e.is_deterministic and everybody > e.group_size
     most = min(everybody, max(e.inference.max_rows, e.group_size))
     sizes = batch_sizes(e.group_size, most) if merge else [e.group_size]

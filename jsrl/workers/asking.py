@@ -1,0 +1,97 @@
+"""The asking end of an inference stream that follows its server: what one life has not answered is asked of the next."""
+
+from __future__ import annotations
+
+from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.transport.base import InferenceClient, Reply, Request
+from jsrl.transport.inference.roads import connect_inference
+from jsrl.workers.ends import names_of_peers
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.peers import CONNECT_S, Patience, PeerOfMany
+
+
+class Asker:
+    """Asks for actions at a port, one request at a time, whichever server and life of it answers.
+
+    It is no actor of these groups: a server keeps the cores of each worker that asks apart. A server's next life begins with
+    fresh cores.
+
+    Args:
+      job: of the worker. port: that asks for inference.
+    """
+
+    def __init__(self, job: Job, port: str = "inference") -> None:
+        self._job, self._end = job, job.end(port)
+        self._sizes = dict.fromkeys(self._end.groups, job.experiment.group_size)
+        self._client: InferenceClient | None = None
+        self._sent = False  # a request waits for its answer
+        self._patience = Patience()
+
+    def open(self) -> None:
+        """Connect, waiting for the server."""
+        names = names_of_peers(self._end)
+        self._peer = PeerOfMany(self._job.names, names, self._job.find(names[0]))
+        self._connect(self._peer.known.address, CONNECT_TIMEOUT_S)
+
+    def _connect(self, address: str, timeout_s: float) -> None:
+        job = self._job
+        self._client = connect_inference(
+            address, job.schemas.act, job.producer, self._sizes, timeout_s=timeout_s, keys=job.keys
+        )
+
+    def ask(self, group: int, request: Request, timeout_s: float) -> Reply | None:
+        """Return the reply to a request of one group; None: not answered yet, call again with the same request.
+
+        The request's arrays [B, ...] must stay as they are until it is answered; the reply's are valid until the next call.
+
+        Raises:
+          StreamClosed: the server lives, but has not taken this worker back for a while.
+          UnknownPolicy: the request is for a policy that is not served.
+        """
+        if self._client is None:
+            self._follow(timeout_s)
+            return None
+        try:
+            if not self._sent:
+                self._client.send(group, request)
+                self._sent = True
+            _, reply = self._client.receive(timeout_s)
+        except StreamTimeout:
+            self._look()
+            return None
+        except StreamClosed:
+            self._leave()
+            return None
+        self._sent = False
+        return reply
+
+    def _look(self) -> None:
+        if not self._job.in_process:
+            try:
+                self._peer.check()
+            except StreamClosed:
+                self._leave()
+
+    def _leave(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client, self._sent = None, False
+
+    def _follow(self, timeout_s: float) -> None:
+        """Connect to the server that is there now, if any, and ask again."""
+        found = self._peer.find(timeout_s)
+        if found is None:
+            return
+        try:
+            self._connect(found.address, CONNECT_S)
+        except StreamTimeout:
+            return
+        except StreamClosed as refusal:
+            self._patience.bear(refusal)
+            return
+        self._peer.known = found
+        self._patience.end()
+
+    def close(self) -> None:
+        """Leave."""
+        self._leave()
