@@ -11,6 +11,7 @@ from jsrl.errors import WorkerDied
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.launcher import Launcher, Start
 from jsrl.launch.life import Life, death_notice, loss_notice
+from jsrl.launch.links import tcp
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
@@ -57,7 +58,8 @@ class Controller:
         """
         make_folder(self._plan.memory_folder)
         failure: BaseException | None = None
-        self._control = ControlServer(f"ipc://{self._plan.memory_folder}/control")
+        shutil.rmtree(self._plan.registry, ignore_errors=True)  # of an earlier life of the run
+        self._control = self._open_control()
         with interrupts(self._interrupt) as signals, requests(self._request):
             try:
                 self._work()
@@ -73,6 +75,13 @@ class Controller:
                 signals.ignore()
                 self._clear(failure)
         return self._session.result()
+
+    def _open_control(self) -> ControlServer:
+        """Bind the control road: a Unix socket, or a TCP port with keys where some workers live on other hosts."""
+        plan = self._plan
+        if plan.hosts.of:
+            return ControlServer(tcp(plan.hosts.own), keys=plan.keys)
+        return ControlServer(f"ipc://{plan.memory_folder}/control")
 
     def _work(self) -> None:
         for job in self._plan.jobs:
@@ -105,13 +114,15 @@ class Controller:
             self._session.fail(failure)
         self._control.close()
         self._watchdog.close()
-        shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
+        for folder in (self._plan.memory_folder, self._plan.registry):
+            shutil.rmtree(folder, ignore_errors=True)
         self._session.hub.receive("controller", "controller", self._supervision.metrics())  # also of the last moment
         self._session.close()
 
     def _start(self, job: Job, restarts: int = 0, *, forks: bool = False) -> None:
         variables = process_environment(self._plan, job, self._gpus)
-        start = Start(self._folder, self._control.address, self._spawn, variables, forks)
+        keys = self._plan.keys if self._plan.hosts.of else None
+        start = Start(self._folder, self._control.address, self._spawn, variables, keys, forks)
         self._lives[job.name] = Life(job, self._launcher.start(job, start), restarts)
 
     # -- watching -----------------------------------------------------------------------------------------------------

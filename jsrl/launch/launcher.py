@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from jsrl.errors import ConfigError
+from jsrl.graph.graph import Graph
 from jsrl.references.reference import SpawnEnvironment
 from jsrl.workers.jobs import Job
 
@@ -17,19 +19,52 @@ STOPPED = "stopped"  # the state of a worker that was paused
 
 
 @dataclass(frozen=True)
+class Hosts:
+    """Where the workers of a run live.
+
+    Attributes:
+      own: IP address of this host, at which workers on others reach the controller and whatever runs here; empty: there are
+        no others. of: worker -> IP address of its host, where its streams listen; who is absent lives on this host.
+    """
+
+    own: str = ""
+    of: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse other hosts that could not reach this one."""
+        if self.of and not self.own:
+            raise ConfigError(
+                f"workers are to live on {', '.join(sorted(set(self.of.values())))}, but Hosts.own is empty; let the launcher "
+                "give an IP address of this host that they can reach."
+            )
+
+    def address(self, worker: str) -> str:
+        """Return the IP address of a worker's host."""
+        return self.of.get(worker, self.own)
+
+    def are_here(self, workers: Iterable[str]) -> bool:
+        """Return whether all these workers live on this host, so that streams between them need not leave it."""
+        return not any(worker in self.of for worker in workers)
+
+
+ALONE = Hosts()  # all workers live on this host
+
+
+@dataclass(frozen=True)
 class Start:
     """What a worker is started with, besides its job.
 
     Attributes:
-      folder: of the run, for its job file and its log. control: address of the controller. spawn: where it finds the user's
-        modules. variables: of its environment, which give it devices and threads. forks: one process may fork it and others
-        of its kind.
+      folder: of the run, for its job file and its log. control: address of the controller, with keys where it is a TCP
+        port: the folder of the run's keys. spawn: where it finds the user's modules. variables: of its environment, which
+        give it devices and threads. forks: one process may fork it and others of its kind.
     """
 
     folder: Path
     control: str
     spawn: SpawnEnvironment
     variables: Mapping[str, str]
+    keys: str | None = None
     forks: bool = False
 
 
@@ -117,6 +152,10 @@ class Handle(Protocol):
 
 class Launcher(Protocol):
     """Starts workers. `run(experiment, launcher=...)` takes one, for one run."""
+
+    def place(self, graph: Graph) -> Hosts:
+        """Return on which host each worker of a run will live, in all its lives; asked once, before anything starts."""
+        ...
 
     def start(self, job: Job, start: Start) -> Handle:
         """Start a worker; returns before it is ready.

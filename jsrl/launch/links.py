@@ -9,6 +9,7 @@ from pathlib import Path
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, WorkerNode
+from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.transport.ledger.hops import SAMPLES
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.keys import CLIENT_FILE, check_encryption, make_keys
@@ -18,8 +19,12 @@ KEYS = "keys"  # in the run folder
 _MAX_PORT = 65535
 
 
-def bind_addresses(graph: Graph, experiment: Experiment, memory_folder: Path) -> dict[tuple[str, str], str]:
+def bind_addresses(
+    graph: Graph, experiment: Experiment, memory_folder: Path, hosts: Hosts = ALONE
+) -> dict[tuple[str, str], str]:
     """Return (stream, worker) -> the address that the worker binds the stream at, for every end that others connect to.
+
+    A stream between hosts goes over TCP, one that does not leave this host over the experiment's road.
 
     Raises:
       ConfigError: there are not enough ports, or a socket's path is too long.
@@ -31,12 +36,24 @@ def bind_addresses(graph: Graph, experiment: Experiment, memory_folder: Path) ->
                 name = name_at(stream.name, worker.name)
                 if not experiment.where.has_processes:
                     address = f"local:{memory_folder.name}-{name}"
+                elif not stays_here(graph, stream, hosts):
+                    address = tcp(hosts.address(worker.name))
                 elif experiment.road == "zeromq" and not _stays(graph, stream):
                     address = over_zmq(name)
                 else:
                     address = f"shm:{memory_folder}/{name}"
                 found[stream.name, worker.name] = address
     return found
+
+
+def stays_here(graph: Graph, stream: Stream, hosts: Hosts) -> bool:
+    """Return whether all who use a stream live on this host."""
+    return hosts.are_here(worker.name for worker, _, _ in graph.ends(stream.name))
+
+
+def tcp(host: str, port: int = 0) -> str:
+    """Return the address of a port of an IP address; 0: a free one."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _stays(graph: Graph, stream: Stream) -> bool:
@@ -90,13 +107,13 @@ def _own_first(servers: list[Peer]) -> list[Peer]:
     return servers[own:] + servers[:own]
 
 
-def keys_folder(experiment: Experiment, folder: str) -> str | None:
-    """Return the folder of the keys of a run whose streams go over TCP; None: they do not.
+def keys_folder(experiment: Experiment, folder: str, hosts: Hosts = ALONE) -> str | None:
+    """Return the folder of the keys of a run of which some stream goes over TCP; None: none does.
 
     Raises:
       ConfigError: they cannot be encrypted here.
     """
-    if not experiment.encrypted:
+    if not (experiment.encrypted or hosts.of):
         return None
     check_encryption()
     return f"{folder}/{KEYS}"
@@ -114,7 +131,6 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
     if not experiment.encrypted:
         return lambda name: f"ipc://{check_ipc_path(str(memory_folder / name))}"
     host, first_port = experiment.bind_to
-    host = f"[{host}]" if ":" in host else host
     numbers = itertools.count()
 
     def next_port(name: str) -> str:
@@ -124,7 +140,7 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
             raise ConfigError(
                 f"--bind {experiment.bind} leaves {number} ports for its streams, too few for {name}; begin with a lower one."
             )
-        return f"tcp://{host}:{port}"
+        return tcp(host, port)
 
     return next_port
 
@@ -137,4 +153,5 @@ def begin_encryption(experiment: Experiment, keys: str | None, *, tell: Callable
     """
     if keys is not None:
         path = make_keys(keys) / CLIENT_FILE
-        tell(f"streams listen on {experiment.bind} and are encrypted; ends on other hosts need {path}")
+        where = f"listen on {experiment.bind}" if experiment.encrypted else "between hosts go over TCP"
+        tell(f"streams {where} and are encrypted; ends on other hosts need {path}")

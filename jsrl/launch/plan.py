@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from jsrl.launch.compilation import cache_variables
 from jsrl.launch.filming import check_filming
 from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.interrupts import deadline
+from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.launch.links import bind_addresses, ends_of, keys_folder
 from jsrl.launch.recording_plan import recording_lines
 from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_stream_bytes
@@ -137,7 +138,7 @@ class Plan:
     Attributes:
       policies: by name, the first learner's first. schemas_of: a policy, by its name -> what its streams carry.
       memory_folder: of its shared memory. keys: folder of its keys, where its streams go over TCP.
-      changed: the graph is another one than the experiment's own.
+      changed: the graph is another one than the experiment's own. hosts: of its workers.
     """
 
     experiment: Experiment
@@ -148,6 +149,7 @@ class Plan:
     memory_folder: Path
     keys: str | None = None
     changed: bool = False
+    hosts: Hosts = ALONE
 
     @property
     def schemas(self) -> Schemas:
@@ -169,6 +171,11 @@ class Plan:
         return self.graph.kinds
 
     @property
+    def registry(self) -> str:
+        """Return the folder of the names under which its workers find each other."""
+        return self.jobs[0].registry
+
+    @property
     def forked(self) -> frozenset[str]:
         """Return the workers that one process forks: actors, where they are many and load no jax."""
         forks = [job.name for job in self.jobs if find_kind(job.kind).forks and not find_kind(job.kind).loads_jax(job)]
@@ -178,7 +185,8 @@ class Plan:
     def shared_memory_bytes(self) -> int:
         """Return the bytes that this run takes of the shared-memory file system."""
         e = self.experiment
-        if not e.where.has_processes or e.road != "shared-memory" or e.recording is not None:
+        apart = not self.hosts.are_here(job.name for job in self.jobs)  # what leaves this host takes none
+        if not e.where.has_processes or e.road != "shared-memory" or e.recording is not None or apart:
             return 3 * self.schemas.params_bytes
         return self.stream_bytes + sum(map(self._bytes_beside, self.policies.values()))
 
@@ -203,12 +211,13 @@ def make_plan(
     folder: str,
     memory_folder: Path,
     graph: Edit | None = None,
+    place: Callable[[Graph], Hosts] = lambda graph: ALONE,
 ) -> Plan:
     """Return the jobs of an experiment.
 
     Args:
       experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets.
-      graph: see jsrl.launch.graph_file.resolve.
+      graph: see jsrl.launch.graph_file.resolve. place: returns on which host each of its workers will live.
 
     Raises:
       ConfigError: something cannot work; says what.
@@ -223,7 +232,9 @@ def make_plan(
     spec = find_spec(experiment)
     schemas = {name: make_schemas(policy.experiment, spec) for name, policy in policies.items()}
     _check_same_rows(resolved, schemas)
-    addresses, keys = bind_addresses(resolved, experiment, memory_folder), keys_folder(experiment, folder)
+    hosts = place(resolved)
+    addresses = bind_addresses(resolved, experiment, memory_folder, hosts)
+    keys = keys_folder(experiment, folder, hosts)
     jobs, counts = [], Counter[str]()
     for worker in resolved.workers:
         policy = policies[policy_of(resolved, worker)]
@@ -236,7 +247,7 @@ def make_plan(
             schemas=schemas[policy.name],
             ends=ends_of(resolved, worker, addresses),
             folder=folder,
-            registry=str(memory_folder / "names"),
+            registry=str((Path(folder) if hosts.of else memory_folder) / "names"),
             keys=keys,
             settings=worker.settings,
             workers=len(resolved.workers),
@@ -248,7 +259,7 @@ def make_plan(
         )
         counts[worker.kind] += 1
         jobs.append(job)
-    return Plan(experiment, resolved, policies, schemas, tuple(jobs), memory_folder, keys, changed)
+    return Plan(experiment, resolved, policies, schemas, tuple(jobs), memory_folder, keys, changed, hosts)
 
 
 def _resolved(policy: PolicyPart) -> PolicyPart:

@@ -19,6 +19,7 @@ from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
 from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
 from jsrl.launch.interrupts import remembered
+from jsrl.launch.launcher import Launcher
 from jsrl.launch.links import begin_encryption, learner_hop
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, make_plan
@@ -50,6 +51,7 @@ def run(
     resume: str | None = None,
     init_from: str | None = None,
     graph: Edit | None = None,
+    launcher: Launcher | None = None,
     display: str = "auto",
     sinks: tuple[Any, ...] = (),
     **changes: Any,
@@ -63,6 +65,7 @@ def run(
       init_from: RUN@TAG whose params to begin with.
       graph: another dataflow than the experiment's own: a function that is given its graph and returns the changed one, such
         a function's `module:name`, or a Graph. A resume goes on with the graph that the run was started with.
+      launcher: what starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
       sinks: further places for metrics (see jsrl.metrics.sinks.Sink).
 
@@ -72,11 +75,12 @@ def run(
       WorkerDied: a worker failed; says which and why.
     """
     experiment, resumed = dataclasses.replace(experiment, **changes), resume is not None
+    launcher = Local() if launcher is None else fitting(launcher, experiment)
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
-    with remembered(), claimed(folder), own_memory_folder(folder.path) as memory_folder:
+    with remembered(), claimed(folder), own_memory_folder(folder.path) as memory:
         origin, told = next_origin(folder) if resumed else (Origin(), [])
         if init_from is not None:
             origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
@@ -85,7 +89,7 @@ def run(
         for line in (*told, *changed):
             screen.message(line)
         try:
-            plan = ready_plan(experiment, folder, memory_folder, origin, graph, resumed=resumed, tell=screen.message)
+            plan = ready_plan(experiment, folder, memory, origin, graph, launcher, resumed=resumed, tell=screen.message)
         except BaseException:
             screen.close()
             raise
@@ -93,10 +97,21 @@ def run(
         session = make_session(plan, folder, screen, sinks)
         try:
             processes = plan.experiment.where.has_processes
-            result = (Controller(plan, session, Local(), sources) if processes else SerialRun(plan, session)).run()
+            result = (Controller(plan, session, launcher, sources) if processes else SerialRun(plan, session)).run()
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
+
+
+def fitting(launcher: Launcher, experiment: Experiment) -> Launcher:
+    """Return the launcher.
+
+    Raises:
+      ConfigError: the experiment starts no workers.
+    """
+    if not experiment.where.has_processes:
+        raise ConfigError("a serial run starts no workers, so it takes no launcher; choose another placement.")
+    return launcher
 
 
 def ready_plan(
@@ -105,6 +120,7 @@ def ready_plan(
     memory_folder: Path,
     origin: Origin,
     graph: Edit | None,
+    launcher: Launcher,
     *,
     resumed: bool,
     tell: Callable[[str], None],
@@ -118,7 +134,7 @@ def ready_plan(
     if kept is not None:
         tell(f"its changed graph goes on ({FILE}); to go on with another one, give --graph")
     try:
-        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph)
+        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, launcher.place)
     except ConfigError as error:
         if kept is None:
             raise

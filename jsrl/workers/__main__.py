@@ -13,6 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jsrl.workers", description=__doc__)
     parser.add_argument("kind", help="what the process is, for those who list processes; actor-host forks actors")
     parser.add_argument("--control", required=True, help="address of the controller")
+    parser.add_argument("--keys", help="folder of the keys of that address, where it is a TCP port")
     parser.add_argument("--parent", type=int, required=True, help="process that this one must not outlive")
     hosting = arguments[:1] == ["actor-host"]
     if not hosting:
@@ -23,10 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
     if hosting:
         from jsrl.workers.actor_host import host_actors
 
-        return host_actors(options.control, options.parent)
+        return host_actors(options.control, options.parent, options.keys)
     from jsrl.workers.process import work
 
-    return work(options.job, options.control, options.name, options.incarnation, options.parent)
+    return work(options.job, options.control, options.name, options.incarnation, options.parent, options.keys)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Order:
     log: str
 
 
-def host_actors(control_address: str, parent_pid: int) -> int:
+def host_actors(control_address: str, parent_pid: int, keys: str | None = None) -> int:
     """Fork actors as the controller orders them, until it closes the connection; return the exit status.
 
     In each actor this call returns as well, with the actor's own exit status.
@@ -48,22 +48,22 @@ def host_actors(control_address: str, parent_pid: int) -> int:
     show_name("actor-host")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    host = _Host(socket.socket(fileno=os.dup(0)), control_address)
+    host = _Host(socket.socket(fileno=os.dup(0)), control_address, keys)
     _redirect(os.devnull, os.O_RDONLY, 0)
     order = host.serve()
     if order is None:
         return 0
     from jsrl.workers.process import work
 
-    return work(Path(order.job), control_address, order.name, order.incarnation, host.pid)
+    return work(Path(order.job), control_address, order.name, order.incarnation, host.pid, keys)
 
 
 class _Host:
     """The loop between orders and deaths. `pid`: of the host, in its actors too."""
 
-    def __init__(self, connection: socket.socket, control_address: str) -> None:
+    def __init__(self, connection: socket.socket, control_address: str, keys: str | None) -> None:
         self.pid = os.getpid()
-        self._connection, self._control_address = connection, control_address
+        self._connection, self._control_address, self._keys = connection, control_address, keys
         self._actors: dict[int, int] = {}  # process id -> number of the order
         self._alarm, self._bell = socket.socketpair()
         self._alarm.setblocking(False)
@@ -138,7 +138,7 @@ class _Host:
         """Start an actor's own interpreter, where forking is not safe."""
         command = [sys.executable, "-m", "jsrl.workers", order.name, "--job", order.job, "--name", order.name]
         command += ["--incarnation", str(order.incarnation), "--control", self._control_address]
-        command += ["--parent", str(self.pid)]
+        command += ["--parent", str(self.pid), *(["--keys", self._keys] if self._keys is not None else [])]
         with open(order.log, "ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         process.returncode = 0  # buried here like all others, not by subprocess

@@ -20,7 +20,8 @@ _BATCHES = 5  # of trajectories: staging buffers, on the device, lent
 def make_watch(job: Job, declared_bytes: int | None) -> MemoryWatch | None:
     """Return the watch of a worker that binds streams over ZeroMQ, given what it declares; else None."""
     e = job.experiment
-    if declared_bytes is None or e.road != "zeromq" or job.in_process:
+    over_zmq = e.road == "zeromq" or job.keys is not None  # which streams have that go over TCP
+    if declared_bytes is None or not over_zmq or job.in_process:
         return None
     return MemoryWatch(declared_bytes, e.supervision.memory_margin_mb * MIB)
 

@@ -14,12 +14,15 @@ from pathlib import Path
 from jsrl.workers.base import Reporter, Worker, die_with_parent, run, show_name
 
 
-def work(job_path: Path, control_address: str, name: str, incarnation: int, parent_pid: int) -> int:
+def work(
+    job_path: Path, control_address: str, name: str, incarnation: int, parent_pid: int, keys: str | None = None
+) -> int:
     """Be the worker that a job file describes; return the exit status.
 
     Args:
       job_path: JSON file that the controller wrote. control_address: of the controller. name: such as actor-0.
-      incarnation: which life of the worker. parent_pid: process that this one must not outlive.
+      incarnation: which life of the worker. parent_pid: process that this one must not outlive. keys: folder of those that the
+        controller wants, where it is reached over TCP.
     """
     die_with_parent(parent_pid)
     show_name(name)
@@ -27,7 +30,7 @@ def work(job_path: Path, control_address: str, name: str, incarnation: int, pare
     leave_traces(stacks_path(job_path.parent.parent, name))
     from jsrl.runs.control import ControlClient
 
-    control = ControlClient(control_address, name, incarnation, parent_pid=parent_pid)
+    control = ControlClient(control_address, name, incarnation, parent_pid=parent_pid, keys=keys)
     signal.signal(signal.SIGTERM, lambda *_: control.stop.set())
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)

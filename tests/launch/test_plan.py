@@ -16,6 +16,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
 from jsrl.graph.placements import make_graph
+from jsrl.launch.launcher import Hosts
 from jsrl.launch.links import begin_encryption, bind_addresses
 from jsrl.launch.plan import Plan, accelerators, describe, make_plan, make_schemas, process_environment
 from jsrl.networks.model import NetworkConfig
@@ -286,6 +287,17 @@ def test_a_folder_too_deep_for_sockets_is_told_with_the_way_out() -> None:
     e = experiment(road="zeromq")
     with pytest.raises(ConfigError, match=r"has 1[56]\d bytes, at most 107 .* export TMPDIR=/tmp"):
         bind_addresses(make_graph(e), e, Path("/" + "d" * 150))
+
+
+def test_the_hosts_of_a_streams_ends_choose_its_road() -> None:
+    """An actor lives elsewhere: what it uses goes over TCP, the params of those who live here over shared memory."""
+    e = experiment(num_actors=2)
+    found = bind_addresses(make_graph(e), e, MEMORY, Hosts("10.0.0.1", {"actor-1": "10.0.0.7"}))
+    here = "tcp://10.0.0.1:0"
+    assert found["samples", "learner"] == here and found["inference", "inference-0"] == here
+    assert found["params", "learner"] == f"shm:{MEMORY}/params.learner"
+    away = bind_addresses(make_graph(e), e, MEMORY, Hosts("10.0.0.1", {"learner": "fd00::7"}))
+    assert away["samples", "learner"] == away["params", "learner"] == "tcp://[fd00::7]:0"
 
 
 def test_encrypt_means_tcp_with_keys() -> None:

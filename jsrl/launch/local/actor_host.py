@@ -11,10 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from jsrl.references.reference import SpawnEnvironment
+from jsrl.launch.launcher import Start
 from jsrl.runs.files import process_alive
 from jsrl.workers.actor_host import MAX_ORDER_BYTES, kill_group
 
@@ -28,23 +27,23 @@ class ActorHost:
       popen: its process. log: what it and its modules wrote. mute: it did not tell of a death (somebody stopped it).
     """
 
-    def __init__(self, control: str, folder: Path, spawn: SpawnEnvironment, variables: Mapping[str, str]) -> None:
-        logs = folder / "logs"
+    def __init__(self, start: Start) -> None:
+        logs = start.folder / "logs"
         logs.mkdir(exist_ok=True)
         self.log = logs / "actor-host.log"
         self.mute = False
         self._actors: list[HostedActor] = []
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
-        command = [sys.executable, "-m", "jsrl.workers", "actor-host", "--control", control]
+        command = [sys.executable, "-m", "jsrl.workers", "actor-host", *control_words(start)]
         with self.log.open("ab") as output, theirs:
             self.popen = subprocess.Popen(
                 [*command, "--parent", str(os.getpid())],
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **spawn.variables, **variables},
-                cwd=spawn.working_directory,
+                env={**os.environ, **start.spawn.variables, **start.variables},
+                cwd=start.spawn.working_directory,
                 start_new_session=True,
             )
 
@@ -101,6 +100,11 @@ class ActorHost:
             self.popen.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
                 self.popen.wait(timeout_s)
+
+
+def control_words(start: Start) -> list[str]:
+    """Return the words of a command that tell a worker of its controller."""
+    return ["--control", start.control, *(["--keys", start.keys] if start.keys is not None else [])]
 
 
 def _await(connection: socket.socket, event: int, timeout_s: float) -> None:

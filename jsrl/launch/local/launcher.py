@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from jsrl.launch.launcher import Start
-from jsrl.launch.local.actor_host import ActorHost
+from jsrl.graph.graph import Graph
+from jsrl.launch.launcher import ALONE, Hosts, Start
+from jsrl.launch.local.actor_host import ActorHost, control_words
 from jsrl.launch.local.processes import HostedHandle, LocalHandle
 from jsrl.references.reference import to_json
 from jsrl.workers.jobs import Job
@@ -32,16 +33,21 @@ class Local:
         self._own = psutil.Process()
         self._whole = owns_machine()
 
+    def place(self, graph: Graph) -> Hosts:
+        """Return that all workers live here."""
+        return ALONE
+
     def start(self, job: Job, start: Start) -> LocalHandle:
         """Start a worker, or have the actor host fork it; see Launcher."""
-        job_file, log = write_job(job, start.folder), start.folder / "logs" / f"{job.name}.log"
-        handle = self._fork(job, job_file, log, start) if start.forks else _spawn(job, job_file, log, start)
+        job_file = write_job(job, start.folder)
+        handle = self._fork(job, job_file, start) if start.forks else spawn(job.kind, job.name, job.incarnation, start)
         self._handles = [known for known in self._handles if known.alive] + [handle]
         return handle
 
-    def _fork(self, job: Job, job_file: Path, log: Path, start: Start) -> LocalHandle:
+    def _fork(self, job: Job, job_file: Path, start: Start) -> LocalHandle:
         if self.host is None:
-            self.host = ActorHost(start.control, start.folder, start.spawn, start.variables)
+            self.host = ActorHost(start)
+        log = start.folder / "logs" / f"{job.name}.log"
         return HostedHandle(self.host.start(job_file, job.name, job.incarnation, log), log, job.name)
 
     def busy_s(self) -> float | None:
@@ -71,10 +77,11 @@ def write_job(job: Job, folder: Path) -> Path:
     return path
 
 
-def _spawn(job: Job, job_file: Path, log: Path, start: Start) -> LocalHandle:
-    """Start an interpreter of its own."""
-    command = [sys.executable, "-m", "jsrl.workers", job.kind, "--job", str(job_file), "--control", start.control]
-    command += ["--name", job.name, "--incarnation", str(job.incarnation), "--parent", str(os.getpid())]
+def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
+    """Start a worker, whose job file is written, as an interpreter of its own."""
+    job_file, log = start.folder / "jobs" / f"{name}.json", start.folder / "logs" / f"{name}.log"
+    command = [sys.executable, "-m", "jsrl.workers", kind, "--job", str(job_file), *control_words(start)]
+    command += ["--name", name, "--incarnation", str(incarnation), "--parent", str(os.getpid())]
     with log.open("ab") as output:
         popen = subprocess.Popen(
             command,
@@ -85,7 +92,7 @@ def _spawn(job: Job, job_file: Path, log: Path, start: Start) -> LocalHandle:
             cwd=start.spawn.working_directory,
             start_new_session=True,
         )
-    return LocalHandle(popen, log, job.name)
+    return LocalHandle(popen, log, name)
 
 
 def owns_machine() -> bool:
