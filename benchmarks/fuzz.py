@@ -197,7 +197,7 @@ def examples(incarnation: int = 0) -> list[list[bytes]]:
     raw = np.arange(56, dtype=np.uint8)
     block = np.zeros(make_layout(flatten_schema(SCHEMA)).size_bytes, np.uint8)
     question = np.zeros(AreaLayout(SPEC, {0: 2}).question_bytes(0), np.uint8)
-    asked = {"incarnation": incarnation, "group": 0, "min_updates": 0, "step": 0, "wants_core": True, "policy": 0}
+    asked = {"incarnation": incarnation, "group": 0, "min_updates": 0, "step": 0, "wants_core": True}
     hello = hello_frames(ProducerId("a", 0), flatten_schema(SCHEMA), 2)
     messages = [
         hello,

@@ -255,7 +255,7 @@ def make_plan(
             restart=worker.restart,
             policy=policy.name,
             policy_folder=policy.folder,
-            policies=len(policies),
+            policies=tuple(policies),
         )
         counts[worker.kind] += 1
         jobs.append(job)
@@ -352,9 +352,9 @@ def process_environment(plan: Plan, job: Job, gpus: list[str]) -> dict[str, str]
         share = (0.9 - e.learner.memory_share) / len(serving)
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
     elif set(own) & set(serving.values()):
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share / job.policies:.2f}"
-    elif job.policies > 1:  # several learners share the devices
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / job.policies:.2f}"
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{e.learner.memory_share / len(job.policies):.2f}"
+    elif len(job.policies) > 1:  # several learners share the devices
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / len(job.policies):.2f}"
     return variables
 
 

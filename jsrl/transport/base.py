@@ -8,6 +8,7 @@ two ends meet; SpecMismatch names the leaf that differs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -220,7 +221,8 @@ class Request(NamedTuple):
         a synchronous run gets a whole trajectory from one version.
       step: number of this request in its group (from 0), the step of the group's key.
       wants_core: row 0 of a trajectory: the reply brings the core as it was before this row acted.
-      policy: which policy answers (0 where there is one).
+      policy: int32 [B], the number of the policy that is to act in each row (0 where there is one); to ask, an int for all
+        rows will do.
     """
 
     observation: Tree
@@ -228,7 +230,7 @@ class Request(NamedTuple):
     min_updates: int = -1
     step: int = 0
     wants_core: bool = False
-    policy: int = 0
+    policy: Array | int = 0
 
 
 class Reply(NamedTuple):
@@ -236,16 +238,17 @@ class Reply(NamedTuple):
 
     Attributes:
       action [B, ...], log_prob [B], extras (tree of [B, ...]): as ActOutput.
-      version: version of the params that chose (int, one per reply: a reply never mixes versions).
-      core: tree of [B, ...] where the request wanted it, else unspecified. policy: which policy answered.
+      version: int64 [B], of the params that chose each row's action. policy: int32 [B], that chose it. To answer, an int for
+        all rows will do for either.
+      core: tree of [B, ...] where the request wanted it, else unspecified.
     """
 
     action: Array
     log_prob: Array
     extras: Tree
-    version: int
+    version: Array | int
     core: Tree = ()
-    policy: int = 0
+    policy: Array | int = 0
 
 
 class InferenceClient(Protocol):
@@ -294,8 +297,8 @@ class InferenceServer(Protocol):
         """Answer one request (arrays are copied out)."""
         ...
 
-    def refuse(self, request: ClientRequest, served: tuple[int, ...]) -> None:
-        """Answer one request whose policy is not among those `served`: its client gets UnknownPolicy."""
+    def refuse(self, request: ClientRequest, served: Mapping[int, str]) -> None:
+        """Answer one request with rows of a policy that is not among those `served` (number -> name): UnknownPolicy."""
         ...
 
     def departed(self, look: bool = True) -> list[ProducerId]:

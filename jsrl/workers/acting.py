@@ -19,8 +19,9 @@ from jsrl.errors import StreamError, StreamTimeout
 from jsrl.metrics.phases import Phases
 from jsrl.parallel import small_calls
 from jsrl.transport.base import ParamsSubscriber, Reply, Request
-from jsrl.transport.inference.ends import Unserved, unknown_policy
-from jsrl.types import EnvSpec, Tree, leaves, map_tree, version_updates
+from jsrl.transport.inference.ends import unknown_policy, unserved
+from jsrl.transport.stream import POLICY
+from jsrl.types import Array, EnvSpec, Tree, leaves, map_tree, version_updates
 
 ACT_STREAM, UPDATE_STREAM, INIT_STREAM = 1, 2, 0
 
@@ -46,6 +47,10 @@ class Engine:
       sizes: batch sizes that are compiled; a batch is padded to the smallest that holds it.
       seed: of the run. greedy: take the most likely action.
       number: of the inference server, so that no two draw the same for what they merge.
+      policy, policy_name: that it acts for, as requests and as people call it.
+
+    Attributes:
+      served: the policies that it acts for: number -> name.
     """
 
     def __init__(
@@ -58,11 +63,15 @@ class Engine:
         seed: int,
         greedy: bool = False,
         number: int = 0,
+        policy: int = 0,
+        policy_name: str = POLICY,
     ) -> None:
         self._agent, self._spec, self._greedy, self._number = agent, spec, greedy, number
         self.sizes = sorted(set(sizes))
         self._num_slots, self._next_slot = num_slots, 0
-        self.policies = (0,)  # that it acts for
+        self.served = {policy: policy_name}
+        self._policy = policy
+        self._own_rows: dict[int, bytes] = {}  # number of rows -> as a request asks for this policy in all of them
         self._table = agent.initial_core(num_slots + 1)  # the last row is scratch, for padding
         self.has_core = bool(jax.tree.leaves(self._table))
         self._on_accelerator = jax.default_backend() != "cpu"
@@ -103,10 +112,19 @@ class Engine:
         self._next_slot = first + num_envs
         return Served(group, np.arange(first, first + num_envs, dtype=np.int32) % (self._num_slots + 1))
 
+    def serves(self, policy: Array | int) -> bool:
+        """Return whether this engine has the policy that is asked for, in every row: an int, or int32 [B]."""
+        if isinstance(policy, int):
+            return policy == self._policy
+        rows = len(policy)
+        if rows not in self._own_rows:
+            self._own_rows[rows] = np.full(rows, self._policy, np.int32).tobytes()
+        return policy.tobytes() == self._own_rows[rows]
+
     def set_params(self, version: int, values: list[np.ndarray]) -> None:
         """Take new params: leaves in jax.tree order, which this engine may keep."""
         self._params = jax.tree.unflatten(self._structure, [jnp.asarray(v) for v in values])
-        self.version = version
+        self.version = int(version)
 
     def warm_up(self) -> None:
         """Compile every batch size (with the params set, or zeros of their shapes); cores and keys stay untouched."""
@@ -125,7 +143,7 @@ class Engine:
         ids = np.array([served.group, request.step], np.uint32)
         action, log_prob, extras, core = self._call(served.index, ids, request.observation, request.is_first)
         own_core = jax.device_get(core) if self.has_core and request.wants_core else ()
-        return Reply(action, log_prob, extras, self.version, own_core, request.policy)
+        return Reply(action, log_prob, extras, self.version, own_core, self._policy)
 
     def act_merged(self, requests: list[tuple[Served, Request]]) -> list[Reply]:
         """Act for several groups in one padded batch."""
@@ -163,7 +181,7 @@ class Engine:
             at = part.stop
             own_core = map_tree(lambda x, p=part: x[p], core) if self.has_core and request.wants_core else ()
             own_extras = map_tree(lambda x, p=part: x[p], extras)
-            replies.append(Reply(action[part], log_prob[part], own_extras, self.version, own_core, request.policy))
+            replies.append(Reply(action[part], log_prob[part], own_extras, self.version, own_core, self._policy))
         return replies
 
 
@@ -188,8 +206,8 @@ class InlineInference:
         Raises:
           UnknownPolicy: the engine has other policies.
         """
-        if request.policy not in self._engine.policies:
-            raise unknown_policy("this process", Unserved(group, request.policy, list(self._engine.policies)))
+        if not self._engine.serves(request.policy):
+            raise unknown_policy("this process", unserved(group, request.policy, self._engine.served))
         self._pending.append((group, request))
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:

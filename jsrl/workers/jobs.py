@@ -64,7 +64,7 @@ class Job:
       incarnation: which life. workers: how many the run has. in_process: all of them live in the launching process.
       restart: how often it may be replaced; None: as the experiment says.
       policy: which it trains, acts with or watches. policy_folder: of that policy, under folders of the run; empty: the
-        folder itself. policies: how many the run has.
+        folder itself. policies: the names of all that the run has, in the order of their numbers.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class Job:
     restart: int | None = None
     policy: str = POLICY
     policy_folder: str = ""
-    policies: int = 1
+    policies: tuple[str, ...] = (POLICY,)
 
     def end(self, port: str) -> End:
         """Return this worker's end of the stream at a port.
@@ -105,6 +105,11 @@ class Job:
     def snapshots(self) -> Path:
         """Return the folder of this policy's snapshots."""
         return Path(self.folder, "snapshots", self.policy_folder)
+
+    @property
+    def policy_number(self) -> int:
+        """Return the number of this policy, by which rows ask for it."""
+        return self.policies.index(self.policy)
 
     @property
     def poll_s(self) -> float:

@@ -25,7 +25,13 @@ def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> Inli
     """Return the client that acts in the actor's own process; `phases` are those of the actor."""
     slots = sum(group_sizes.values())
     engine = Engine(
-        make_agent(job), job.schemas.env, num_slots=slots, sizes=[*group_sizes.values()], seed=job.life_seed
+        make_agent(job),
+        job.schemas.env,
+        num_slots=slots,
+        sizes=[*group_sizes.values()],
+        seed=job.life_seed,
+        policy=job.policy_number,
+        policy_name=job.policy,
     )
     engine.warm_up()
     return InlineInference(engine, subscribe(job), group_sizes, phases)

@@ -157,7 +157,7 @@ def test_replies_belong_to_requests(serving: Serving) -> None:
         for _ in range(2):
             group, reply = client.receive(TIMEOUT_S)
             check_answer(asked.pop(group), reply)
-            assert type(reply.version) is int and reply.version == 7
+            assert reply.version.dtype == np.int64 and (reply.version == [7] * len(reply.action)).all()
         assert asked == {}
     client.close()
 
@@ -169,14 +169,39 @@ def test_fields_travel(road: Road) -> None:
     client.send(2, sent)
     (found,) = collect_some(server, 1)
     assert found.client == ProducerId("actor-0", 0) and found.group == 2
-    assert found.request[2:] == sent[2:] and type(found.request.wants_core) is bool
+    assert found.request[2:5] == sent[2:5] and type(found.request.wants_core) is bool
+    assert found.request.policy.dtype == np.int32 and found.request.policy.tolist() == [5, 5, 5]
     for got, wanted in zip(leaves(found.request[:2]), leaves(sent[:2]), strict=True):
         assert got.dtype == wanted.dtype and got.shape == wanted.shape
         np.testing.assert_array_equal(got, wanted)
     version = (3 << 40) | 17
     server.reply(found, answer_to(found.request, version))
     group, reply = client.receive(TIMEOUT_S)
-    assert (group, reply.version, reply.policy) == (2, version, 5)
+    assert (group, reply.version.tolist(), reply.policy.tolist()) == (2, [version] * 3, [5] * 3)
+    client.close()
+    server.close()
+
+
+def test_policy_and_version_travel_for_each_row(road: Road) -> None:
+    """Also after requests and replies that had one number for all rows, and before such."""
+    server = bind_inference(road.new_address(), SPEC)
+    client = connect_while(server, groups={2: 3})
+    cases = [(0, 7), ([4, 0, 9], [1, (5 << 40) | 2, 3]), (0, 7), (4, [8, 8, 9]), (4, 7), ([0, 0, 0], 0)]
+    for step, (policy, version) in enumerate(cases):
+        asked = policy if isinstance(policy, int) else np.array(policy, np.int32)
+        client.send(2, make_request(3, step, policy=asked))
+        (found,) = collect_some(server, 1)
+        assert found.request.policy.tolist() == np.broadcast_to(policy, 3).tolist()
+        told = version if isinstance(version, int) else np.array(version)
+        server.reply(found, answer_to(found.request)._replace(version=told))
+        _, reply = client.receive(TIMEOUT_S)
+        assert reply.version.tolist() == np.broadcast_to(version, 3).tolist()
+        assert reply.policy.tolist() == np.broadcast_to(policy, 3).tolist()
+    for wrong in (np.zeros(2, np.int32), np.zeros(3, np.int64)):
+        with pytest.raises(SpecMismatch, match="policy"):
+            client.send(2, make_request(3, 0, policy=wrong))
+    with pytest.raises(StreamError, match="policy -1"):
+        client.send(2, make_request(3, 0, policy=-1))
     client.close()
     server.close()
 
@@ -186,8 +211,8 @@ def test_a_policy_that_is_not_served_is_refused_by_name_and_the_stream_goes_on(r
     client = connect_while(server, groups={2: 3, 4: 3})
     client.send(2, make_request(3, 0, policy=5))
     (found,) = collect_some(server, 1)
-    server.refuse(found, (0, 3))
-    with pytest.raises(UnknownPolicy, match=r"group 2 asked .* for policy 5; it serves \[0, 3\]"):
+    server.refuse(found, {0: "main", 3: "exploiter"})
+    with pytest.raises(UnknownPolicy, match=r"group 2 asked .* for policy 5; it serves 0 \(main\), 3 \(exploiter\)"):
         client.receive(TIMEOUT_S)
     with pytest.raises(StreamError, match="answered already"):
         server.reply(found, answer_to(found.request))

@@ -190,7 +190,7 @@ class Params:
 
 def test_inline_refuses_a_policy_that_it_has_not(engine):
     client = InlineInference(engine(), Params(), {0: SIZE})
-    with pytest.raises(UnknownPolicy, match=r"policy 2; it serves \[0\]"):
+    with pytest.raises(UnknownPolicy, match=r"policy 2; it serves 0 \(policy\)"):
         client.send(0, request(0, 0, policy=2))
     client.send(0, request(0, 0))
     assert client.receive(0.0)[1].policy == 0

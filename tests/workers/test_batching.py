@@ -14,7 +14,7 @@ from jsrl.parallel import split_devices
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, make_version, map_tree
-from jsrl.workers.learner.batching import Batcher, BatchPlan
+from jsrl.workers.learner.batching import Batcher, BatchPlan, versions_trained_on
 from jsrl.workers.learner.sources import FromStream, Prefetched
 
 T, SIZE = 3, 4
@@ -168,6 +168,23 @@ def test_lag_is_that_of_the_oldest_row_as_the_update_starts():
     stream.put(0, 3, make_version(0, 10))
     stream.put(1, 4, make_version(0, 11))
     assert stream.pump().lags == [1, 0]  # the second batch is used when 11 updates are made
+
+
+def test_lag_stale_and_rolled_back_look_at_trained_rows_only():
+    """A row is not trained on where no agent acts, or where the next row opens an episode."""
+    rows = filled(1, make_version(1, 5))
+    rows.acts[...], rows.is_first[...] = 1, False
+    rows.acts[0, 1], rows.version[0, 1] = 0, make_version(1, 1)
+    rows.is_first[2, 0], rows.version[1, 0] = True, make_version(0, 7)
+    versions = versions_trained_on(rows)
+    assert set(versions.tolist()) == {make_version(1, 5)} and versions.size == T * SIZE - 2
+    stream = Stream(groups=1, max_lag=0, start_updates=5, epoch=1)
+    stream.producers[0].put(rows, 0, 1.0)
+    assert stream.pump().lags == [0]
+    seats = rows._replace(acts=np.stack([rows.acts, np.zeros_like(rows.acts)], axis=-1))  # two agents
+    assert (versions_trained_on(seats) == versions).all()
+    nobody = rows._replace(acts=np.zeros_like(rows.acts))
+    assert versions_trained_on(nobody).size == T * SIZE
 
 
 def test_what_is_too_old_is_dropped_as_stale_and_its_columns_stay_free():

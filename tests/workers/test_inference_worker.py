@@ -127,12 +127,15 @@ def test_only_the_policy_that_is_served_is_answered(road: str, tmp_path: Path) -
     address = {"local": f"local:{tmp_path.name}", "shm": f"shm:{tmp_path}/run/i", "ipc": f"ipc://{tmp_path}/i"}[road]
     serving = Serving(address, 2 * SIZE)
     client = serving.connect(0)
-    client.send(0, asked(0)._replace(policy=3))
-    with pytest.raises(UnknownPolicy, match=r"for policy 3; it serves \[0\]"):
-        serving.receive(client)
+    one_row = np.zeros(SIZE, np.int32)
+    one_row[-1] = 3
+    for policy in (3, one_row):
+        client.send(0, asked(0)._replace(policy=policy))
+        with pytest.raises(UnknownPolicy, match=r"for policy 3; it serves 0 \(policy\)"):
+            serving.receive(client)
     client.send(0, asked(1))
-    assert serving.receive(client).policy == 0
-    assert serving.worker.report()[0]["inference/refused"] == 1
+    assert serving.receive(client).policy.tolist() == [0] * SIZE
+    assert serving.worker.report()[0]["inference/refused"] == 2
     client.close()
     serving.server.close()
 

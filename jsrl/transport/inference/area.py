@@ -21,6 +21,7 @@ class Question(NamedTuple):
 
     observation: Tree
     is_first: Any
+    policy: Any
 
 
 class Answer(NamedTuple):
@@ -29,17 +30,23 @@ class Answer(NamedTuple):
     action: Tree
     log_prob: Any
     extras: Tree
+    version: Any
+    policy: Any
+
+
+POLICY, VERSION = ArraySpec((), "int32"), ArraySpec((), "int64")  # of one row
 
 
 def question_schema(spec: InferenceSpec, num_rows: int) -> Question:
     """Return the schema of a request of `num_rows` rows."""
-    rows = Question(spec.observation, ArraySpec((), "bool"))
+    rows = Question(spec.observation, ArraySpec((), "bool"), POLICY)
     return map_tree(lambda leaf: leaf.batched(num_rows), rows)
 
 
 def answer_schema(spec: InferenceSpec, num_rows: int) -> Answer:
     """Return the schema of a reply of `num_rows` rows, without the core."""
-    return map_tree(lambda leaf: leaf.batched(num_rows), Answer(spec.action, spec.log_prob, spec.extras))
+    rows = Answer(spec.action, spec.log_prob, spec.extras, VERSION, POLICY)
+    return map_tree(lambda leaf: leaf.batched(num_rows), rows)
 
 
 def core_schema(spec: InferenceSpec, num_rows: int) -> Tree:
@@ -91,6 +98,32 @@ class TreeWriter:
             expected = tuple(leaf._replace(name=_join(self._prefix, leaf.name)) for leaf in self._leaves)
             for leaf, (view, _, _) in zip(check_tree(wrapped, expected), self._targets, strict=True):
                 view[...] = leaf
+
+
+class NumberWriter:
+    """Writes a number for each row, such as its version, into a fixed array of zeros.
+
+    An int stands for all rows; it is written only where it is another one than last time.
+    """
+
+    __slots__ = ("_last", "_rows", "_view")
+
+    def __init__(self, schema: ArraySpec, view: np.ndarray, name: str):
+        self._view, self._rows = view, TreeWriter(schema, [view], name)
+        self._last: int | None = 0
+
+    def write(self, number: Any) -> None:
+        """Write a number for all rows, or an array [B].
+
+        Raises:
+          SpecMismatch: the array has another shape or dtype than the schema says.
+        """
+        if not isinstance(number, int):
+            self._rows.write(number)
+            self._last = None
+        elif number != self._last:
+            self._view[...] = number
+            self._last = number
 
 
 def _join(prefix: str, name: str) -> str:
@@ -174,16 +207,17 @@ class AreaLayout:
 class AskingArea:
     """A group's area as the client sees it: writes requests, reads replies."""
 
-    __slots__ = ("_core", "_is_first", "_observation", "_reply", "core", "in_flight", "rows")
+    __slots__ = ("_core", "_is_first", "_observation", "_policy", "_reply", "core", "in_flight", "rows")
 
     def __init__(self, layout: AreaLayout, group: int, buffer: Any):
         self.rows = layout.group_sizes[group]
         schema = question_schema(layout.spec, self.rows)
         at_question, at_answer, at_core = layout.offsets[group]
         question, answer, core = layout.parts(self.rows)
-        *observation, is_first = question.views(buffer, at_question)
+        *observation, is_first, policy = question.views(buffer, at_question)
         self._observation = TreeWriter(schema.observation, observation, "observation")
         self._is_first = TreeWriter(schema.is_first, [is_first], "is_first")
+        self._policy = NumberWriter(schema.policy, policy, "policy")
         answer_views = answer.views(buffer, at_answer, writeable=False)
         self._reply: Answer = unflatten(answer_schema(layout.spec, self.rows), answer_views)
         self._core: Tree = unflatten(layout.spec.core, core.views(buffer, at_core, writeable=False))
@@ -193,10 +227,11 @@ class AskingArea:
         """Copy a request's arrays in."""
         self._observation.write(request.observation)
         self._is_first.write(request.is_first)
+        self._policy.write(request.policy)
 
-    def read(self, version: int, policy: int, has_core: bool) -> Reply:
+    def read(self, has_core: bool) -> Reply:
         """Return the reply as views."""
-        action, log_prob, extras = self._reply
+        action, log_prob, extras, version, policy = self._reply
         return Reply(action, log_prob, extras, version, self._core if has_core else (), policy)
 
 
@@ -210,6 +245,9 @@ class AnsweringArea:
         "_is_first",
         "_log_prob",
         "_observation",
+        "_policy",
+        "_policy_out",
+        "_version",
         "client",
         "group",
         "open",
@@ -222,19 +260,22 @@ class AnsweringArea:
         at_question, at_answer, at_core = layout.offsets[group]
         question, answer, core = layout.parts(rows)
         schema = question_schema(layout.spec, rows)
-        self._observation, self._is_first = unflatten(schema, question.views(buffer, at_question, writeable=False))
+        asked: Question = unflatten(schema, question.views(buffer, at_question, writeable=False))
+        self._observation, self._is_first, self._policy = asked
         wanted = answer_schema(layout.spec, rows)
         views: Answer = unflatten(wanted, answer.views(buffer, at_answer))
         self._action = TreeWriter(wanted.action, leaves(views.action), "action")
         self._log_prob = TreeWriter(wanted.log_prob, leaves(views.log_prob), "log_prob")
         self._extras = TreeWriter(wanted.extras, leaves(views.extras), "extras")
+        self._version = NumberWriter(wanted.version, views.version, "version")
+        self._policy_out = NumberWriter(wanted.policy, views.policy, "policy")
         self._core = TreeWriter(core_schema(layout.spec, rows)["core"], core.views(buffer, at_core), "core")
         self.open = False
 
-    def read(self, min_updates: int, step: int, wants_core: bool, policy: int) -> ClientRequest:
+    def read(self, min_updates: int, step: int, wants_core: bool) -> ClientRequest:
         """Return the request that was just announced; its arrays are views."""
         self.open = True
-        request = Request(self._observation, self._is_first, min_updates, step, wants_core, policy)
+        request = Request(self._observation, self._is_first, min_updates, step, wants_core, self._policy)
         return ClientRequest(self.client, self.group, request)
 
     def write(self, reply: Reply, wants_core: bool) -> None:
@@ -243,6 +284,8 @@ class AnsweringArea:
         self._action.write(reply.action)
         self._log_prob.write(reply.log_prob)
         self._extras.write(reply.extras)
+        self._version.write(reply.version)
+        self._policy_out.write(reply.policy)
         if wants_core:
             self._core.write(reply.core)
         self.open = False

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, UnknownPolicy
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
 from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.types import Array
 
 
 class Unserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a request for a policy that is not served. served: those that are."""
+    """The answer to a request with rows of policies that are not served. served: those that are, in words."""
 
     group: int
-    policy: int
-    served: list[int]
+    policies: list[int]
+    served: list[str]
 
 
 class Asker(Protocol):
@@ -100,15 +103,14 @@ class ServerEnd:
         if asker is not None and not asker.answer(request, reply):
             self._drop(asker, "its connection broke")
 
-    def refuse(self, request: ClientRequest, served: tuple[int, ...]) -> None:
-        """Answer one request whose policy is not among those `served`: its client gets UnknownPolicy.
+    def refuse(self, request: ClientRequest, served: Mapping[int, str]) -> None:
+        """Answer one request with rows of a policy that is not among those `served` (number -> name): UnknownPolicy.
 
         Raises:
           StreamError: the request was answered already.
         """
         asker = self._asker_of(request)
-        unserved = Unserved(request.group, request.request.policy, list(served))
-        if asker is not None and not asker.refuse(request, unserved):
+        if asker is not None and not asker.refuse(request, unserved(request.group, request.request.policy, served)):
             self._drop(asker, "its connection broke")
 
     def _asker_of(self, request: ClientRequest) -> Asker | None:
@@ -186,10 +188,19 @@ def unknown_group(client: ProducerId, group: int, groups: list[int]) -> ConfigEr
     return ConfigError(f"group {group} was not declared by {client.name}; it declared {sorted(groups)}.")
 
 
+def unserved(group: int, policy: Array | int, served: Mapping[int, str]) -> Unserved:
+    """Return the answer to a group's request with rows of policies that are not among those served (number -> name)."""
+    asked = {int(number) for number in np.unique(policy)}
+    return Unserved(
+        group, sorted(asked - served.keys()), [f"{number} ({name})" for number, name in sorted(served.items())]
+    )
+
+
 def unknown_policy(server: str, unserved: Unserved) -> UnknownPolicy:
-    """Return the error for a request whose policy is not served."""
+    """Return the error for a request with rows of policies that are not served."""
+    asked = ", ".join(map(str, unserved.policies))
     return UnknownPolicy(
-        f"group {unserved.group} asked {server} for policy {unserved.policy}; it serves {sorted(unserved.served)}. Ask for "
+        f"group {unserved.group} asked {server} for policy {asked}; it serves {', '.join(unserved.served)}. Ask for "
         "one of these, or connect to a server that has that policy."
     )
 
@@ -207,7 +218,9 @@ def check_request(request: Request) -> None:
     Raises:
       StreamError: a field cannot travel.
     """
-    if not (-1 <= request.min_updates < 2**62 and 0 <= request.step < 2**62 and 0 <= request.policy < 2**31):
+    policy = request.policy
+    policy_travels = not isinstance(policy, int) or 0 <= policy < 2**31  # of an array, the stream's schema says it
+    if not (-1 <= request.min_updates < 2**62 and 0 <= request.step < 2**62 and policy_travels):
         raise StreamError(
             f"a request with min_updates {request.min_updates}, step {request.step}, policy {request.policy}: "
             "expected min_updates >= -1, step >= 0 and policy >= 0."

@@ -29,8 +29,6 @@ _numbers = count()
 
 class _Reply(NamedTuple):
     group: int
-    version: int
-    policy: int
     has_core: bool
 
 
@@ -43,7 +41,7 @@ class _LocalAsker:
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         wants_core = request.request.wants_core
         self.areas[request.group].write(reply, wants_core)
-        self._end.inbox.put(_Reply(request.group, reply.version, reply.policy, wants_core))
+        self._end.inbox.put(_Reply(request.group, wants_core))
         return True
 
     def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
@@ -122,8 +120,8 @@ class LocalInferenceServer(ServerEnd):
                 return
             asker, group, asked = event
             if self._askers.get(asker.client.name) is asker:
-                _, _, min_updates, step, wants_core, policy = asked
-                self._ready.append(asker.areas[group].read(min_updates, step, wants_core, policy))
+                _, _, min_updates, step, wants_core, _ = asked
+                self._ready.append(asker.areas[group].read(min_updates, step, wants_core))
 
     def _shut(self) -> None:
         with _servers_lock:
@@ -194,7 +192,7 @@ class LocalInferenceClient:
         area.in_flight = False
         if isinstance(arrived, Unserved):
             raise unknown_policy(self._server.address, arrived)
-        return arrived.group, area.read(arrived.version, arrived.policy, arrived.has_core)
+        return arrived.group, area.read(arrived.has_core)
 
     def close(self) -> None:
         """Leave. May be called twice."""

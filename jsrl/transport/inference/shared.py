@@ -29,8 +29,8 @@ from jsrl.transport.meeting.unix_socket import listen_socket
 from jsrl.transport.memory.segment import Segment, make_folder
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields
 
-REQUEST = struct.Struct("<iiqq?")  # group, policy, min_updates, step, wants_core
-REPLY = struct.Struct("<iiq?")  # group, policy, version, has_core
+REQUEST = struct.Struct("<iqq?")  # group, min_updates, step, wants_core
+REPLY = struct.Struct("<i?")  # group, has_core
 MAX_CONTROL_BYTES = 1 << 16
 MAX_SEGMENT_BYTES = 1 << 30  # that a hello may ask for
 _logger = logging.getLogger("jsrl.transport")
@@ -68,7 +68,7 @@ class _SharedAsker:
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         wants_core = request.request.wants_core
         self.areas[request.group].write(reply, wants_core)
-        return self._send(REPLY.pack(request.group, reply.policy, reply.version, wants_core))
+        return self._send(REPLY.pack(request.group, wants_core))
 
     def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
         self.areas[request.group].refuse()
@@ -125,8 +125,8 @@ class SharedInferenceServer(ServerEnd):
             for _ in range(len(areas) + 1):
                 message = receive(64)
                 if len(message) == REQUEST.size:
-                    group, policy, min_updates, step, wants_core = REQUEST.unpack(message)
-                    self._ready.append(areas[group].read(min_updates, step, wants_core, policy))
+                    group, min_updates, step, wants_core = REQUEST.unpack(message)
+                    self._ready.append(areas[group].read(min_updates, step, wants_core))
                     if len(areas) == 1:
                         return  # one in flight: there cannot be another, and level-triggered polling would show it
                 elif message == ATTACHED:

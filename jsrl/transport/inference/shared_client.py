@@ -83,7 +83,7 @@ class SharedInferenceClient:
             raise self._cannot_send(group)
         check_request(request)
         area.write(request)
-        header = REQUEST.pack(group, request.policy, request.min_updates, request.step, request.wants_core)
+        header = REQUEST.pack(group, request.min_updates, request.step, request.wants_core)
         try:
             self._connection.send(header)
         except OSError as error:
@@ -120,10 +120,10 @@ class SharedInferenceClient:
             raise self._lost(f"the server is gone ({error.strerror or error})") from None
         if len(message) != REPLY.size:
             raise self._refused(message) or self._goodbye(message)
-        group, policy, version, has_core = REPLY.unpack(message)
+        group, has_core = REPLY.unpack(message)
         area = self._areas[group]
         area.in_flight = False
-        return group, area.read(version, policy, has_core)
+        return group, area.read(has_core)
 
     def _refused(self, message: bytes) -> StreamError | None:
         """Return the error of a request that was refused, None where the message is something else."""

@@ -3,7 +3,7 @@
     client (DEALER)                                    server (ROUTER)
     hello(name, incarnation, groups, schema)    ->     welcome, or refused(error, text)
     request(incarnation, group, step, ...)      ->
-                                                <-     reply(group, version, ...)
+                                                <-     reply(group, ...)
                                                 <-     ping, now and then: finds broken connections
     bye(incarnation)                            ->
                                                 <-     refused: closed or fenced
@@ -52,15 +52,12 @@ class _Asked(msgspec.Struct, frozen=True):
     min_updates: int
     step: int
     wants_core: bool
-    policy: int
 
 
 class Answered(msgspec.Struct, frozen=True):
     """The fields of a reply."""
 
     group: int
-    version: int
-    policy: int
     has_core: bool
 
 
@@ -109,8 +106,7 @@ class _ZmqAsker:
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         group, has_core = request.group, request.request.wants_core
         self.areas[group].write(reply, has_core)
-        fields = {"group": group, "version": int(reply.version), "policy": reply.policy, "has_core": has_core}
-        frames = encode("reply", fields, (self.buffer.answers[group, has_core],))
+        frames = encode("reply", {"group": group, "has_core": has_core}, (self.buffer.answers[group, has_core],))
         return self.tell(outgoing(frames, self._keys))
 
     def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
@@ -213,7 +209,7 @@ class ZmqInferenceServer(ServerEnd):
             )
         asker.heard_s = time.monotonic()
         fill_area(asker.buffer.questions[asked.group], message)
-        self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core, asked.policy))
+        self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core))
 
     def _greet(self, route: bytes, message: Message) -> None:
         hello: _Hello = read_fields(message, _Hello)

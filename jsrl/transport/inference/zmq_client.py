@@ -108,7 +108,6 @@ class ZmqInferenceClient:
             "min_updates": int(request.min_updates),
             "step": int(request.step),
             "wants_core": bool(request.wants_core),
-            "policy": int(request.policy),
         }
         frames = encode("request", fields, (self._buffer.questions[group],))
         self._socket.send_multipart(outgoing(frames, self._keys), copy=False)
@@ -162,7 +161,7 @@ class ZmqInferenceClient:
             raise unknown_policy(self.address, answered)
         fill_area(self._buffer.answers[answered.group, answered.has_core], message)
         area.in_flight = False
-        return answered.group, area.read(answered.version, answered.policy, answered.has_core)
+        return answered.group, area.read(answered.has_core)
 
     def _check_open(self) -> None:
         if self._closed_because is not None:

@@ -34,7 +34,7 @@ class ActorSettings:
     """What an actor has to know: T rows, the lag that trajectory n may have (None: any), where the run stands.
 
     `environment` is what messages call the environment. `most_ahead`: trajectories by which a group may be ahead of another
-    where batches take one of every group (None: any number).
+    where batches take one of every group (None: any number). `policy`: number of the one that acts.
     """
 
     num_rows: int
@@ -46,6 +46,7 @@ class ActorSettings:
     poll_s: float = 0.1
     environment: str = ""
     most_ahead: int | None = None
+    policy: int = 0
 
 
 class Actor:
@@ -150,7 +151,7 @@ class Actor:
 
     def _is_outdated(self, reply: Reply) -> bool:
         """Return whether a first trajectory would begin with params of a learner that was replaced."""
-        return self._streams is not None and version_epoch(reply.version) < self._streams.epoch
+        return self._streams is not None and int(np.min(version_epoch(reply.version))) < self._streams.epoch
 
     def _advance_one(self) -> int:
         stalled = sorted((g for g in self._groups.values() if g.waiting is not None), key=lambda g: g.made)
@@ -235,7 +236,7 @@ class Actor:
         for target, source in zip(kept, leaves(reply.core) if kept else (), strict=True):
             target[...] = source
         if group.trajectory is None:
-            group.trajectory = version_updates(reply.version) // self._settings.updates_per_batch
+            group.trajectory = int(np.min(version_updates(reply.version))) // self._settings.updates_per_batch
 
     def _step_environments(self, group: Group, action: Array) -> None:
         self._reporter.entering(group.stepping, self._settings.step_deadline_s)
@@ -284,6 +285,7 @@ class Actor:
             min_updates=self._min_updates(group),
             step=self._step_number(group),
             wants_core=group.row == 0,
+            policy=self._settings.policy,
         )
         self._client.send(group.number, request)
 

@@ -22,7 +22,14 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     most = min(everybody, max(e.inference.max_rows, e.group_size))
     sizes = batch_sizes(e.group_size, most) if merge else [e.group_size]
     engine = Engine(
-        make_agent(job), job.schemas.env, num_slots=2 * everybody, sizes=sizes, seed=job.life_seed, number=job.index
+        make_agent(job),
+        job.schemas.env,
+        num_slots=2 * everybody,
+        sizes=sizes,
+        seed=job.life_seed,
+        number=job.index,
+        policy=job.policy_number,
+        policy_name=job.policy,
     )
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
 

@@ -10,7 +10,7 @@ from jsrl.errors import SpecMismatch, StreamTimeout
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
-from jsrl.transport.inference.ends import Unserved, unknown_policy
+from jsrl.transport.inference.ends import unknown_policy, unserved
 from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, Served
 from jsrl.workers.base import Reporter
@@ -121,12 +121,12 @@ class InferenceWorker:
             return []
 
     def _serves(self, request: ClientRequest) -> bool:
-        """Return whether the engine has the policy that is asked for; refuse the request where it has not."""
-        policy, served = request.request.policy, self._engine.policies
-        if policy in served:
+        """Return whether the engine has the policies that the rows ask for; refuse the request where it has not."""
+        policy, served = request.request.policy, self._engine.served
+        if self._engine.serves(policy):
             return True
+        self._refusals.note(unknown_policy(self.name, unserved(request.group, policy, served)))
         self._server.refuse(request, served)
-        self._refusals.note(unknown_policy(self.name, Unserved(request.group, policy, list(served))))
         return False
 
     def _answer(self, ready: list[ClientRequest]) -> int:

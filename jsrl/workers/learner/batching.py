@@ -20,6 +20,18 @@ from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, version_epo
 from jsrl.workers.refusals import Refusals
 
 
+def versions_trained_on(trajectory: Trajectory) -> np.ndarray:
+    """Return the versions [rows] that chose the actions of a trajectory's trained rows; of all rows where none is trained.
+
+    A row is trained on where an agent acts and the next row opens no episode (see jsrl.types).
+    """
+    version, acts = trajectory.version[:-1], trajectory.acts[:-1] != 0
+    if acts.ndim > version.ndim:
+        acts = acts.any(axis=-1)
+    trained = version[acts & ~trajectory.is_first[1:]]
+    return trained if trained.size else version.reshape(-1)
+
+
 def by_lag(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
     """Judge a trajectory by its oldest row: drop it where it is `stale` or `rolled_back`.
 
@@ -52,8 +64,8 @@ class BatchPlan:
       order: by_group | fifo | freshest. groups: that the learner reads, in the order of their columns (by_group).
       group_size, columns: see Experiment. num_rows: T. devices: D.
       max_lag: updates that a row may be behind when its batch is first used, None for any. reuse: updates per batch.
-      start_updates, epoch: where this life of the learner begins. judge: (plan, version [T, B_g], updates made as the batch's
-        first update starts) -> (reason to drop the trajectory, or empty; its lag).
+      start_updates, epoch: where this life of the learner begins. judge: (plan, versions of the rows that are trained on,
+        updates made as the batch's first update starts) -> (reason to drop the trajectory, or empty; its lag).
     """
 
     order: str
@@ -203,7 +215,7 @@ class Batcher:
         assert self._staging is not None
         plan, staging = self._plan, self._staging
         updates = plan.start_updates + self._number * plan.reuse
-        reason, lag = plan.judge(plan, lease.trajectory.version[:-1], updates)
+        reason, lag = plan.judge(plan, versions_trained_on(lease.trajectory), updates)
         if reason:
             self._consumer.release(lease, reason)
             return
