@@ -35,18 +35,11 @@ class PolicyStep(Protocol):
         ...
 
 
-def make_split(
-    critic_step: CriticStep,
-    policy_step: PolicyStep,
-    *,
-    gamma: float,
-    num_agents: int | None,
-    critic_optimizer: str = "critics",
-) -> Split:
+def make_split(critic_step: CriticStep, policy_step: PolicyStep, *, gamma: float, num_agents: int | None) -> Split:
     """Return an agent's `split` from its two steps.
 
     The agent's state: params.weights is Published, learner_params a NamedTuple whose first field are the online critics, and
-    opt_state one whose field `critic_optimizer` is that of the critics.
+    opt_state one whose field `critics` is that of the critics.
     """
     options: Any = {"gamma": gamma, "num_agents": num_agents}
 
@@ -84,7 +77,7 @@ def make_split(
     def join(of_policy: AgentState, of_critic: AgentState) -> AgentState:
         trained: Any = of_critic.opt_state
         ours: Any = of_policy.opt_state
-        opt_state = ours._replace(**{critic_optimizer: getattr(trained, critic_optimizer)})
+        opt_state = ours._replace(critics=trained.critics)
         return of_policy._replace(
             learner_params=of_critic.learner_params, opt_state=opt_state, updates=of_critic.updates
         )

@@ -34,7 +34,7 @@ class TD3Config:
     Attributes:
       learning_rate: of the policy and, where not given, of the critics. critic_learning_rate: theirs. Adam.
       max_grad_norm: global clip of each gradient, None off.
-      gamma: discount. tau: how far targets move each time the policy is updated.
+      gamma: discount. tau, target_period: targets move by tau every so many updates of the policy.
       num_critics: ensemble of which the smallest value counts in targets.
       policy_delay: critics are updated always, policy and targets every so many updates.
       exploration_noise: standard deviation of the noise on actions played, as a share of half the action's range.
@@ -51,6 +51,7 @@ class TD3Config:
     max_grad_norm: float | None = None
     gamma: float = 0.99
     tau: float = 0.005
+    target_period: int = 1
     num_critics: int = 2
     policy_delay: int = 2
     exploration_noise: float = 0.1
@@ -189,7 +190,8 @@ def critic_step(
     """Return the state with critics one gradient step on, metrics, and the mean |error| of the critics [B]."""
     learned, config = state.learner_params, parts.config
     fixed = (learned.target_critics, learned.target_policy)
-    noise = off.normal_columns(key, batch.action.shape, axis_name)
+    shape = batch.action.shape
+    noise = off.normal_columns(key, shape, axis_name) if config.target_noise else jnp.zeros(shape)
 
     def loss(critics: Tree, columns: Any) -> Any:
         return critic_loss(parts, critics, fixed, columns, count)
@@ -222,10 +224,11 @@ def policy_step(
 
 
 def move_targets(parts: Parts, state: AgentState) -> AgentState:
-    """Return the state with both targets moved towards critics and policy."""
-    critics, target_critics, target_policy = state.learner_params
+    """Return the state, after an update of the policy, with both targets moved towards critics and policy."""
+    config, (critics, target_critics, target_policy) = parts.config, state.learner_params
     online, target = (critics, state.params.weights.network), (target_critics, target_policy)
-    moved = off.move_targets(target, online, tau=parts.config.tau, period=1, updates=state.updates)
+    policy_updates = state.updates // config.policy_delay
+    moved = off.move_targets(target, online, tau=config.tau, period=config.target_period, updates=policy_updates)
     return state._replace(learner_params=LearnerParams(critics, *moved))
 
 

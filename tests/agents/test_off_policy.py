@@ -254,16 +254,33 @@ def changed(a, b):
 
 
 @pytest.mark.slow
-def test_td3_moves_policy_and_targets_every_second_update():
-    agent, t = td3(TD3Config(network=NETWORK, policy_delay=2), REAL), draw(REAL, num_rows=1)
+@pytest.mark.parametrize(("period", "at_once"), [(1, True), (2, False)])
+def test_td3_moves_policy_and_targets_every_second_update(period, at_once):
+    config = TD3Config(network=NETWORK, policy_delay=2, target_period=period)
+    agent, t = td3(config, REAL), draw(REAL, num_rows=1)
     update, state, moved = jax.jit(agent.update), agent.init(jax.random.key(0)), []
     for step in range(4):
         new, _ = update(state, t, jax.random.key(step))
         parts = (lambda s: s.params.weights.network), (lambda s: s.learner_params[1:]), (lambda s: s.learner_params[0])
         moved.append([changed(part(state), part(new)) for part in parts])
         state = new
-    assert moved == [[True, True, True], [False, False, True]] * 2
+    between = [False, False, True]
+    assert moved == [[True, at_once, True], between, [True, True, True], between]
     assert state.params.weights.updates == 4
+
+
+@pytest.mark.slow
+def test_ddpg_has_one_critic_no_delay_and_no_smoothing():
+    agent, t = ddpg(DDPGConfig(network=NETWORK), REAL), draw(REAL, num_rows=1)
+    update, state = jax.jit(agent.update), agent.init(jax.random.key(0))
+    assert all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(state.learner_params.critics))
+    for step in range(2):
+        new, _ = update(state, t, jax.random.key(step))
+        other, _ = update(state, t, jax.random.key(9))
+        jax.tree.map(np.testing.assert_array_equal, new, other)  # nothing in it is random
+        assert changed(state.params.weights.network, new.params.weights.network)
+        assert changed(state.learner_params.target_policy, new.learner_params.target_policy)
+        state = new
 
 
 def near(a, b):

@@ -32,7 +32,7 @@ TARGETS = {
     "ladder": lambda learned: learned.target,
     "r2d2": lambda learned: learned.target,
     "td3": lambda learned: learned.target_policy,
-    "ddpg": lambda learned: learned.target.policy,
+    "ddpg": lambda learned: learned.target_policy,
 }
 
 
