@@ -97,6 +97,7 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
             raise ConfigError(f"{learner.name}, which trains on the groups {_listed(groups)}: {error}") from error
         parts[name] = PolicyPart(name, learner.name, own, groups, name if parts else "")
         _check_replay(graph, learner, own)
+        _check_lag(graph, learner, own)
     if len(parts) > 1 and (experiment.recording is not None or experiment.record is not None):
         option = "recording" if experiment.recording is not None else "record"
         raise ConfigError(f"{option} is for runs with one policy; this graph has {len(parts)}: {', '.join(parts)}.")
@@ -213,6 +214,17 @@ def _check_replay(graph: Graph, learner: WorkerNode, own: Experiment) -> None:
     if (stream.schema == "batches") != own.has_replay_workers:
         given = "kind host" if own.has_replay_workers else "none, or not of kind host"
         raise ConfigError(f"{learner.name} reads {stream.schema} from {stream.name}, but its replay is {given}.")
+
+
+def _check_lag(graph: Graph, learner: WorkerNode, own: Experiment) -> None:
+    """Refuse a learner for whose rows actors would wait, once the learner of their own policy is done."""
+    link = learner.link("samples")
+    chosen_by = graph.stream(link.stream).policy if link is not None else policy_of(graph, learner)
+    if chosen_by != policy_of(graph, learner) and own.min_updates_lag is not None:
+        raise ConfigError(
+            f"{learner.name} trains on rows that the policy {chosen_by!r} chose, whose actors stop when its own learner is "
+            "done; let them go on with max_policy_lag none (--max-policy-lag none)."
+        )
 
 
 def _listed(groups: tuple[int, ...]) -> str:

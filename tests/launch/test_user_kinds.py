@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -70,6 +71,36 @@ def test_a_second_reader_gets_all_and_changes_no_bit(tmp_path: Path) -> None:
     assert all((a == b).all() for a, b in zip(plain, counted, strict=True))
     assert result["hops"]["samples.count"]["produced"] == result["ledger"]["produced"] == 12
     assert result["hops"]["samples.count"]["consumed"] == 12
+
+
+def test_a_second_learner_on_the_same_rows_learns_what_it_would_alone_and_lets_the_first_go_on(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.syspath_prepend(str(WORLD.parents[2] / "experiments"))
+    agent = IMPALAConfig(network=NetworkConfig(hidden=(8,)))
+    values = {
+        "agent": agent,
+        "max_policy_lag": None,
+        "max_minutes": 2.0,
+    }  # a learner that holds the others up is a failure
+
+    def both(graph: Graph) -> Graph:
+        from graphs.broadcast import two_learners
+
+        return two_learners(graph).replace("learner-b", settings={"total_env_steps": 6 * 32})
+
+    alone = run(small(**values), runs_dir=tmp_path, display="log-only")
+    e = small(total_env_steps=12 * 32, **values)
+    together = run(e, runs_dir=tmp_path, graph=both, display="log-only")
+    assert (alone.updates, together.others["b"]["updates"], together.updates) == (6, 6, 12)
+    params = zip(leaves(alone.params), leaves(together.params_of("b")), strict=True)
+    assert all((a == b).all() for a, b in params)
+    hops = json.loads((together.folder / "result.json").read_text())["hops"]
+    assert hops["samples.learner-b"]["produced"] >= 24
+    with pytest.raises(
+        ConfigError, match=r"learner-b trains on rows that the policy 'policy' chose, .* .--max-policy-lag none"
+    ):
+        run(small(), runs_dir=tmp_path, graph=both, display="log-only")
 
 
 def test_a_worker_between_asks_a_server_and_rewards_the_entropy_of_the_newest_policy(

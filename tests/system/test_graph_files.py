@@ -15,7 +15,12 @@ from tests.system.test_supervision import await_snapshot, await_training, counti
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "experiments" / "graphs"
 GRAPHS = {path.stem: re.search(r"--graph (\S+:\w+)`", path.read_text()) for path in FOLDER.glob("[a-z]*.py")}
-WORDS = {"impala": ("--placement", "served"), "seed": ("--placement", "inline"), "decoupled": ("--placement", "inline")}
+WORDS = {
+    "impala": ("--placement", "served"),
+    "broadcast": ("--max-policy-lag", "none"),
+    "seed": ("--placement", "inline"),
+    "decoupled": ("--placement", "inline"),
+}
 
 
 @pytest.mark.parametrize("name", sorted(GRAPHS))

@@ -33,6 +33,7 @@ class LearnerSettings:
       total_env_steps: the end. epoch: of this life. start_updates: made before it.
       start_trained: trajectories that the state it begins with was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
+      shares_rows: with other readers of its stream, which would wait for it if it took no more.
     """
 
     seed: int
@@ -44,6 +45,7 @@ class LearnerSettings:
     calls_per_batch: int = 1
     snapshot_period_s: float = 60.0
     poll_s: float = 0.1
+    shares_rows: bool = False
     name: str = "learner"
 
 
@@ -122,7 +124,7 @@ class Learner:
     def _train(self) -> int:
         if self.finished:
             self._tell_finished()
-            time.sleep(self._settings.poll_s)
+            self._wait_for_others()
             return 0
         self._phases.enter("wait_batch")
         batch = self._source.next(self._settings.poll_s)
@@ -172,6 +174,14 @@ class Learner:
         self._phases.enter("publish")
         self._publisher.publish(0, self.version, jax.tree.leaves(params))
         self._phases.enter("other")
+
+    def _wait_for_others(self) -> None:
+        """Wait until the run ends; batches go by unused where the writers serve other readers as well."""
+        batch = self._source.next(self._settings.poll_s) if self._settings.shares_rows else None
+        if batch is not None:
+            self._source.used(batch, UpdateOutput({}, None))
+        elif not self._settings.shares_rows:
+            time.sleep(self._settings.poll_s)
 
     def _tell_finished(self) -> None:
         if self.finished and not self._finished:

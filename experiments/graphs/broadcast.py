@@ -1,0 +1,22 @@
+"""Two learners on the same rows: every trajectory goes to both, and the actors act with the policy of the first.
+
+`python experiments/run.py impala --num-actors 4 --graph graphs.broadcast:two_learners`
+
+Both see the same data, so what differs between them is their own: here the seed, or with other `settings` a learning rate or a
+loss. The second learns off-policy, which V-trace corrects for (arXiv 1802.01561).
+"""
+
+from __future__ import annotations
+
+from jsrl.graph.graph import Graph, node
+from jsrl.transport.stream import Stream
+
+
+def two_learners(graph: Graph) -> Graph:
+    """Let a second learner train the policy `b`, from another seed, on all that the first one reads."""
+    samples = graph.worker("learner").end("samples").stream
+    second = node("learner-b", "learner", {"seed": 1_000}, samples=samples, params="params-b")
+    graph = graph.add(second, Stream("params-b", "params", policy="b")).with_stream(samples, routing="broadcast")
+    if graph.family("evaluator"):
+        graph = graph.add(node("evaluator-b", "evaluator", params="params-b"))
+    return graph
