@@ -1,19 +1,15 @@
 """Make the ends of an inference stream from an address.
 
-`local:NAME` (this process), `shm:FOLDER/NAME` (this host), `tcp://HOST:PORT` and `ipc://PATH` (ZeroMQ).
+Which road is taken is the address's business (jsrl.transport.roads).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from jsrl.errors import ConfigError
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId
 from jsrl.transport.meeting.address import check_producer
 from jsrl.transport.meeting.guests import ANYBODY, Guests
 from jsrl.transport.meeting.keys import KeyPath
-
-_SCHEMES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
+from jsrl.transport.roads import road_of
 
 
 def bind_inference(
@@ -30,20 +26,7 @@ def bind_inference(
     Raises:
       ConfigError: the address cannot be, or is taken.
     """
-    scheme, _, rest = address.partition(":")
-    if scheme == "local":
-        from jsrl.transport.inference.local import LocalInferenceServer
-
-        return LocalInferenceServer(spec, rest, guests)
-    if scheme == "shm":
-        from jsrl.transport.inference.shared import SharedInferenceServer
-
-        return SharedInferenceServer(spec, rest, guests)
-    if scheme in ("tcp", "ipc"):
-        from jsrl.transport.inference.zmq import ZmqInferenceServer
-
-        return ZmqInferenceServer(spec, address, keys=keys, guests=guests)
-    raise ConfigError(f"the inference address {address!r} has no known scheme; expected {_SCHEMES}.")
+    return road_of(address).bind_inference(address, spec, keys=keys, guests=guests)
 
 
 def connect_inference(
@@ -54,7 +37,6 @@ def connect_inference(
     timeout_s: float,
     *,
     keys: KeyPath = None,
-    **options: Any,
 ) -> InferenceClient:
     """Return the asking end, connected and with its schema compared.
 
@@ -64,7 +46,6 @@ def connect_inference(
       group_sizes: rows B of each group (group -> B).
       timeout_s: how long to wait for the server to be there and to answer the hello.
       keys: folder or file of the keys that the server wants, where its stream is encrypted.
-      options: none so far.
 
     Raises:
       SpecMismatch: the two ends mean different arrays; names the leaf. StreamTimeout: no server answered in time.
@@ -72,17 +53,4 @@ def connect_inference(
       AccessDenied: the keys are missing, or another run's.
     """
     check_producer(client)
-    scheme, _, rest = address.partition(":")
-    if scheme == "local":
-        from jsrl.transport.inference.local import connect_local
-
-        return connect_local(rest, spec, client, group_sizes, timeout_s, **options)
-    if scheme == "shm":
-        from jsrl.transport.inference.shared_client import SharedInferenceClient
-
-        return SharedInferenceClient(rest, spec, client, group_sizes, timeout_s, **options)
-    if scheme in ("tcp", "ipc"):
-        from jsrl.transport.inference.zmq_client import ZmqInferenceClient
-
-        return ZmqInferenceClient(address, spec, client, group_sizes, timeout_s, keys=keys, **options)
-    raise ConfigError(f"the inference address {address!r} has no known scheme; expected {_SCHEMES}.")
+    return road_of(address).connect_inference(address, spec, client, group_sizes, timeout_s, keys=keys)

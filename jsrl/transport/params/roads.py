@@ -1,17 +1,15 @@
 """Make the ends of a params road from an address.
 
-`local:NAME` (this process), `shm:FOLDER/NAME` (this host), `tcp://HOST:PORT` and `ipc://PATH` (ZeroMQ).
+Which road is taken is the address's business (jsrl.transport.roads).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from jsrl.errors import ConfigError
 from jsrl.transport.base import ParamsPublisher, ParamsSubscriber
 from jsrl.transport.meeting.keys import KeyPath
-
-_SCHEMES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
+from jsrl.transport.roads import road_of
 
 
 def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsPublisher:
@@ -25,20 +23,7 @@ def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> Params
     Raises:
       ConfigError: the address cannot be, or is taken.
     """
-    scheme, _, rest = address.partition(":")
-    if scheme == "local":
-        from jsrl.transport.params.local import LocalParamsPublisher
-
-        return LocalParamsPublisher(rest, **options)
-    if scheme == "shm":
-        from jsrl.transport.params.shared import SharedParamsPublisher
-
-        return SharedParamsPublisher(rest, **options)
-    if scheme in ("tcp", "ipc"):
-        from jsrl.transport.params.zmq import ZmqParamsPublisher
-
-        return ZmqParamsPublisher(address, keys=keys, **options)
-    raise ConfigError(f"the params address {address!r} has no known scheme; expected {_SCHEMES}.")
+    return road_of(address).bind_params(address, keys=keys, **options)
 
 
 def connect_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsSubscriber:
@@ -52,17 +37,4 @@ def connect_params(address: str, *, keys: KeyPath = None, **options: Any) -> Par
     Raises:
       ConfigError: the address cannot be.
     """
-    scheme, _, rest = address.partition(":")
-    if scheme == "local":
-        from jsrl.transport.params.local import LocalParamsSubscriber
-
-        return LocalParamsSubscriber(rest, **options)
-    if scheme == "shm":
-        from jsrl.transport.params.shared import SharedParamsSubscriber
-
-        return SharedParamsSubscriber(rest, **options)
-    if scheme in ("tcp", "ipc"):
-        from jsrl.transport.params.zmq import ZmqParamsSubscriber
-
-        return ZmqParamsSubscriber(address, keys=keys, **options)
-    raise ConfigError(f"the params address {address!r} has no known scheme; expected {_SCHEMES}.")
+    return road_of(address).connect_params(address, keys=keys, **options)

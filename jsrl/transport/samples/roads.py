@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.meeting.address import parse_address
 from jsrl.transport.meeting.guests import ANYBODY, Guests
 from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.roads import road_of
 from jsrl.types import Tree
 
 
@@ -38,24 +38,13 @@ def bind_samples(
     Raises:
       ConfigError: the address is unknown, in use, or too little memory is left.
     """
-    parsed = parse_address(address)
     options: dict[str, Any] = {
         "blocks_per_producer": blocks_per_producer,
         "ledger": ledger,
         "guests": guests,
         "hop": hop,
     }
-    if parsed.road == "local":
-        from jsrl.transport.samples.local import LocalSampleConsumer
-
-        return LocalSampleConsumer(parsed.name, schema, **options)
-    if parsed.road == "shm":
-        from jsrl.transport.samples.shared import SharedSampleConsumer
-
-        return SharedSampleConsumer(parsed.folder, parsed.name, schema, **options)
-    from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
-
-    return ZmqSampleConsumer(parsed.endpoint, schema, keys=keys, **options)
+    return road_of(address).bind_samples(address, schema, keys=keys, **options)
 
 
 def connect_samples(
@@ -82,17 +71,5 @@ def connect_samples(
       StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this life is refused.
       AccessDenied: the keys are missing, or another run's.
     """
-    parsed = parse_address(address)
-    if parsed.road == "local":
-        from jsrl.transport.samples.local import connect_local
-
-        return connect_local(parsed.name, schema, producer, num_groups, timeout_s)
-    if parsed.road == "shm":
-        from jsrl.transport.samples.shared_producer import SharedSampleProducer
-
-        return SharedSampleProducer(
-            parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s, hop=hop
-        )
-    from jsrl.transport.samples.zmq import ZmqSampleProducer
-
-    return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, keys=keys, hop=hop)
+    road = road_of(address)
+    return road.connect_samples(address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop)

@@ -1,0 +1,280 @@
+"""Roads: what carries a stream between its two ends. An address names its road; nobody but this table looks at that.
+
+| address | road |
+|---|---|
+| `local:NAME` | in process |
+| `shm:/FOLDER/NAME` | shared memory |
+| `ipc:///PATH`, `tcp://HOST:PORT` | ZeroMQ |
+| `road:MODULE:NAME:PLACE` | a user's: the value NAME of a module, which is given the whole address |
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from jsrl.errors import ConfigError
+from jsrl.transport.base import (
+    InferenceClient,
+    InferenceServer,
+    InferenceSpec,
+    ParamsPublisher,
+    ParamsSubscriber,
+    ProducerId,
+    SampleConsumer,
+    SampleProducer,
+)
+from jsrl.transport.meeting.address import parse_address
+from jsrl.transport.meeting.guests import Guests
+from jsrl.transport.meeting.keys import KeyPath
+from jsrl.types import Tree
+
+OWN = "road"  # the scheme of a user's road
+_EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
+
+
+class Road:
+    """A road, which offers the ends of the sorts of streams that it carries; a subclass overrides these.
+
+    What each end takes and promises: jsrl.transport.samples.roads, .inference.roads and .params.roads. The `address` of an
+    end that binds must be one that `connect_...` of the same road takes.
+    """
+
+    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
+        """Return the reading end of a sample stream."""
+        raise self._carries_no("samples", address)
+
+    def connect_samples(
+        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
+    ) -> SampleProducer:
+        """Return the writing end of a sample stream."""
+        raise self._carries_no("samples", address)
+
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: Guests) -> InferenceServer:
+        """Return the answering end of an inference stream."""
+        raise self._carries_no("inference", address)
+
+    def connect_inference(
+        self,
+        address: str,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        *,
+        keys: KeyPath,
+    ) -> InferenceClient:
+        """Return the asking end of an inference stream."""
+        raise self._carries_no("inference", address)
+
+    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
+        """Return the publishing end of params."""
+        raise self._carries_no("params", address)
+
+    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
+        """Return the reading end of params."""
+        raise self._carries_no("params", address)
+
+    def _carries_no(self, what: str, address: str) -> ConfigError:
+        return ConfigError(f"the road of {address} ({type(self).__name__}) carries no {what}; give it another stream.")
+
+
+class InProcess(Road):
+    """The arrays themselves, from thread to thread."""
+
+    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
+        """See Road."""
+        from jsrl.transport.samples.local import LocalSampleConsumer
+
+        return LocalSampleConsumer(parse_address(address).name, schema, **options)
+
+    def connect_samples(
+        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
+    ) -> SampleProducer:
+        """See Road."""
+        from jsrl.transport.samples.local import connect_local
+
+        return connect_local(parse_address(address).name, schema, producer, num_groups, timeout_s)
+
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: Guests) -> InferenceServer:
+        """See Road."""
+        from jsrl.transport.inference.local import LocalInferenceServer
+
+        return LocalInferenceServer(spec, place_in(address), guests)
+
+    def connect_inference(
+        self,
+        address: str,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        *,
+        keys: KeyPath,
+    ) -> InferenceClient:
+        """See Road."""
+        from jsrl.transport.inference.local import connect_local
+
+        return connect_local(place_in(address), spec, client, group_sizes, timeout_s)
+
+    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
+        """See Road."""
+        from jsrl.transport.params.local import LocalParamsPublisher
+
+        return LocalParamsPublisher(place_in(address), **options)
+
+    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
+        """See Road."""
+        from jsrl.transport.params.local import LocalParamsSubscriber
+
+        return LocalParamsSubscriber(place_in(address), **options)
+
+
+class SharedMemory(Road):
+    """Files that both ends map, in a folder of this host."""
+
+    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
+        """See Road."""
+        from jsrl.transport.samples.shared import SharedSampleConsumer
+
+        parsed = parse_address(address)
+        return SharedSampleConsumer(parsed.folder, parsed.name, schema, **options)
+
+    def connect_samples(
+        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
+    ) -> SampleProducer:
+        """See Road."""
+        from jsrl.transport.samples.shared_producer import SharedSampleProducer
+
+        parsed, hop = parse_address(address), options["hop"]
+        return SharedSampleProducer(
+            parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s, hop=hop
+        )
+
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: Guests) -> InferenceServer:
+        """See Road."""
+        from jsrl.transport.inference.shared import SharedInferenceServer
+
+        return SharedInferenceServer(spec, place_in(address), guests)
+
+    def connect_inference(
+        self,
+        address: str,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        *,
+        keys: KeyPath,
+    ) -> InferenceClient:
+        """See Road."""
+        from jsrl.transport.inference.shared_client import SharedInferenceClient
+
+        return SharedInferenceClient(place_in(address), spec, client, group_sizes, timeout_s)
+
+    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
+        """See Road."""
+        from jsrl.transport.params.shared import SharedParamsPublisher
+
+        return SharedParamsPublisher(place_in(address), **options)
+
+    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
+        """See Road."""
+        from jsrl.transport.params.shared import SharedParamsSubscriber
+
+        return SharedParamsSubscriber(place_in(address), **options)
+
+
+class ZeroMQ(Road):
+    """A header and raw frames, over Unix sockets or, with keys, over TCP."""
+
+    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
+        """See Road."""
+        from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
+
+        return ZmqSampleConsumer(parse_address(address).endpoint, schema, keys=keys, **options)
+
+    def connect_samples(
+        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
+    ) -> SampleProducer:
+        """See Road."""
+        from jsrl.transport.samples.zmq import ZmqSampleProducer
+
+        endpoint = parse_address(address).endpoint
+        return ZmqSampleProducer(endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
+
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: Guests) -> InferenceServer:
+        """See Road."""
+        from jsrl.transport.inference.zmq import ZmqInferenceServer
+
+        return ZmqInferenceServer(spec, address, keys=keys, guests=guests)
+
+    def connect_inference(
+        self,
+        address: str,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        *,
+        keys: KeyPath,
+    ) -> InferenceClient:
+        """See Road."""
+        from jsrl.transport.inference.zmq_client import ZmqInferenceClient
+
+        return ZmqInferenceClient(address, spec, client, group_sizes, timeout_s, keys=keys)
+
+    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
+        """See Road."""
+        from jsrl.transport.params.zmq import ZmqParamsPublisher
+
+        return ZmqParamsPublisher(address, keys=keys, **options)
+
+    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
+        """See Road."""
+        from jsrl.transport.params.zmq import ZmqParamsSubscriber
+
+        return ZmqParamsSubscriber(address, keys=keys, **options)
+
+
+_ZEROMQ = ZeroMQ()
+ROADS: dict[str, Road] = {"local": InProcess(), "shm": SharedMemory(), "ipc": _ZEROMQ, "tcp": _ZEROMQ}
+
+
+def road_of(address: str) -> Road:
+    """Return the road that an address names.
+
+    Raises:
+      ConfigError: there is none, or a user's cannot be imported.
+    """
+    scheme = address.partition(":")[0]
+    if scheme in ROADS:
+        return ROADS[scheme]
+    parts = address.split(":", 3)
+    if scheme != OWN or len(parts) < 4:
+        raise ConfigError(f"unknown address {address!r}: its scheme is no known one; expected {_EXAMPLES}.")
+    return find_road(f"{parts[1]}:{parts[2]}")
+
+
+def find_road(reference: str) -> Road:
+    """Return a user's road, `module:NAME`.
+
+    Raises:
+      ConfigError: it cannot be imported, or is something else.
+    """
+    module, _, name = reference.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"the road {reference!r} cannot be imported ({error}); give `module:NAME` of a jsrl.transport.roads.Road."
+        ) from error
+    if not isinstance(found, Road):
+        raise ConfigError(f"{reference} is {type(found).__name__}; a road is a value of a jsrl.transport.roads.Road.")
+    return found
+
+
+def place_in(address: str) -> str:
+    """Return what follows the road in an address, such as `/FOLDER/NAME`."""
+    scheme, _, rest = address.partition(":")
+    return rest.split(":", 2)[2] if scheme == OWN else rest
