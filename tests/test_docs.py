@@ -1,6 +1,7 @@
 """What README and docs mention exists: links, files, commands with their options, Python examples."""
 
 import ast
+import functools
 import importlib
 import importlib.util
 import re
@@ -87,19 +88,31 @@ def test_commands_can_be_given(name: str) -> None:
             continue
         assert (ROOT / words[0]).is_file(), f"{name}: there is no {words[0]}"
         if words[0] == "experiments/run.py":
-            check_run(name, words[1:])
+            wrong = error_of_run(tuple(word for word in words[1:] if word not in ("--help", "--help-all")))
+            assert not wrong, f"{name}: {' '.join(words)}: {wrong}"
 
 
-def check_run(page: str, words: list[str]) -> None:
-    """Parse a command of run.py as run.py does."""
-    words = [word for word in words if word not in ("--help", "--help-all")]
+@functools.cache
+def error_of_run(given: tuple[str, ...]) -> str:
+    """Parse a command of run.py as run.py does; return what is wrong with it."""
+    words = list(given)
     if words == ["NAME"]:
-        return
+        return ""
     experiment = None if "--resume" in words else take_name(words)
     try:
         command_line.parse(words, load(experiment or "ppo"))
     except ConfigError as error:
-        pytest.fail(f"{page}: run.py {' '.join(words)}: {error}")
+        return str(error)
+    return ""
+
+
+@functools.cache
+def known_options() -> dict[str, command_line.Option]:
+    """Options of the experiments and of run.py itself."""
+    known = command_line.options_of(command_line.RunOptions())
+    for experiment in ("ppo", "impala", "sac", "td3", "dqn", "r2d2"):
+        known |= command_line.options_of(load(experiment))
+    return known
 
 
 @pytest.mark.parametrize("script", ["evaluate.py", "compare.py"])
@@ -117,10 +130,7 @@ def test_other_scripts_know_the_options_that_are_mentioned(script: str) -> None:
 @pytest.mark.parametrize("name", PAGE_NAMES)
 def test_options_exist(name: str) -> None:
     """Code spans that begin with `--` are options of some experiment, or of run.py itself."""
-    known: dict[str, object] = {}
-    for experiment in ("ppo", "impala", "sac", "td3", "dqn", "r2d2"):
-        known |= command_line.options_of(load(experiment))
-    known |= command_line.options_of(command_line.RunOptions())
+    known = known_options()
     elsewhere = {"help", "help-all", "shm-size"}
     for span in spans(ROOT / name):
         for option in re.findall(r"(?:^|\s)--([a-z][a-z0-9.-]*)", span):

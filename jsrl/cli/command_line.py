@@ -131,6 +131,10 @@ def _spelled(text: str, kinds: tuple[Any, ...]) -> str:
     return str(int(number)) if int in kinds and number.is_integer() else text
 
 
+# its help is not shown: reading comments for it would double the time to parse
+TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
+
+
 def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> CommandLine:
     """Let tyro build the values; on failure find the option that it could not read."""
     typed = _typed(default)
@@ -147,9 +151,7 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> Command
     def read(some: list[tuple[Option, list[str]]]) -> Any:
         arguments = [word for _, option in some for word in option]
         with contextlib.redirect_stderr(io.StringIO()):  # its own account of an error; ours is one sentence
-            return tyro.cli(
-                both_type, args=arguments, default=before, config=(tyro.conf.AvoidSubcommands,), console_outputs=False
-            )
+            return tyro.cli(both_type, args=arguments, default=before, config=TYRO, console_outputs=False)
 
     try:
         both = read(words)

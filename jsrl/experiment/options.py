@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import re
@@ -136,6 +137,7 @@ def field_texts(cls: type) -> dict[str, str]:
     return texts
 
 
+@functools.cache
 def _strings_below(cls: type) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]

@@ -39,11 +39,21 @@ SOUND = {
 }
 
 
+DAILY = {("ppo", "image"), ("ppo", "squashed"), ("ppo", "recurrent"), ("impala", "masked dict"), ("impala", "agents")}
+FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
+
+
 @pytest.mark.slow  # minutes of compiling
-@pytest.mark.parametrize("kind", SOUND)
-@pytest.mark.parametrize("factory", [(ppo, PPOConfig), (impala, IMPALAConfig)], ids=["ppo", "impala"])
-def test_sound_agents_pass(factory, kind):
-    (make, config), (spec, network) = factory, SOUND[kind]
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [
+        pytest.param(algorithm, kind, marks=() if (algorithm, kind) in DAILY else pytest.mark.nightly)
+        for algorithm in FACTORIES
+        for kind in SOUND
+    ],
+)
+def test_sound_agents_pass(algorithm, kind):
+    (make, config), (spec, network) = FACTORIES[algorithm], SOUND[kind]
     agent = make(config(network=network, normalize_observations=True, normalize_values=True), spec)
     report = check_agent(agent, spec)
     assert {"act_outputs", "update_contract", "update_ignores_masked_rows"} <= set(report.checks)

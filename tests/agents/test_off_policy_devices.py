@@ -73,7 +73,12 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize("algorithm", ["sac", "sac-discrete", "td3", "ddpg", "dqn", "r2d2", "bc"])
+FURTHER = ("sac-discrete", "ddpg")  # SAC with another policy, TD3 with one critic
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["sac", "td3", "dqn", "r2d2", "bc", *(pytest.param(n, marks=pytest.mark.nightly) for n in FURTHER)]
+)
 def test_one_device_equals_four(algorithm):
     environment = fake_devices(4)
     command = [sys.executable, "-c", SCRIPT, algorithm]

@@ -129,7 +129,7 @@ def test_cartpole_is_played_as_the_single_environment_and_drawn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sticky", [0.0, 0.25])
+@pytest.mark.parametrize("sticky", [pytest.param(0.0, marks=pytest.mark.nightly), 0.25])
 def test_atari_is_seen_in_colour_while_the_policy_sees_what_it_trained_on(sticky):
     atari = AtariConfig(repeat_action_probability=sticky)
     config = EnvConfig("ALE/Breakout-v5", atari=atari, max_episode_steps=150)

@@ -82,7 +82,7 @@ def test_other_backends_multiply_what_is_rounded() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("torso", [NatureCNN, ImpalaResNet])
+@pytest.mark.parametrize("torso", [NatureCNN, pytest.param(ImpalaResNet, marks=pytest.mark.nightly)])
 def test_image_torsos_differ_by_rounding_only(torso) -> None:
     image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 40, 40, 4)), jnp.uint8)
     weights = torso().init(jax.random.key(0), image)
@@ -94,12 +94,13 @@ def test_image_torsos_differ_by_rounding_only(torso) -> None:
 VECTORS = EnvSpec(ArraySpec((5,), "float32"), Continuous((-1.0,) * 2, (1.0,) * 2, "squash"))
 
 
+MAKERS = {"ppo": lambda n: ppo(PPOConfig(network=n), VECTORS), "sac": lambda n: sac(SACConfig(network=n), VECTORS)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [lambda n: ppo(PPOConfig(network=n), VECTORS), lambda n: sac(SACConfig(network=n), VECTORS)]
-)
-def test_agents_keep_their_contract(make) -> None:
-    check_agent(make(NetworkConfig(hidden=(16, 16), **LOW)), VECTORS)
+@pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.nightly)])
+def test_agents_keep_their_contract(name: str) -> None:
+    check_agent(MAKERS[name](NetworkConfig(hidden=(16, 16), **LOW)), VECTORS)
 
 
 def test_the_option_reaches_every_layer_but_first_and_head() -> None:
