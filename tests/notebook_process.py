@@ -1,6 +1,6 @@
 """Runs a notebook, or interrupts one of its cells: a process of its own, for nbclient leaves event loops open.
 
-`python notebook_process.py execute NOTEBOOK` prints what the notebook printed.
+`python notebook_process.py execute NOTEBOOK [OLD NEW]` prints what the notebook printed, with OLD in its source made NEW.
 `python notebook_process.py interrupt NOTEBOOK` starts its run without an end, interrupts it, and prints what it saw as JSON.
 Both use the working directory as the kernel's.
 """
@@ -92,4 +92,11 @@ def workers() -> list[str]:
 
 
 if __name__ == "__main__":
-    {"execute": execute, "interrupt": interrupt}[sys.argv[1]](nbformat.read(sys.argv[2], 4))
+    what, path, *changed = sys.argv[1:]
+    notebook = nbformat.read(path, 4)
+    if changed:
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code" and changed[0] in cell.source]
+        assert cells, f"{path} does not say {changed[0]!r}"
+        for cell in cells:
+            cell.source = cell.source.replace(*changed)
+    {"execute": execute, "interrupt": interrupt}[what](notebook)

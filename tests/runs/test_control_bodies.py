@@ -159,7 +159,7 @@ MESSAGES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=MESSAGES)
 def test_no_message_ends_a_run(rig, message) -> None:
     rig.hear(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shutil
@@ -45,6 +46,7 @@ class Admission(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="jsrl-admission-", dir=memory))
         self.hop = hop_folder(self.folder, SAMPLES)
         self.consumer = None
+        self.ends: list = []  # of all lives: what died is cleared away at the end only
 
     @initialize(
         order=st.sampled_from(["fifo", "by_group", "freshest"]), slack=st.integers(0, 2), reuse=st.integers(1, 2)
@@ -68,6 +70,7 @@ class Admission(RuleBasedStateMachine):
         self.incarnation += 1
         who = ProducerId("actor-0", self.incarnation)
         self.producer = connect_samples(name, SPEC, who, GROUPS, 1.0, hop=self.hop)
+        self.ends += [self.producer, self.consumer]
         plan = BatchPlan(
             self.order, tuple(range(GROUPS)), SIZE, GROUPS * SIZE, T, max_lag=self.max_lag, reuse=self.reuse,
             start_updates=self.updates, epoch=self.epoch,
@@ -159,6 +162,9 @@ class Admission(RuleBasedStateMachine):
                     self.learn()
             assert self.updates >= target, "the learner starves"
             self.nothing_is_unaccounted_for()
+        for end in self.ends:
+            end.close()
+        self.ends, self.consumer, self.producer, self.batcher = [], None, None, None
         shutil.rmtree(self.folder)
 
 
@@ -175,6 +181,7 @@ def drive(examples: int, *, derandomize: bool) -> None:
             suppress_health_check=quiet,
         ),
     )
+    gc.collect()  # pages of dead lives, each an open file
 
 
 def test_admission_through_recoveries() -> None:
@@ -183,4 +190,4 @@ def test_admission_through_recoveries() -> None:
 
 @pytest.mark.slow
 def test_admission_through_many_recoveries() -> None:
-    drive(300, derandomize=False)
+    drive(100, derandomize=False)
