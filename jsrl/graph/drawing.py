@@ -2,104 +2,229 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
+from typing import NamedTuple
 
-from jsrl.graph.graph import Graph
+from jsrl.graph.graph import Graph, WorkerNode
 
-COLUMN, ROW, WIDTH, HEIGHT, MARGIN = 250, 84, 150, 46, 24
+COLUMN, ROW, WIDTH, HEIGHT, MARGIN = 300, 124, 160, 80, 24
+LANE = 26  # between streams that run above or below the workers
 COLORS = {"samples": "#3b6fb6", "inference": "#b0622f", "params": "#4f8a4b"}
-_STYLE = "font-family: system-ui, sans-serif; font-size: 12px"
+SMALL_PX, LETTER_PX = 11, 6.2  # font of labels, and the width of its letters
+_STYLE = "font-family: system-ui, sans-serif; font-size: 13px"
+_INK, _SOFT = 'style="fill:var(--ink,#1c2430)"', 'style="fill:var(--soft,#5d6b7c)"'
+Point = tuple[float, float]
 
 
-def draw(graph: Graph, notes: Mapping[str, str] | None = None) -> str:
-    """Return an SVG picture of a graph; each family of workers is one box.
+class Note(NamedTuple):
+    """What was measured of a family of workers: two lines, the share of time that it works (0-1), whether others work less."""
+
+    lines: tuple[str, str]
+    busy: float
+    busiest: bool = False
+
+
+class Box(NamedTuple):
+    """Workers of a family with the same streams, and where they are drawn."""
+
+    workers: tuple[WorkerNode, ...]
+    column: int
+    row: int
+
+    @property
+    def corner(self) -> tuple[float, float]:
+        """Return where it begins, in pixels."""
+        return MARGIN + self.column * COLUMN, MARGIN + self.row * ROW
+
+
+class Edge(NamedTuple):
+    """A stream between two boxes: its name, its sort, the family that it leads to, the points of a cubic curve."""
+
+    stream: str
+    sort: str
+    reader: str
+    points: tuple[Point, Point, Point, Point]
+
+    def at(self, t: float) -> Point:
+        """Return the point at a share of its way."""
+        weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
+        x, y = (sum(w * p[axis] for w, p in zip(weights, self.points, strict=True)) for axis in (0, 1))
+        return x, y
+
+
+def draw(
+    graph: Graph,
+    measured: Mapping[str, Note] | None = None,
+    rates: Mapping[tuple[str, str], str] | None = None,
+    note: str = "",
+) -> str:
+    """Return an SVG picture of a graph; workers of a family that use the same streams are one box.
 
     Args:
-      graph: what to draw. notes: text under a family (`actor`) or on a stream (`samples`), such as measured rates and waits.
+      graph: what to draw. measured: by family (`actor`). rates: by (stream, family that reads it). note: a line below.
     """
-    notes = notes or {}
-    places = _places(graph)
-    columns = max((x for x, _ in places.values()), default=0) + 1
-    rows = max((y for _, y in places.values()), default=0) + 1
-    width, height = 2 * MARGIN + (columns - 1) * COLUMN + WIDTH, 2 * MARGIN + (rows - 1) * ROW + HEIGHT + 30
+    measured, rates = measured or {}, rates or {}
+    boxes = _boxes(graph)
+    edges = _edges(graph, boxes)
+    width = max((box.corner[0] for box in boxes), default=0) + WIDTH + MARGIN
+    middles = [edge.at(0.5)[1] for edge in edges]
+    top = min([0.0, *(y - MARGIN for y in middles)])
+    bottom = max([box.corner[1] + HEIGHT for box in boxes] + middles, default=0.0) + MARGIN + (20 if note else 0)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" style="{_STYLE}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {top:g} {width:g} {bottom - top:g}" width="{width:g}" role="img" '
+        f'style="{_STYLE}; width: {width:g}px; max-width: 100%">',
         "<title>workers and streams</title>",
         *(_marker(sort, color) for sort, color in COLORS.items()),
-        *_edges(graph, places, notes),
-        *(_box(graph, family, place, notes) for family, place in places.items()),
+        *(_line(edge) for edge in edges),
+        *(_box(box, measured.get(box.workers[0].family)) for box in boxes),
+        *_labels(boxes, edges, rates),
+        f'<text x="{MARGIN}" y="{bottom - 12:g}" font-size="{SMALL_PX}" fill="#5d6b7c" {_SOFT}>{escape(note)}</text>',
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _places(graph: Graph) -> dict[str, tuple[int, int]]:
-    """Return family -> (column, row)."""
-    places: dict[str, tuple[int, int]] = {}
+def _boxes(graph: Graph) -> list[Box]:
+    """Return the boxes: a column for each step along the flow of the data, a row for each box of a column."""
+    boxes: list[Box] = []
     for column, level in enumerate(graph.stop_order):
-        for family in dict.fromkeys(worker.family for worker in level):
-            if family not in places:
-                places[family] = (column, sum(x == column for x, _ in places.values()))
-    return places
+        alike: dict[tuple[object, ...], list[WorkerNode]] = {}
+        for worker in level:
+            ends = sorted((link.port, link.stream) for link in worker.links)
+            alike.setdefault((worker.family, *ends), []).append(worker)
+        boxes += [Box(tuple(workers), column, row) for row, workers in enumerate(alike.values())]
+    return boxes
 
 
-def _corner(place: tuple[int, int]) -> tuple[int, int]:
-    return MARGIN + place[0] * COLUMN, MARGIN + place[1] * ROW
+def _pairs(graph: Graph, boxes: list[Box]) -> list[tuple[str, str, int, int]]:
+    """Return (stream, its sort, number of the box that it leaves, of the box that it enters) for every line."""
+    home = {worker.name: number for number, box in enumerate(boxes) for worker in box.workers}
+    found = dict.fromkeys(
+        (stream.name, stream.sort, home[source.name], home[sink.name])
+        for stream in graph.streams
+        for source, _ in graph.sources(stream.name)
+        for sink, _ in graph.sinks(stream.name)
+    )
+    return list(found)
+
+
+def _sides(source: Box, sink: Box) -> tuple[str, str]:
+    """Return where a line leaves one box and enters another: right, left, top or bottom."""
+    apart = sink.column - source.column
+    if abs(apart) > 1:
+        return ("top", "top") if source.row == sink.row == 0 else ("bottom", "bottom")  # around what is between
+    if apart == 0:
+        return ("bottom", "top") if sink.row > source.row else ("top", "bottom")
+    return ("right", "left") if apart > 0 else ("left", "right")
+
+
+def _edges(graph: Graph, boxes: list[Box]) -> list[Edge]:
+    """Return the lines; those at one side of a box are spread over it, in the order of where they lead."""
+    pairs = _pairs(graph, boxes)
+    ends: dict[tuple[int, str], list[tuple[float, float, int]]] = {}
+    for number, (_, _, source, sink) in enumerate(pairs):
+        for end, other, side in zip((source, sink), (sink, source), _sides(boxes[source], boxes[sink]), strict=True):
+            row, column = boxes[other].row, boxes[other].column
+            along = (row, column) if side in ("left", "right") else (column, row)
+            ends.setdefault((end, side), []).append((*along, number))
+    lowest = max((box.corner[1] + HEIGHT for box in boxes), default=0.0)
+    edges, lanes = [], {"top": 0, "bottom": 0}
+    for number, (stream, sort, source, sink) in enumerate(pairs):
+        out, into = _sides(boxes[source], boxes[sink])
+        points = []
+        for end, side in ((source, out), (sink, into)):
+            here = [n for *_, n in sorted(ends[end, side])]
+            points.append(_slot(boxes[end], side, here.index(number), len(here)))
+        lane_y = 0.0
+        if out == into:
+            lanes[out] += 1
+            lane_y = MARGIN - LANE * lanes[out] if out == "top" else lowest + LANE * lanes[out]
+        curve = _curve(points[0], points[1], out, into, lane_y)
+        edges.append(Edge(stream, sort, boxes[sink].workers[0].family, curve))
+    return edges
+
+
+def _slot(box: Box, side: str, number: int, count: int) -> Point:
+    x, y = box.corner
+    share = (number + 1) / (count + 1)
+    if side in ("left", "right"):
+        return x + (WIDTH if side == "right" else 0), y + HEIGHT * share
+    return x + WIDTH * share, y + (HEIGHT if side == "bottom" else 0)
+
+
+def _curve(begin: Point, end: Point, out: str, into: str, lane_y: float) -> tuple[Point, Point, Point, Point]:
+    (x1, y1), (x2, y2) = begin, end
+    if out == into:  # around everything: at its middle a cubic curve has come 3/4 of the way to its inner points
+        deep = (lane_y - (y1 + y2) / 8) / 0.75
+        return begin, (x1, deep), (x2, deep), end
+    if out in ("left", "right"):
+        middle = (x1 + x2) / 2
+        return begin, (middle, y1), (middle, y2), end
+    middle = (y1 + y2) / 2
+    return begin, (x1, middle), (x2, middle), end
+
+
+# -- as SVG -----------------------------------------------------------------------------------------------------------
 
 
 def _marker(sort: str, color: str) -> str:
     return (
-        f'<marker id="{sort}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
-        'orient="auto-start-reverse">'
-        f'<path d="M0 0 8 4 0 8z" fill="{color}"/></marker>'
+        f'<marker id="{sort}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6" '
+        f'orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" fill="{color}"/></marker>'
     )
 
 
-def _box(graph: Graph, family: str, place: tuple[int, int], notes: Mapping[str, str]) -> str:
-    x, y = _corner(place)
-    count = len(graph.family(family))
-    title = escape(family if count == 1 else f"{family} x {count}")
-    note, middle = escape(notes.get(family, "")), x + WIDTH / 2
-    return (
-        f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#f4f4f2" stroke="#555"/>'
-        f'<text x="{middle}" y="{y + (19 if note else 28)}" text-anchor="middle" font-weight="600" fill="#222">{title}</text>'
-        f'<text x="{middle}" y="{y + 36}" text-anchor="middle" font-size="10" fill="#555">{note}</text>'
-    )
+def _line(edge: Edge) -> str:
+    (x1, y1), *others = edge.points
+    path = f"M{x1:g} {y1:g} C" + " ".join(f"{x:g} {y:g}" for x, y in others)
+    both = f' marker-start="url(#{edge.sort})"' if edge.sort == "inference" else ""
+    color = COLORS[edge.sort]
+    return f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.8" marker-end="url(#{edge.sort})"{both}/>'
 
 
-def _edges(graph: Graph, places: dict[str, tuple[int, int]], notes: Mapping[str, str]) -> list[str]:
-    """Return the streams: one line for each pair of families that a stream joins."""
-    parts, drawn = [], dict[tuple[str, str], int]()
-    for stream in graph.streams:
-        pairs = dict.fromkeys(
-            (source.family, sink.family)
-            for source, _ in graph.sources(stream.name)
-            for sink, _ in graph.sinks(stream.name)
+def _box(box: Box, note: Note | None) -> str:
+    """Return a box: its name, what was measured, and a bar as long as the share of time that it works."""
+    (x, y), count = box.corner, len(box.workers)
+    busiest = note is not None and note.busiest
+    border = 'stroke="#b3261e" stroke-width="2.5"' if busiest else 'stroke="#7c8794"'
+    name = escape(box.workers[0].family + (f" x {count}" if count > 1 else ""))
+    parts = [
+        f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#fff" style="fill:var(--card,#fff)" {border}/>',
+        _text(x, y + (HEIGHT / 2 + 5 if note is None else 20), name, f'font-weight="600" fill="#1c2430" {_INK}'),
+    ]
+    if note is not None:
+        small = f'font-size="{SMALL_PX}" fill="#5d6b7c" {_SOFT}'
+        parts += [_text(x, y + 37 + 15 * i, escape(line), small) for i, line in enumerate(note.lines)]
+        full, color = WIDTH - 24, "#b3261e" if busiest else "#d9822b"
+        bar = f'x="{x + 12}" y="{y + HEIGHT - 17}" height="7" rx="3.5"'
+        parts.append(f'<rect {bar} width="{full}" fill="#dfe4ea" style="fill:var(--line,#dfe4ea)"/>')
+        parts.append(f'<rect {bar} width="{full * min(max(note.busy, 0.0), 1.0):.1f}" fill="{color}"/>')
+    return "".join(parts)
+
+
+def _text(x: float, y: float, text: str, look: str) -> str:
+    return f'<text x="{x + WIDTH / 2:g}" y="{y:g}" text-anchor="middle" {look}>{text}</text>'
+
+
+def _labels(boxes: list[Box], edges: Iterable[Edge], rates: Mapping[tuple[str, str], str]) -> list[str]:
+    """Return the names of the streams, each where it covers neither a box nor another name."""
+    taken = [(*box.corner, box.corner[0] + WIDTH, box.corner[1] + HEIGHT) for box in boxes]
+    parts, left = [], dict(rates)  # a rate is of all that comes to a reader: it is written once
+    for edge in edges:
+        text = f"{edge.stream} {left.pop((edge.stream, edge.reader), '')}".strip()
+        wide = LETTER_PX * len(text) / 2
+        places = [(edge.at(t), dy) for t in (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8) for dy in (-5, 13)]
+        areas = [(x - wide, y + dy - 9, x + wide, y + dy + 3) for (x, y), dy in places]
+        area = next((a for a in areas if not any(_overlap(a, other) for other in taken)), areas[0])
+        taken.append(area)
+        parts.append(
+            f'<text x="{(area[0] + area[2]) / 2:.1f}" y="{area[3] - 3:.1f}" text-anchor="middle" font-size="{SMALL_PX}" '
+            f'fill="{COLORS[edge.sort]}" stroke="#fff" style="stroke:var(--card,#fff)" stroke-width="3" '
+            f'paint-order="stroke">{escape(text)}</text>'
         )
-        for number, (source, sink) in enumerate(pairs):
-            key = (min(source, sink), max(source, sink))
-            drawn[key] = drawn.get(key, 0) + 1
-            text = f"{stream.name} {notes.get(stream.name, '')}".strip() if number == 0 else ""
-            parts.append(_line(_corner(places[source]), _corner(places[sink]), stream.sort, text, drawn[key] - 1))
     return parts
 
 
-def _line(begin: tuple[int, int], end: tuple[int, int], sort: str, text: str, nth: int) -> str:
-    """Return a curve from one box to another; the `nth` between the same two is bent away from the others."""
-    forwards = end[0] > begin[0]
-    shift = 14 * nth - 7
-    x1 = begin[0] + (WIDTH if forwards else 0 if end[0] < begin[0] else WIDTH / 2)
-    x2 = end[0] + (0 if forwards else WIDTH if end[0] < begin[0] else WIDTH / 2)
-    y1, y2 = begin[1] + HEIGHT / 2 + shift, end[1] + HEIGHT / 2 + shift
-    bend = max(40.0, abs(x2 - x1) / 2) * (1 if forwards else -1)
-    color, both = COLORS[sort], f' marker-start="url(#{sort})"' if sort == "inference" else ""
-    bow = 90 if abs(x2 - x1) > COLUMN and y1 == y2 else 0  # around the boxes between
-    path = f"M{x1} {y1} C{x1 + bend} {y1 + bow} {x2 - bend} {y2 + bow} {x2} {y2}"
-    label = (
-        f'<text x="{(x1 + x2) / 2}" y="{(y1 + y2) / 2 - 5 + 22 * (nth % 2) + 0.75 * bow}" text-anchor="middle" font-size="10" '
-        f'fill="{color}" stroke="#fff" stroke-width="3" paint-order="stroke">{escape(text)}</text>'
-        if text
-        else ""
-    )
-    return f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.6" marker-end="url(#{sort})"{both}/>{label}'
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
-from jsrl.graph.drawing import draw
+from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.links import hop_of
-from jsrl.report.run_report import RunReport
+from jsrl.metrics.phases import of_main_thread
+from jsrl.report.run_report import RunReport, WorkerTime
 from jsrl.transport.ledger.hops import SAMPLES
+
+NOTE = "Bars: share of time that workers work. Red: the busiest of those that rows pass. Rates: trajectories of the whole run."
 
 
 def dataflow(report: RunReport) -> str:
-    """Return the picture as SVG, with waits of workers and trajectories per second of streams; empty without a graph."""
+    """Return the picture as SVG: of workers how much they work and wait, of streams their rates; empty without a graph."""
     graph = graph_of(report.folder)
-    return "" if graph is None else draw(graph, {**_waits(graph, report), **_rates(graph, report)})
+    if graph is None:
+        return ""
+    return draw(graph, _measured(graph, report), _rates(graph, report), NOTE)
 
 
-def _waits(graph: Graph, report: RunReport) -> dict[str, str]:
-    """Return family -> how much of their time its workers wait."""
-    waits = {time.kind.name: f"waits {100 * time.phases['wait']:.0f}%" for time in report.workers}
-    found = {worker.family: waits.get(graph.kind(worker.name).name, "") for worker in graph.workers}
-    return {family: text for family, text in found.items() if text}
+def _measured(graph: Graph, report: RunReport) -> dict[str, Note]:
+    """Return family -> how much its workers work, and what they wait for; the busiest of those that rows pass is marked."""
+    times = {time.kind.name: time for time in report.workers}
+    busy = {name: 1.0 - time.phases["wait"] for name, time in times.items()}
+    passing = [name for name, time in times.items() if any(port.sort != "params" for port in time.kind.ports)]
+    busiest = max(passing, key=lambda name: busy[name], default="")
+    found = {}
+    for worker in graph.workers:
+        name = graph.kind(worker.name).name
+        if name in times:
+            found[worker.family] = Note(_lines(times[name]), busy[name], name == busiest)
+    return found
 
 
-def _rates(graph: Graph, report: RunReport) -> dict[str, str]:
-    """Return stream -> what went through it per second, over the whole run."""
+def _lines(time: WorkerTime) -> tuple[str, str]:
+    """Return a worker's share of work, and what it waits for most."""
+    waits = [a for a in of_main_thread(time.kind.activities) if a.phase == "wait"]
+    share, what = max(((time.activities.get(a.name, 0.0), a.waits_for) for a in waits), default=(0.0, ""))
+    waiting = f"waits {share:.0%}{f': {what}' if what else ''}" if share >= 0.01 else ""
+    return f"works {1.0 - time.phases['wait']:.0%}", waiting
+
+
+def _rates(graph: Graph, report: RunReport) -> dict[tuple[str, str], str]:
+    """Return (stream, family that reads it) -> trajectories per second, over the whole run."""
     wall_s = float(report.result.get("wall_s") or 0.0)
     hops = {SAMPLES: report.ledger, **report.hops}
-    found = {}
+    counted: dict[tuple[str, str], float] = {}
     for stream in graph.streams if wall_s > 0 else ():
-        names = [hop_of(graph, stream, reader) for reader, _ in graph.sinks(stream.name)]
-        counted = sum(hops[name].get("consumed", 0) for name in names if hops.get(name))
-        if stream.sort == "samples" and not stream.feedback and counted:
-            found[stream.name] = f"{counted / wall_s:,.3g}/s"
-    return found
+        for reader, _ in graph.sinks(stream.name) if stream.sort == "samples" and not stream.feedback else ():
+            key = stream.name, reader.family
+            consumed = (hops.get(hop_of(graph, stream, reader)) or {}).get("consumed", 0)
+            counted[key] = counted.get(key, 0.0) + consumed
+    return {key: f"{count / wall_s:,.3g}/s" for key, count in counted.items() if count}

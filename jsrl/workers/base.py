@@ -103,6 +103,7 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         worker = build(ControlReporter(control))
         recorder = worker.recorder
         worker.setup()
+        recorder.begin()
         control.stage("ready")
         _loop(worker, control)
         facts = worker.close()

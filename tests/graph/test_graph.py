@@ -13,7 +13,7 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, RecorderConfig, ReplayConfig
 from jsrl.graph.check import check
-from jsrl.graph.drawing import draw
+from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
 from jsrl.graph.placements import check_groups, make_graph
 from jsrl.transport.stream import Stream
@@ -155,6 +155,9 @@ def test_each_architecture_is_made_of_any_other(placement: str, road: str, monke
     edits = {place: resolved(name) for place, name in ARCHITECTURES.items()}
     graph = graph_of(placement=placement, road=road, num_inference_servers=2)
     assert graph.params == ("relayed" if road == "zeromq" else "params")
+    mixed = resolved("mixed:half_inline")(graph)
+    check(mixed)
+    assert [actor.has("inference") for actor in mixed.family("actor")] == [True, False, True, False]
     for place, edit in edits.items():
         changed = edit(graph)
         check(changed)
@@ -244,26 +247,44 @@ def test_a_graph_of_other_groups_than_the_experiments_is_refused() -> None:
         check_groups(make_graph(Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=4)), e)
 
 
+def texts(picture: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+
+
 def test_a_picture_has_every_family_and_stream_and_what_was_measured() -> None:
     graph = graph_of(road="zeromq", replay=REPLAY, max_policy_lag=None)
-    picture = draw(graph, {"actor": "waits 12%", "samples": "3.5/s"})
-    root = ElementTree.fromstring(picture)
-    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"actor x 4", "replay x 2", "learner", "parameter-server", "waits 12%", "samples 3.5/s"} <= texts
-    assert {"batches", "priorities", "inference", "params", "relayed"} <= texts
+    measured = {"actor": Note(("works 88%", "waits 12%: actions"), 0.88, busiest=True)}
+    picture = draw(graph, measured, {("samples", "replay"): "3.5/s"}, "a note")
+    assert {
+        "actor x 4",
+        "replay x 2",
+        "learner",
+        "parameter-server",
+        "waits 12%: actions",
+        "samples 3.5/s",
+        "a note",
+    } <= {*texts(picture)}
+    assert {"batches", "priorities", "inference", "params", "relayed"} <= {*texts(picture)}
 
 
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
-def test_the_graphs_of_experiments_are_what_they_say(monkeypatch, road: str) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
-    from graphs.impala import all_inline
-    from graphs.mixed import half_inline
+def test_a_picture_shows_workers_that_use_other_streams_apart() -> None:
+    graph = graph_of(num_inference_servers=1).connect("actor-0", inference=None, params="params")
+    graph = graph.insert(f"{HERE}:PASS", settings={"noise": 0.1})
+    assert {"actor", "actor x 3", "pass"} <= {*texts(draw(graph))}
 
-    served, inline = graph_of(placement="served", road=road), graph_of(placement="inline", road=road, num_groups=8)
-    changed = all_inline(served)
-    check(changed)
-    assert sorted(changed.workers, key=str) == sorted(inline.workers, key=str)
-    assert set(changed.streams) == set(inline.streams)
-    mixed = half_inline(served)
-    check(mixed)
-    assert [actor.has("inference") for actor in mixed.family("actor")] == [True, False, True, False]
+
+def test_no_text_of_a_picture_covers_another_or_leaves_its_box() -> None:
+    graph = graph_of(road="zeromq", replay=REPLAY, max_policy_lag=None).add(
+        node("watch", f"{HERE}:WATCH", params="relayed")
+    )
+    root = ElementTree.fromstring(draw(graph))
+    _, top, width, height = (float(value) for value in root.attrib["viewBox"].split())
+    areas = []
+    for element in root.iter("{http://www.w3.org/2000/svg}text"):
+        x, y, wide = float(element.attrib["x"]), float(element.attrib["y"]), 3.1 * len(element.text or "")
+        if wide:
+            areas.append((x - wide, y - 8, x + wide, y + 2, element.text))
+    for number, (x1, y1, x2, y2, text) in enumerate(areas):
+        assert x1 >= 0 and x2 <= width and y1 >= top and y2 <= top + height, text
+        for a1, b1, a2, b2, other in areas[:number]:
+            assert x1 >= a2 or a1 >= x2 or y1 >= b2 or b1 >= y2, (text, other)

@@ -28,6 +28,7 @@ def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours
     result = run.result()
     assert_balanced(result, killed_over_zeromq=road == "zeromq")
     assert result["hops"]["samples.augment"]["produced"] > 0
+    assert {"augment/wait_rows_share", "watch/wait_share"} <= {name for line in run.lines() for name in line}
 
 
 @pytest.mark.parametrize("road", ["shared-memory", "zeromq"])

@@ -95,7 +95,6 @@ class Actor:
         self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
         for group in self._groups.values():
             self._ask(group)
-        self.recorder.begin()
 
     def _restart_environments(self, group: Group) -> None:
         with self._watched(Activity(self._named("reset", group.number), group.env), group.number):

@@ -63,7 +63,6 @@ class Evaluator(Player[VectorEnv]):
         """Make the environments, compile, connect."""
         self._set_up_player(min(self._settings.num_envs, self._settings.episodes))
         self._load_best()
-        self.recorder.begin()
 
     def _load_best(self) -> None:
         """Take the score and params of `best` from before a resume or restart; where it is broken, begin without one."""

@@ -66,7 +66,6 @@ class InferenceWorker:
         self._warm_compilations = self._engine.compilations
         self._reporter.stage("binding streams")
         self._server, self._params = self._connect()
-        self.recorder.begin()
 
     def step(self) -> int:
         """Answer what has arrived (and what waited for params that are there now); return the rows answered."""

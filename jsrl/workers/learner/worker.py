@@ -113,7 +113,6 @@ class Learner:
         self._reporter.stage("compiling the update")
         self._updater.compile(self._state, self._source.example(), self._key)
         self._source.begin()
-        self.recorder.begin()
 
     def step(self) -> int:
         """Make the updates of one batch and publish; return how many (0: no batch in time, or all are made)."""

@@ -113,7 +113,6 @@ class VideoRecorder(Player[RenderedEnv]):
         with self._watched():
             env.reset()
             env.picture()  # what cannot be drawn is known before anything is filmed
-        self.recorder.begin()
 
     def _begin(self) -> None:
         assert self._params is not None

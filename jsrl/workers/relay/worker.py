@@ -38,7 +38,6 @@ class ParameterServer:
         self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
         self._subscriber = subscribe(self._job, "params")
         self._relay = bind_publisher(self._job, "relayed")
-        self.recorder.begin()
 
     def step(self) -> int:
         """Relay newer params; return 1 when there were some."""

@@ -102,7 +102,6 @@ class ReplayWorker:
         """Bind and connect the streams, and begin to draw."""
         self._reporter.stage("connecting to streams")
         self._roads = self._connect()
-        self.recorder.begin()
         for number in range(self._settings.threads):
             phases = self.recorder.thread("draw") if number == 0 else Phases()
             thread = threading.Thread(target=self._draw_on, args=(phases,), name=f"draw-{number}", daemon=True)
