@@ -95,6 +95,7 @@ def test_a_plan_runs_nothing(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_seeds_one_after_another_each_in_its_folder(tmp_path):
     words = ["ppo", *TINY, "--seeds", "1-2", "--run-name", "x", "--runs-dir", str(tmp_path)]
     before = list(sys.path)
@@ -106,6 +107,7 @@ def test_seeds_one_after_another_each_in_its_folder(tmp_path):
         assert read_metrics(tmp_path / "ppo" / name / "metrics.jsonl")["updates"][-1] == 2
 
 
+@pytest.mark.slow
 def test_as_a_command(tmp_path):
     """The real thing: another folder, a process of its own, status 0 and 2."""
     base = [sys.executable, str(RUN)]

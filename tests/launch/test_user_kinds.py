@@ -56,8 +56,14 @@ def trained(tmp_path: Path, name: str, graph, **values) -> tuple[list, dict]:
     return leaves(tree["params"]), json.loads((result.folder / "result.json").read_text())
 
 
-def test_a_worker_that_passes_everything_on_changes_no_bit(tmp_path: Path) -> None:
-    plain, _ = trained(tmp_path, "plain", None)
+@pytest.fixture(name="plain", scope="module")
+def plain_fixture(tmp_path_factory) -> list:
+    """Return the final params of the run without any worker in between."""
+    return trained(tmp_path_factory.mktemp("plain"), "plain", None)[0]
+
+
+@pytest.mark.slow
+def test_a_worker_that_passes_everything_on_changes_no_bit(plain: list, tmp_path: Path) -> None:
     passed, result = trained(tmp_path, "passed", "my_workers:passed_on")
     noisy, _ = trained(tmp_path, "noisy", lambda graph: graph.insert("my_workers:AUGMENT", settings={"noise": 0.1}))
     assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
@@ -65,8 +71,8 @@ def test_a_worker_that_passes_everything_on_changes_no_bit(tmp_path: Path) -> No
     assert result["hops"]["samples.augment"]["produced"] == result["ledger"]["produced"] == 12
 
 
-def test_a_second_reader_gets_all_and_changes_no_bit(tmp_path: Path) -> None:
-    plain, _ = trained(tmp_path, "plain", None)
+@pytest.mark.slow
+def test_a_second_reader_gets_all_and_changes_no_bit(plain: list, tmp_path: Path) -> None:
     counted, result = trained(tmp_path, "counted", "my_workers:counted")
     assert all((a == b).all() for a, b in zip(plain, counted, strict=True))
     assert result["hops"]["samples.count"]["produced"] == result["ledger"]["produced"] == 12
@@ -133,6 +139,7 @@ def test_so_it_is_in_deterministic_mode_with_processes(tmp_path: Path) -> None:
     assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
 
 
+@pytest.mark.slow
 def test_a_users_workers_are_shown_like_ours_and_go_on_after_a_resume(tmp_path: Path) -> None:
     def changed(graph: Graph) -> Graph:
         return graph.insert("my_workers:AUGMENT", settings={"noise": 0.0}).add(
@@ -153,6 +160,7 @@ def test_a_users_workers_are_shown_like_ours_and_go_on_after_a_resume(tmp_path: 
     assert "graph: the worker augment is gone" in log and other.updates == 9
 
 
+@pytest.mark.slow
 def test_a_kept_graph_that_other_options_contradict_is_named(tmp_path: Path) -> None:
     first = run(small(num_groups=None), runs_dir=tmp_path, name="one", graph="my_workers:passed_on", display="log-only")
     words = r"nobody steps the groups \[1, 2, 3\] .* goes on with the changed graph .* or give --graph"
@@ -186,6 +194,7 @@ def test_a_graph_that_cannot_be_had_is_refused_before_anything_starts(tmp_path: 
         run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
 
 
+@pytest.mark.slow
 def test_two_workers_in_a_row_before_replay_workers_change_no_bit(tmp_path: Path) -> None:
     values = {
         "agent": AgentReference("tests.replay.learning:acting_toy", {"poison": 1e9}),

@@ -17,12 +17,12 @@ KINDS = {
     "evaluator": ("--evaluator.enabled",),
     "parameter-server": ("--road", "zeromq"),
 }
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow
 
 
 def of_kinds(daily: str) -> pytest.MarkDecorator:
     """One kind of worker every day and the others by night: the controller sees them all in the same way."""
-    nightly = (slow, pytest.mark.nightly)
+    nightly = pytest.mark.nightly
     return pytest.mark.parametrize("worker", [pytest.param(k, marks=() if k == daily else nightly) for k in KINDS])
 
 
@@ -50,7 +50,6 @@ def test_worker_killed_in_start_up(launch, worker: str) -> None:
     assert_died(run, worker, "killed by signal 9 (SIGKILL)")
 
 
-@slow
 @of_kinds("learner")
 def test_stopped_worker_is_found_by_its_silence(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker], "--deadlines.silence-s", "2")
@@ -59,14 +58,12 @@ def test_stopped_worker_is_found_by_its_silence(launch, worker: str) -> None:
     assert_died(run, worker, "was not heard of for 2 s")
 
 
-@slow
 def test_worker_stopped_in_start_up_is_found_by_the_deadline(launch) -> None:
     run = launch(*FOREVER, "--deadlines.ready-s", "6")
     run.await_worker("learner").suspend()
     assert_died(run, "learner", "was not ready within 6 s")
 
 
-@slow
 def test_worker_that_leaves_unasked_ends_the_run(launch) -> None:
     run = launch(*FOREVER)
     run.await_updates()
@@ -74,7 +71,6 @@ def test_worker_that_leaves_unasked_ends_the_run(launch) -> None:
     assert_died(run, "actor-0", "left although nobody asked it to")
 
 
-@slow
 def test_workers_leave_when_the_controller_is_killed_and_the_next_start_sweeps(launch) -> None:
     run = launch(*FOREVER)
     run.await_updates()
@@ -90,7 +86,6 @@ def test_workers_leave_when_the_controller_is_killed_and_the_next_start_sweeps(l
     assert run.memory_folders() == []
 
 
-@slow
 def test_a_child_of_the_environment_does_not_outlive_the_run(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:HasChild")
     run.await_updates()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
 
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow
 
 
 def assert_interrupted(run: Launched, within_s: float = 5.0) -> None:
@@ -35,7 +35,7 @@ def assert_interrupted(run: Launched, within_s: float = 5.0) -> None:
         ("served", signal.SIGINT),
         ("serial", signal.SIGTERM),
         *(
-            pytest.param(placement, number, marks=(slow, pytest.mark.nightly))
+            pytest.param(placement, number, marks=pytest.mark.nightly)
             for placement, number in (("served", signal.SIGTERM), ("inline", signal.SIGINT), ("serial", signal.SIGINT))
         ),
     ],
@@ -47,7 +47,6 @@ def test_interrupt_ends_in_order(launch, placement: str, number: int) -> None:
     assert_interrupted(run)
 
 
-@slow
 @pytest.mark.parametrize("placement", ["served", "serial"])
 def test_interrupt_in_start_up(launch, placement: str) -> None:
     hanging = ("--env.id", "worlds:HangsInActor") if placement == "served" else ()
@@ -62,7 +61,6 @@ def test_interrupt_in_start_up(launch, placement: str) -> None:
     run.assert_nothing_left()
 
 
-@slow
 def test_second_interrupt_ends_at_once(launch) -> None:
     run = launch(*FOREVER)
     run.await_updates()
@@ -97,7 +95,7 @@ print("ENDED", result.ended, result.as_intended, result.updates > 0, sorted(resu
 """
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=(slow, pytest.mark.nightly))])
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.nightly)])
 def test_interrupted_notebook_call_returns_a_result(tmp_path: Path, placement: str) -> None:
     code = NOTEBOOK.format(world=str(WORLD), runs=str(tmp_path), placement=placement)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -121,7 +119,6 @@ print("ENDED", results[0].ended)
 """
 
 
-@slow
 def test_a_run_may_be_called_in_a_thread(tmp_path: Path) -> None:
     code = THREAD.format(world=str(WORLD), runs=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -54,6 +54,7 @@ def bottleneck(run: Launched) -> str:
     return " ".join(text[text.index("bottleneck: ") : text.index("run folder:")].split())
 
 
+@slow
 def test_a_serial_run_says_where_its_time_went(launch) -> None:
     run = launch("--placement", "serial", "--evaluator.enabled", "--trace")
     text = run.expect(0, 40.0)

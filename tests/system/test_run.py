@@ -14,7 +14,7 @@ import pytest
 from jsrl.snapshots.store import SnapshotStore
 from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
 
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow
 
 
 # -- ending -----------------------------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("reason", [pytest.param(r, marks=() if r == "stop_at_return" else slow) for r in ENDINGS])
+@pytest.mark.parametrize("reason", ENDINGS)
 def test_ending_says_why_and_leaves_everything(launch, reason: str) -> None:
     run = launch(*ENDINGS[reason], "--evaluator.enabled")
     text = run.expect(0, 60.0)
@@ -94,7 +94,6 @@ print("FIRST", more.metrics["learner/weights_before"][-1] == np.float64(weights[
     assert "FIRST True" in ended.stdout, ended.stdout + ended.stderr
 
 
-@slow
 def test_resume_changes_placement_but_not_the_network(launch) -> None:
     run = launch("--placement", "serial")
     run.expect(0, 30.0)
@@ -107,7 +106,6 @@ def test_resume_changes_placement_but_not_the_network(launch) -> None:
     assert "ended by total_env_steps" in text and run.result()["updates"] == 40
 
 
-@slow
 def test_resume_after_a_killed_controller(launch) -> None:
     run = launch(*FOREVER, "--snapshots.period-s", "0.5")
     run.await_updates(10)
@@ -122,7 +120,6 @@ def test_resume_after_a_killed_controller(launch) -> None:
     assert_balanced(run.result())
 
 
-@slow
 def test_init_from_takes_the_params_only(launch) -> None:
     run = launch("--placement", "serial", "--evaluator.enabled", "--evaluator.period-env-steps", "64")
     run.expect(0, 30.0)
@@ -135,7 +132,6 @@ def test_init_from_takes_the_params_only(launch) -> None:
     assert first == float(np.asarray(best["weights"]["policy"])[0, 0])
 
 
-@slow
 def test_a_running_run_cannot_be_resumed(launch) -> None:
     run = launch(*FOREVER, "--snapshots.period-s", "0.5")
     run.until(lambda: list(run.runs_dir.glob("*/*/snapshots/state/tags/latest.json")), "a snapshot")
@@ -160,7 +156,6 @@ RESTARTS = {
 FURTHER = RESTARTS.keys() - {"asynchronous"}  # test_supervision kills more in them, and test_actor_host hosted actors
 
 
-@slow
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.nightly if c in FURTHER else ()) for c in RESTARTS])
 def test_killed_actors_are_replaced_and_learning_goes_on(launch, case: str) -> None:
     run = launch(*FOREVER, "--restart", "3", *RESTARTS[case])
@@ -177,7 +172,6 @@ def test_killed_actors_are_replaced_and_learning_goes_on(launch, case: str) -> N
     assert_balanced(run.result(), killed_over_zeromq=case == "zeromq")
 
 
-@slow
 def test_actors_killed_where_they_mostly_are(launch) -> None:
     """The first waits for params after a commit; the second is inside a trajectory."""
     run = launch(*FOREVER, "--restart", "5", "--num-actors", "2", "--env.id", "worlds:SlowInSecondActor")
@@ -193,7 +187,6 @@ def test_actors_killed_where_they_mostly_are(launch) -> None:
     assert_balanced(run.result())
 
 
-@slow
 def test_restart_budget_ends_the_run_by_name(launch) -> None:
     text = launch(*FOREVER, "--restart", "1", "--env.id", "worlds:RaisesInStep").expect(1, 40.0)
     assert "restart 1 of 1" in text
@@ -203,7 +196,6 @@ def test_restart_budget_ends_the_run_by_name(launch) -> None:
 # -- not finite -------------------------------------------------------------------------------------------------------
 
 
-@slow
 def test_update_that_is_not_finite_is_kept_and_can_be_replayed(launch) -> None:
     run = launch("--agent.nan-at-update", "7", "--placement", "inline")
     text = run.expect(1, 30.0)
@@ -220,7 +212,6 @@ def test_update_that_is_not_finite_is_kept_and_can_be_replayed(launch) -> None:
     assert SnapshotStore(run.folder / "snapshots" / "state").meta("latest")["updates"] == 7
 
 
-@slow
 def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(launch) -> None:
     run = launch("--agent.nan-gradient-at-update", "7", "--placement", "inline")
     text = run.expect(1, 30.0)
@@ -235,13 +226,11 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(launch) ->
 # -- jax, and definitions of the user's -------------------------------------------------------------------------------
 
 
-@slow
 def test_actor_loads_no_jax(launch) -> None:
     text = launch(*FOREVER, "--env.id", "worlds:TellsOfJax").expect(1, 30.0)
     assert "RuntimeError in step: loaded: []" in text
 
 
-@slow
 def test_environment_that_imports_jax_is_told_of_and_goes_on(launch) -> None:
     text = launch("--env.id", "worlds:ImportsJax").expect(0, 40.0)
     assert "actor-0: the environment imported jax" in text
@@ -288,7 +277,7 @@ print("ENDED", result.ended, result.evaluation["return_mean"])
 """
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=slow)])
+@pytest.mark.parametrize("placement", ["serial", "served"])
 def test_definitions_of_a_script_reach_the_workers(tmp_path: Path, placement: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(world=str(WORLD), runs=str(tmp_path / "runs"), placement=placement))
@@ -302,7 +291,6 @@ def test_definitions_of_a_script_reach_the_workers(tmp_path: Path, placement: st
 # -- lag --------------------------------------------------------------------------------------------------------------
 
 
-@slow
 def test_with_reuse_no_trajectory_is_acted_too_early(launch) -> None:
     """The least lag that two updates with a batch allow: what is acted sooner would be stale, and the run stood still."""
     run = launch("--learner.reuse", "2", "--max-policy-lag", "1")
@@ -315,7 +303,6 @@ def test_with_reuse_no_trajectory_is_acted_too_early(launch) -> None:
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-@slow
 def test_the_final_evaluation_waits_for_an_evaluator_that_is_on_its_way_back(launch) -> None:
     run = launch(
         *FOREVER, "--max-minutes", "0.1", "--evaluator.enabled", "--restart", "3", "--supervision.backoff-s", "3"
