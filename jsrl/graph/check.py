@@ -8,6 +8,7 @@ from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.policies import learners_of, policy_of
 from jsrl.transport.meeting.address import check_name
+from jsrl.transport.roads import find_road
 from jsrl.transport.stream import Stream
 
 
@@ -27,6 +28,8 @@ def check(graph: Graph) -> None:
         _check_ports(graph, worker)
     for stream in graph.streams:
         _check_ends(graph, stream)
+        if stream.road and not find_road(stream.road).carries(stream.sort):
+            raise ConfigError(f"the road {stream.road} carries no {stream.sort}; give {stream.name} another.")
     _check_policies(graph)
     _ = graph.stop_order
 

@@ -13,6 +13,7 @@ from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.transport.ledger.hops import SAMPLES
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.keys import CLIENT_FILE, check_encryption, make_keys
+from jsrl.transport.roads import own_address
 from jsrl.transport.stream import End, Peer, Stream, name_at
 
 KEYS = "keys"  # in the run folder
@@ -24,7 +25,8 @@ def bind_addresses(
 ) -> dict[tuple[str, str], str]:
     """Return (stream, worker) -> the address that the worker binds the stream at, for every end that others connect to.
 
-    A stream between hosts goes over TCP, one that does not leave this host over the experiment's road.
+    A stream with a road of its own takes that; else one between hosts goes over TCP, and one that does not leave this host
+    over the experiment's road.
 
     Raises:
       ConfigError: there are not enough ports, or a socket's path is too long.
@@ -36,6 +38,8 @@ def bind_addresses(
                 name = name_at(stream.name, worker.name)
                 if not experiment.where.has_processes:
                     address = f"local:{memory_folder.name}-{name}"
+                elif stream.road:
+                    address = own_address(stream.road, f"{memory_folder}/{name}")
                 elif not stays_here(graph, stream, hosts):
                     address = tcp(hosts.address(worker.name))
                 elif experiment.road == "zeromq" and not _stays(graph, stream):

@@ -461,7 +461,7 @@ def _stream(plan: Plan, stream: Stream) -> str:
     """Return a stream as a line: who is joined, what it carries, over which road."""
     graph, schemas, e = plan.graph, plan.schemas, plan.experiment
     left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
-    arrow, road = ("<->" if stream.sort == "inference" else "->"), _road(e)
+    arrow, road = ("<->" if stream.sort == "inference" else "->"), stream.road or _road(e)
     if stream.sort == "inference":
         row = sum(leaf.size_bytes for leaf in leaves(schemas.act.observation))
         what = f"{road}: {row} B per observation, groups of {e.group_size}"

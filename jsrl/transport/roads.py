@@ -75,6 +75,10 @@ class Road:
         """Return the reading end of params."""
         raise self._carries_no("params", address)
 
+    def carries(self, sort: str) -> bool:
+        """Return whether this road has ends of a sort of stream: samples, inference or params."""
+        return getattr(type(self), f"bind_{sort}") is not getattr(Road, f"bind_{sort}")
+
     def _carries_no(self, what: str, address: str) -> ConfigError:
         return ConfigError(f"the road of {address} ({type(self).__name__}) carries no {what}; give it another stream.")
 
@@ -272,6 +276,11 @@ def find_road(reference: str) -> Road:
     if not isinstance(found, Road):
         raise ConfigError(f"{reference} is {type(found).__name__}; a road is a value of a jsrl.transport.roads.Road.")
     return found
+
+
+def own_address(reference: str, place: str) -> str:
+    """Return the address of a place on a user's road, `module:NAME`."""
+    return f"{OWN}:{reference}:{place}"
 
 
 def place_in(address: str) -> str:

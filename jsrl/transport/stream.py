@@ -22,6 +22,7 @@ class Stream:
       blocks: of samples: trajectories of one group that may be on their way at once.
       routing: of samples with several readers: `by-group` (each group has one reader), or `broadcast` (every reader gets all).
       failover: of inference: whether clients may go to another server while their own is away.
+      road: a user's own, `module:NAME` of a jsrl.transport.roads.Road; empty: as the experiment and the hosts of its ends say.
       feedback: against the flow of the data (priorities); it does not decide who stops first.
     """
 
@@ -34,6 +35,7 @@ class Stream:
     routing: Literal["by-group", "broadcast"] = "by-group"
     failover: bool = True
     feedback: bool = False
+    road: str = ""
 
 
 @dataclass(frozen=True)

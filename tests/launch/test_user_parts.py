@@ -1,0 +1,158 @@
+"""A user's own kind of worker, road and launcher, all defined here; nothing in jsrl knows them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError, StreamTimeout
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.graph.check import check
+from jsrl.graph.graph import Graph
+from jsrl.graph.placements import make_graph
+from jsrl.launch.launcher import Handle, Hosts, Start
+from jsrl.launch.local.launcher import Local
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.transport.roads import Road, find_road, place_in, road_of
+from jsrl.types import version_updates
+from jsrl.workers.between import ACTIVITIES, PORTS, Between
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import Kind
+from tests.system.launched import assert_balanced
+
+HERE = "tests.launch.test_user_parts"
+
+
+class Mark(Between):
+    """Passes trajectories on, with rewards that are marked."""
+
+    def change(self, trajectory, entry) -> None:
+        trajectory.reward[...] += self.job.settings["by"]
+
+
+MARK = Kind("mark", "markers", f"{HERE}:Mark", ports=PORTS, activities=ACTIVITIES, loads_jax=lambda worker: False)
+
+
+class Files(Road):
+    """Carries params in files of a folder."""
+
+    def bind_params(self, address: str, **options: Any) -> FilePublisher:
+        return FilePublisher(address)
+
+    def connect_params(self, address: str, **options: Any) -> FileSubscriber:
+        return FileSubscriber(address)
+
+
+FILES = Files()
+
+
+class FilePublisher:
+    def __init__(self, address: str) -> None:
+        self.address, self._folder = address, Path(place_in(address))
+        self._folder.mkdir(exist_ok=True)
+
+    def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:
+        new = self._folder / f"new-{policy}.npz"
+        np.savez(new, *values, version=np.int64(version))
+        os.replace(new, self._folder / f"{policy}.npz")
+
+    def close(self) -> None:
+        """The last params stay readable."""
+
+
+class FileSubscriber:
+    def __init__(self, address: str) -> None:
+        self._folder, self._known = Path(place_in(address)), dict[int, int]()
+
+    def _read(self, policy: int) -> tuple[int, list[np.ndarray]] | None:
+        try:
+            with np.load(self._folder / f"{policy}.npz", allow_pickle=False) as file:
+                return int(file["version"]), [file[f"arr_{i}"] for i in range(len(file.files) - 1)]
+        except FileNotFoundError:
+            return None
+
+    def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
+        found = self._read(policy)
+        if found is None or found[0] == self._known.get(policy):
+            return None
+        self._known[policy] = found[0]
+        return found
+
+    def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        while (found := self._read(policy)) is None or version_updates(found[0]) < min_updates:
+            if time.monotonic() > until:
+                raise StreamTimeout(f"no params of {min_updates} updates within {timeout_s:g} s")
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Noting:
+    """Starts workers as processes of this host, and notes where their streams are bound."""
+
+    def __init__(self) -> None:
+        self._local = Local()
+        self.bound: dict[str, str] = {}
+        self.handles: list[Handle] = []
+
+    def place(self, graph: Graph) -> Hosts:
+        return Hosts()
+
+    def start(self, job: Job, start: Start) -> Handle:
+        self.bound |= {f"{job.name}.{port}": end.address for port, end in job.ends if end.address}
+        self.handles.append(self._local.start(job, start))
+        return self.handles[-1]
+
+    def busy_s(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._local.close()
+
+
+def edited(graph: Graph) -> Graph:
+    """Return the graph with a worker of MARK between actors and learner, and params in files."""
+    marked = graph.insert(f"{HERE}:MARK", stream="samples", settings={"by": 0.5})
+    return marked.with_stream("params", road=f"{HERE}:FILES")
+
+
+def small(**values) -> Experiment:
+    agent = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
+    shape = {"num_envs": 4, "num_groups": 2, "rollout_length": 8, "total_env_steps": 6 * 32}
+    off = EvaluatorConfig(enabled=False)
+    return Experiment(agent=agent, env=EnvConfig("CartPole-v1"), evaluator=off, **(shape | values))
+
+
+@pytest.mark.slow
+def test_a_kind_a_road_and_a_launcher_of_a_users_own(tmp_path: Path) -> None:
+    """Rows must be from the newest params, so the run only goes on when these travel."""
+    launcher = Noting()
+    result = run(
+        small(placement="inline"), runs_dir=tmp_path, name="own", graph=edited, launcher=launcher, display="log-only"
+    )
+    assert result.ended == "total_env_steps" and result.updates == 6
+    assert launcher.bound["learner.params"].startswith(f"road:{HERE}:FILES:/")
+    assert len(launcher.handles) == 3 and not any(handle.alive for handle in launcher.handles)
+    assert len(result.hops) == 1
+    assert_balanced({"ledger": result.ledger, "hops": result.hops})
+
+
+def test_a_road_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="FILES carries no samples"):
+        check(make_graph(small()).with_stream("samples", road=f"{HERE}:FILES"))
+    with pytest.raises(ConfigError, match=r"is Kind; a road is a value of"):
+        find_road(f"{HERE}:MARK")
+    with pytest.raises(ConfigError, match=r"'nowhere:ROAD' cannot be imported .*No module named 'nowhere'"):
+        road_of("road:nowhere:ROAD:/somewhere")
+    with pytest.raises(ConfigError, match="carries no inference"):
+        FILES.connect_inference("road:x:y:z", None, None, {}, 1.0, keys=None)  # type: ignore[arg-type]
