@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Collection
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsrl
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
@@ -84,7 +84,7 @@ def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str,
 
 def version() -> str:
     """Return the version of jsrl that figures hold for."""
-    return importlib.metadata.version("jsrl")
+    return jsrl.__version__
 
 
 def profile_key(machine: dict[str, Any], work: dict[str, Any], of_version: str) -> str:

@@ -493,7 +493,10 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
     assert "4 actor(s) x ring 1 x 4 slots" in said
     assert run.main(["ppo_cartpole", "--plan", "--profile", "none"]) == 0
     assert "1 actor(s) x ring 2 x 8 slots" in capsys.readouterr().out
-    for own in (("--placement", "served"), ("--graph", "graphs.mixed:half_inline")):  # measured on another dataflow
+    for own in (
+        ("--placement", "served"),
+        ("--graph", "jsrl.graphs.mixed:half_inline"),
+    ):  # measured on another dataflow
         assert run.main(["ppo_cartpole", "--plan", *own]) == 0
         assert "1 actor(s) x ring 2 x 8 slots" in capsys.readouterr().out
 
