@@ -1,6 +1,6 @@
 """Two learners on the same rows: every trajectory goes to both, and the actors act with the policy of the first.
 
-`python experiments/run.py impala --num-actors 4 --graph graphs.broadcast:two_learners`
+`python experiments/run.py impala --num-actors 4 --graph jsrl.graphs.broadcast:two_learners`
 
 Both see the same data, so what differs between them is their own: here the seed, or with other `settings` a learning rate or a
 loss. The second learns off-policy, which V-trace corrects for (arXiv 1802.01561).

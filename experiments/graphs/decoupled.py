@@ -1,6 +1,6 @@
 """SRL's decoupled architecture out of any other: inference servers and learner have devices of their own.
 
-`python experiments/run.py impala --num-actors 4 --graph graphs.decoupled:own_devices`
+`python experiments/run.py impala --num-actors 4 --graph jsrl.graphs.decoupled:own_devices`
 
 SRL (arXiv 2306.16688) decouples policy workers from trainers, so that each is scaled by itself and an update never delays an
 action. Of two accelerators or more the servers take the last one and the learner the others; with a single one the servers act
@@ -9,9 +9,8 @@ on CPU.
 
 from __future__ import annotations
 
-from graphs.seed import beside_learner
-
 from jsrl.graph.graph import Graph
+from jsrl.graphs.seed import beside_learner
 
 
 def own_devices(graph: Graph) -> Graph:

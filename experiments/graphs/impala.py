@@ -1,6 +1,6 @@
 """IMPALA's architecture out of any other: every actor acts by itself, on its CPU, with the newest params.
 
-`python experiments/run.py impala --num-actors 4 --graph graphs.impala:all_inline`
+`python experiments/run.py impala --num-actors 4 --graph jsrl.graphs.impala:all_inline`
 
 IMPALA (arXiv 1802.01561): actors keep a copy of the policy and send trajectories to a central learner; V-trace corrects for
 params that are behind. SRL (arXiv 2306.16688) calls this inline inference: nothing waits for another process, but the actors

@@ -1,6 +1,6 @@
 """Actors that act by themselves beside actors that a server acts for, in one run.
 
-`python experiments/run.py ppo_cartpole --num-actors 4 --graph graphs.mixed:half_inline`
+`python experiments/run.py ppo_cartpole --num-actors 4 --graph jsrl.graphs.mixed:half_inline`
 
 In SRL (arXiv 2306.16688) each actor names the streams that it uses, so that inline and remote inference can be mixed: spare
 CPU cores act by themselves, and the accelerator acts for the others.
@@ -8,9 +8,8 @@ CPU cores act by themselves, and the accelerator acts for the others.
 
 from __future__ import annotations
 
-from graphs.seed import beside_learner
-
 from jsrl.graph.graph import Graph
+from jsrl.graphs.seed import beside_learner
 
 
 def half_inline(graph: Graph) -> Graph:

@@ -1,6 +1,6 @@
 """Rewards with an entropy bonus: a worker between actors and learner asks the newest policy about every row.
 
-`python experiments/run.py ppo_cartpole --num-actors 4 --graph graphs.relabel:with_entropy`
+`python experiments/run.py ppo_cartpole --num-actors 4 --graph jsrl.graphs.relabel:with_entropy`
 
 The reward of a row becomes r + weight * -log pi(a' | o), with a' drawn from the newest policy at the row's observation: one
 draw's estimate of that policy's entropy there, the reward of maximum-entropy reinforcement learning (arXiv 1702.08165). The
@@ -80,7 +80,7 @@ class Relabel(Between):
 RELABEL = Kind(
     "relabel",
     "relabelers",
-    "graphs.relabel:Relabel",
+    "jsrl.graphs.relabel:Relabel",
     ports=(*PORTS, Port("inference", "inference", "asks"), Port("params", "params", "reads")),
     activities=(
         *ACTIVITIES,
@@ -97,7 +97,7 @@ RELABEL = Kind(
 
 def with_entropy(graph: Graph) -> Graph:
     """Put a relabeler between actors and learner; where no server acts for the actors, one is added for it alone."""
-    graph = graph.insert("graphs.relabel:RELABEL", settings={"weight": 0.01, "updates": 1_000})
+    graph = graph.insert("jsrl.graphs.relabel:RELABEL", settings={"weight": 0.01, "updates": 1_000})
     groups = graph.stream("samples").groups
     if not graph.family("inference"):
         server = node("inference-0", "inference", inference=("inference", groups), params=graph.params)

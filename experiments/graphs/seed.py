@@ -1,6 +1,6 @@
 """SEED's architecture out of any other: one inference server, on the learner's device, acts for all actors.
 
-`python experiments/run.py impala --num-actors 4 --graph graphs.seed:beside_learner`
+`python experiments/run.py impala --num-actors 4 --graph jsrl.graphs.seed:beside_learner`
 
 SEED RL (arXiv 1910.06591): the policy is evaluated beside the learner, so that params never travel and actors only step
 environments. SRL (arXiv 2306.16688) places its policy workers on the trainer's node for this; updates and inference then share
@@ -9,9 +9,8 @@ one device.
 
 from __future__ import annotations
 
-from graphs.impala import all_inline
-
 from jsrl.graph.graph import Graph, node
+from jsrl.graphs.impala import all_inline
 from jsrl.transport.stream import Stream
 
 

@@ -1,6 +1,6 @@
 """Two policies in one run: a second learner trains another policy on half of the environments.
 
-`python experiments/run.py ppo_cartpole --num-actors 4 --graph graphs.two_policies:second_seed`
+`python experiments/run.py ppo_cartpole --num-actors 4 --graph jsrl.graphs.two_policies:second_seed`
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_a_second_learner_on_the_same_rows_learns_what_it_would_alone_and_lets_t
     }  # a learner that holds the others up is a failure
 
     def both(graph: Graph) -> Graph:
-        from graphs.broadcast import two_learners
+        from jsrl.graphs.broadcast import two_learners
 
         return two_learners(graph).replace("learner-b", settings={"total_env_steps": 6 * 32})
 
@@ -115,7 +115,7 @@ def test_a_worker_between_asks_a_server_and_rewards_the_entropy_of_the_newest_po
     monkeypatch.syspath_prepend(str(WORLD.parents[2] / "experiments"))
 
     def weighted(weight: float):
-        from graphs.relabel import with_entropy
+        from jsrl.graphs.relabel import with_entropy
 
         return lambda graph: with_entropy(graph).replace("relabel", settings={"weight": weight, "updates": 12})
 
