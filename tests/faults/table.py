@@ -152,6 +152,24 @@ FAULTS = (
         (HOST,),
     ),
     Fault(
+        "replay joins by who sent a trajectory, not by who made it",
+        "(entry.origin.producer.incarnation, entry.origin.sequence)",
+        "(entry.producer.incarnation, entry.sequence)",
+        ("tests/workers/test_between.py",),
+    ),
+    Fault(
+        "a trajectory that an actor gave up leaves no gap",
+        "        self.sequence += 1\n        if self.block is not None:\n",
+        "        if self.block is not None:\n",
+        (ACTOR,),
+    ),
+    Fault(
+        "the second reader of a broadcast gets room without rows",
+        "for block in self._blocks[1:]:\n",
+        "for block in self._blocks[2:]:\n",
+        (SAMPLES,),
+    ),
+    Fault(
         "the seam between two trajectories is not marked",
         "        marks[0] = seam\n",
         "",

@@ -31,7 +31,7 @@ def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours
     assert {"augment/wait_rows_share", "watch/wait_share"} <= {name for line in run.lines() for name in line}
 
 
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("road", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
 def test_a_broadcast_outlives_kills_of_its_writer_and_of_each_reader(launch, road: str) -> None:
     run = counting(launch, "--graph", "my_workers:counted", "--restart", "5", "--road", road)
     await_snapshot(run)

@@ -187,6 +187,29 @@ def test_a_group_ahead_leaves_blocks_to_the_one_that_a_batch_waits_for():
     assert lease.entry.group == 1
 
 
+def test_the_number_of_a_trajectory_that_was_given_up_is_left_out():
+    """So that replay does not join what came before a lost server with what came after."""
+    rig = Rig(blocks=8)
+    rig.turn(2 * T + 1)
+
+    class Streams:
+        epoch, new_consumer, with_whom = 0, False, ""
+        check_home = staticmethod(lambda: None)
+
+        @staticmethod
+        def again(lost, timeout_s):
+            client = connect_inference(rig.server.address, ACT, ProducerId("actor-0", 0), {0: B}, timeout_s=1.0)
+            return client, rig.actor._producer
+
+    rig.server.close()
+    rig.server = bind_inference(f"{rig.server.address}-again", ACT)
+    rig.actor._streams = Streams()
+    rig.turn(2 + T)
+    entries = [lease.entry for lease in rig.leases()]
+    assert [entry.sequence for entry in entries] == [0, 1, 2]
+    assert [entry.origin for entry in entries] == [(ProducerId("actor-0", 0), number) for number in (0, 1, 3)]
+
+
 def test_without_a_block_the_reply_waits_and_nothing_is_lost():
     rig = Rig(blocks=2)
     assert rig.turn(2 * T) == 2 * T * B
