@@ -13,7 +13,6 @@ from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.make import make_spec
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
-from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
@@ -70,17 +69,19 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     """Return the policy of a run's snapshot.
 
     Args:
-      run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run. tag: best, latest, final, or a version.
+      run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run. tag: best, latest, final, or a version; of a policy
+        beside the first `NAME/best`.
 
     Raises:
-      ConfigError: there is no such run or tag.
+      ConfigError: there is no such run, policy or tag.
     """
+    from jsrl.launch.graph_file import experiment_of
     from jsrl.launch.resume import params_source
 
     folder = RunFolder.open(run, runs_dir)
     if (folder.path / "source").is_dir():
         sys.path.insert(0, str(folder.path / "source"))
-    experiment: Experiment = from_json(folder.config)
+    experiment = experiment_of(folder, tag.rpartition("/")[0])
     source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
     snapshot = SnapshotStore(source).load_snapshot(selector)
     spec = make_spec(experiment.env)

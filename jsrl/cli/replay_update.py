@@ -17,8 +17,8 @@ import numpy as np
 from jsrl.errors import ConfigError, JsrlError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
+from jsrl.launch.graph_file import experiment_of
 from jsrl.launch.plan import make_schemas
-from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves
@@ -41,11 +41,11 @@ class Replay(NamedTuple):
     new_state: Tree
 
 
-def replay_update(run: str, runs_dir: str = "runs") -> Replay:
-    """Make the failed update of a run again.
+def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
+    """Make the failed update of a run again; `policy`: of a policy beside the first, by its name.
 
     Raises:
-      ConfigError: there is no such run, or none of its updates failed.
+      ConfigError: there is no such run or policy, or none of its updates failed.
     """
     import jax
 
@@ -55,14 +55,14 @@ def replay_update(run: str, runs_dir: str = "runs") -> Replay:
     from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
 
     folder = RunFolder.open(run, runs_dir)
-    store = SnapshotStore(folder.path / FAILED_UPDATE)
+    store = SnapshotStore(folder.path / FAILED_UPDATE / policy)
     try:
         meta = store.meta("latest")
     except SnapshotError as error:
         raise ConfigError(f"no update of {folder.name} failed: there is nothing in {store.folder}.") from error
     known = [path for path in (str(folder.path / "source"), *meta.get("python_path", ())) if path not in sys.path]
     sys.path[:0] = [path for path in known if Path(path).is_dir()]
-    experiment = from_json(folder.config)
+    experiment = experiment_of(folder, policy)
     schemas = make_schemas(experiment)
     agent = build_agent(resolved_agent(experiment), schemas.env)
     if experiment.has_replay_workers:
@@ -156,9 +156,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jsrl.cli.replay_update", description=__doc__)
     parser.add_argument("run", help="a run folder, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs")
+    parser.add_argument("--policy", default="", help="name of a policy beside the first")
     options = parser.parse_args(arguments)
     try:
-        text = report(replay_update(options.run, options.runs_dir))
+        text = report(replay_update(options.run, options.runs_dir, options.policy))
     except JsrlError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1

@@ -14,6 +14,8 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import make_graph
+from jsrl.graph.policies import policies_of
+from jsrl.references.reference import from_json
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.stream import Stream
@@ -136,6 +138,26 @@ def graph_of(folder: Path) -> Graph | None:
         return graph if graph.kinds else None
     except ConfigError:
         return None
+
+
+def experiment_of(folder: RunFolder, policy: str = "") -> Experiment:
+    """Return the experiment of a run's policy: with the settings of its learner, and the environments whose rows reach it.
+
+    Args:
+      folder: the run's. policy: its name; empty: the first one's.
+
+    Raises:
+      ConfigError: the run has no such policy.
+    """
+    experiment: Experiment = from_json(folder.config)
+    graph = graph_of(folder.path)
+    parts = {} if graph is None else {part.folder: part for part in policies_of(graph, experiment).values()}
+    if policy in parts:
+        return parts[policy].experiment
+    if policy:
+        others = ", ".join(name for name in parts if name) or "none"
+        raise ConfigError(f"{folder.name} has no policy {policy!r} beside the first; it has: {others}.")
+    return experiment
 
 
 def workers_of(folder: Path) -> list[WorkerNode]:

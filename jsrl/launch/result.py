@@ -74,7 +74,7 @@ class Result:
             lines.append(f"evaluation: {score(e)} at {int(e.get('env_steps', 0)):,} env steps")
         if self.final:
             lines.append(f"final evaluation, fresh seeds: {score(self.final)}")
-        lines += other_lines(self.others)
+        lines += [f"{name}: {text}" for name, text in other_lines(self.others)]
         lines += ledger_lines(self.ledger, self.hops)
         if self.summary:
             lines.append(self.summary)
@@ -82,13 +82,14 @@ class Result:
         return "\n".join(lines)
 
 
-def other_lines(others: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a line for each policy of a run beside the first."""
+def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return what each policy of a run beside the first reached: (name, value)."""
     lines = []
     for name, facts in others.items():
         counts = f"{facts['env_steps']:,} env steps, {facts['updates']:,} updates"
-        scores = [f"{what} {score(facts[what])}" for what in ("evaluation", "final") if facts[what]]
-        lines.append(f"policy {name}: {'; '.join([counts, *scores])}")
+        titles = {"evaluation": "evaluation", "final": "final evaluation"}
+        scores = [f"{title}: {score(facts[what])}" for what, title in titles.items() if facts[what]]
+        lines.append((f"policy {name}", "; ".join([counts, *scores])))
     return lines
 
 

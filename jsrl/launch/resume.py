@@ -176,15 +176,19 @@ def continue_exactly(
 def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
     """Return `store folder@selector` for RUN@TAG: `latest` and `final` are whole states, other tags are params.
 
+    Tags of a policy beside the first are `NAME/TAG`.
+
     Raises:
       ConfigError: there is no such run or tag.
     """
-    name, _, tag = init_from.partition("@")
+    name, _, selector = init_from.partition("@")
     folder = RunFolder.open(name, runs_dir)
-    tag = tag or "latest"
-    for store_name in ("params", "state"):
-        store = SnapshotStore(folder.snapshots / store_name)
+    policy, _, tag = (selector or "latest").rpartition("/")
+    stores = [SnapshotStore(folder.snapshots / policy / part) for part in ("params", "state")]
+    for store in stores:
         if tag in store.tags():
             return f"{store.folder}@{tag}"
-    tags = {*SnapshotStore(folder.snapshots / "params").tags(), *SnapshotStore(folder.snapshots / "state").tags()}
-    raise ConfigError(f"{folder.name} has no snapshot tagged {tag!r}; it has: {', '.join(sorted(tags)) or 'none'}.")
+    tags = {f"{policy}/{tag}" if policy else tag for store in stores for tag in store.tags()}
+    raise ConfigError(
+        f"{folder.name} has no snapshot tagged {selector or 'latest'!r}; it has: {', '.join(sorted(tags)) or 'none'}."
+    )

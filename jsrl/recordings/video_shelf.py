@@ -89,8 +89,16 @@ def read_index(folder: Path) -> list[Video]:
 
 
 def captions(run: Path) -> dict[str, str]:
-    """Return path relative to the run's folder -> what is known of each of its videos: the best, the newest, then others."""
-    known = sorted(reversed(read_index(run / FOLDER)), key=lambda one: not one.best)
-    found = {f"{FOLDER}/{one.file}": one.caption() for one in known}
-    others = sorted(path.name for path in (run / FOLDER).glob("*.mp4"))
-    return found | {f"{FOLDER}/{name}": name for name in others if f"{FOLDER}/{name}" not in found}
+    """Return path relative to the run's folder -> what is known of each of its videos: the best, the newest, then others.
+
+    Those of policies beside the first lie in folders of their names, and follow.
+    """
+    found: dict[str, str] = {}
+    for folder in (run / FOLDER, *sorted(path for path in (run / FOLDER).glob("*") if path.is_dir())):
+        where = folder.relative_to(run).as_posix()
+        whose = "" if folder == run / FOLDER else f"policy {folder.name} · "
+        known = sorted(reversed(read_index(folder)), key=lambda one: not one.best)
+        found |= {f"{where}/{one.file}": whose + one.caption() for one in known}
+        others = sorted(path.name for path in folder.glob("*.mp4"))
+        found |= {f"{where}/{name}": whose + name for name in others if f"{where}/{name}" not in found}
+    return found

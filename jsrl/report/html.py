@@ -101,6 +101,9 @@ def curves(report: RunReport) -> list[str]:
     scores = over(env_steps, ("evaluation", "evaluator/return_mean"))
     scores = [Series(s.name, s.x, s.y, columns.get("evaluator/return_ci95", nothing)) for s in scores]
     returns = [*scores, *over(env_steps, ("training", "actor/return_mean"))]
+    for policy in report.result.get("others", {}):
+        own = columns.get(f"{policy}/env_steps", nothing)
+        returns += over(own, (f"evaluation of {policy}", f"{policy}/evaluator/return_mean"))
     rates = over(wall_s, ("taken by actors", "actor/env_steps_per_s"))
     rates.append(_trained(wall_s, env_steps, columns.get("learner/update_share", nothing)))
     lags = over(env_steps, ("p50", "learner/policy_lag_p50"), ("p95", "learner/policy_lag_p95"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 
-from jsrl.launch.result import ledger_lines, score
+from jsrl.launch.result import ledger_lines, other_lines, score
 from jsrl.metrics.display_state import percent
 from jsrl.metrics.phases import of_main_thread
 from jsrl.report.run_report import RunReport, WorkerTime
@@ -102,7 +102,7 @@ def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
         if result.get(name):
             at = f" at {number(result[name]['env_steps'])} env steps" if "env_steps" in result[name] else ""
             lines.append((title, score(result[name]) + at))
-    return lines
+    return lines + other_lines(result.get("others", {}))
 
 
 def document(report: RunReport) -> str:

@@ -218,7 +218,8 @@ class Run:
                 f"run {self.name} has no metric {key}; nearest: {', '.join(near) or 'none, it is empty'}."
             )
         finite = np.isfinite(self.metrics[key])
-        env_steps, values = self.metrics["env_steps"][finite], self.metrics[key][finite]
+        own = f"{key.partition('/')[0]}/env_steps"  # of a policy beside the first
+        env_steps, values = self.metrics[own if own in self.metrics else "env_steps"][finite], self.metrics[key][finite]
         upcoming = np.minimum.accumulate(env_steps[::-1])[::-1]
         kept = np.append(upcoming[1:] >= env_steps[:-1], True) if env_steps.size else finite[:0]
         return env_steps[kept], values[kept]

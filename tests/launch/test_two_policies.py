@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.graph.policies import PolicyPart, with_policy
 from jsrl.launch.progress import Progress
@@ -19,8 +24,9 @@ from jsrl.launch.run import run
 from jsrl.launch.session import Session
 from jsrl.metrics.display import make_display
 from jsrl.networks.model import NetworkConfig
+from jsrl.policy import load_policy
 from jsrl.runs.control import Event, Report
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import Run, RunFolder
 from jsrl.types import leaves
 from jsrl.workers.kinds import find_kind
 
@@ -52,7 +58,11 @@ def trained(tmp_path: Path, name: str, updates: int, seed: int = 5) -> Result:
 
 
 def same(one: Result, other: Result, policy: str = "") -> bool:
-    pairs = zip(leaves(one.params_of(policy)), leaves(other.params_of(policy)), strict=True)
+    return same_leaves(one.params_of(policy), other.params_of(policy))
+
+
+def same_leaves(one: Any, other: Any) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
 
 
@@ -67,8 +77,33 @@ def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None
     assert halves.others["b"]["updates"] == 12 and "policy b: 192 env steps, 12 updates" in str(halves)
     assert "b/evaluator/final_return_mean" in halves.metrics and "b/learner/loss" in halves.metrics
     assert sorted(path.name for path in (halves.folder / "snapshots" / "b").iterdir()) == ["params", "state"]
+    env_steps, returns = Run(RunFolder(halves.folder)).curve("b/evaluator/return_mean")
+    assert env_steps.size == returns.size > 1 and env_steps.max() == 192
+    assert "policy b: 192 env steps, 12 updates; evaluation: return" in (halves.folder / "report.txt").read_text()
+    own = load_policy(halves.folder, "b/latest")
+    assert own.experiment.agent == WIDER and own.experiment.seed == 5
+    assert same_leaves(own.params, halves.params_of("b"))
+    with pytest.raises(ConfigError, match=r"no policy 'c' beside the first; it has: b"):
+        load_policy(halves.folder, "c/latest")
     kept = json.loads((halves.folder / "graph.json").read_text())
     assert [w["settings"]["seed"] for w in kept["graph"]["workers"] if w["name"] == "learner-b"] == [5]
+
+
+@pytest.mark.slow
+def test_a_failed_update_of_one_policy_is_kept_by_its_name_and_made_again(tmp_path: Path) -> None:
+    settings = {"agent": dataclasses.replace(SMALL, learning_rate=1e38)}
+    with pytest.raises(NonFiniteUpdate, match=r"failed-update/b\. Replay it with: .*replay_update \S+ --policy b$"):
+        run(
+            small(),
+            runs_dir=tmp_path,
+            name="bad",
+            graph=lambda g: with_policy(g, "b", (1,), settings),
+            display="log-only",
+        )
+    again = replay_update("bad", str(tmp_path), policy="b")
+    assert any(not np.isfinite(value) for value in again.metrics.values())
+    with pytest.raises(ConfigError, match="no update of experiment/bad failed"):
+        replay_update("bad", str(tmp_path))
 
 
 @pytest.fixture

@@ -145,8 +145,11 @@ def test_captions_say_what_is_known_best_first(tmp_path):
     shelf = VideoShelf(tmp_path / "videos", 3)
     first, second = put(shelf, 100, 7.0), put(shelf, 200, 5.0)
     (tmp_path / "videos" / "own.mp4").write_bytes(b"x")
+    (tmp_path / "videos" / "b").mkdir()
+    (tmp_path / "videos" / "b" / "other.mp4").write_bytes(b"x")
     found = captions(tmp_path)
-    assert list(found) == [f"videos/{first}", f"videos/{second}", "videos/own.mp4"]
+    assert list(found) == [f"videos/{first}", f"videos/{second}", "videos/own.mp4", "videos/b/other.mp4"]
+    assert found["videos/b/other.mp4"] == "policy b · other.mp4"
     assert found[f"videos/{first}"] == "best · return 7.0 · version 10 · 100 env steps · 2 s"
     assert found["videos/own.mp4"] == "own.mp4"
 

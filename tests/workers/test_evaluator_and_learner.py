@@ -271,7 +271,7 @@ class LearnerRig:
             updater,
             lambda: updater.make(jax.random.key(0)),
             lambda: (source, self.published),
-            FiniteCheck(updater, folder / "failed-update"),
+            FiniteCheck(updater, folder),
             SnapshotStore(folder / "state"),
             settings,
             self.heard,
@@ -308,6 +308,19 @@ def test_versions_metrics_and_ledger_of_a_few_updates(tmp_path):
     final = SnapshotStore(tmp_path / "state").load_snapshot("final")
     assert final.meta["updates"] == 4
     np.testing.assert_allclose(final.tree["state"]["params"]["weights"]["w"], 10.0)
+
+
+def test_a_learner_that_is_done_saves_once_while_others_go_on(tmp_path, monkeypatch):
+    rig, saved = LearnerRig(tmp_path, total=1), []
+    rig.put(1.0)
+    assert rig.learner.step() == 1
+    monkeypatch.setattr(rig.learner, "save", lambda **given: saved.append(rig.learner.updates))
+    rig.learner.step()
+    assert saved == []  # not due yet
+    monkeypatch.setattr(rig.learner, "_snapshot_at", 0.0)
+    for _ in range(3):
+        rig.learner.step()
+    assert saved == [1]
 
 
 def test_a_batch_may_be_used_for_several_updates_and_counts_its_rows_once(tmp_path):

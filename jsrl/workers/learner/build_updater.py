@@ -19,7 +19,7 @@ from jsrl.replay.device.agent import OnDevice, on_device
 from jsrl.replay.device.several import several_updates
 from jsrl.types import ArraySpec, map_trajectory
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.finite_check import FAILED_UPDATE, Check, FiniteCheck, no_check
+from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check
 from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
 
@@ -47,9 +47,7 @@ def make_updater(agent: Agent, job: Job) -> Made:
     updater = (
         own_update(agent, e, devices) if ring is None else RingUpdate(ring, data_parallel(ring.agent.update, devices))
     )
-    check = (
-        FiniteCheck(updater, Path(job.folder, FAILED_UPDATE, job.policy_folder)) if e.learner.check_finite else no_check
-    )
+    check = FiniteCheck(updater, Path(job.folder), job.policy_folder) if e.learner.check_finite else no_check
     return Made(updater, check, len(devices))
 
 

@@ -38,10 +38,15 @@ def no_check(updates: int, before: Any, after: Any, batch: Trajectory, metrics: 
 
 
 class FiniteCheck:
-    """Refuses what is not finite; the state before it and its batch go into `folder`, for jsrl.cli.replay_update."""
+    """Refuses what is not finite; the state before it and its batch are kept in the run folder, for jsrl.cli.replay_update.
 
-    def __init__(self, updater: OwnUpdate, folder: Path) -> None:
-        self._updater, self._folder = updater, folder
+    Args:
+      updater: whose update. run: the folder. policy: where files of the policy lie in folders of the run, see Job.
+    """
+
+    def __init__(self, updater: OwnUpdate, run: Path, policy: str = "") -> None:
+        self._updater, self._folder = updater, run / FAILED_UPDATE / policy
+        self._command = f"python -m jsrl.cli.replay_update {run}" + (f" --policy {policy}" if policy else "")
 
     def __call__(
         self, updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
@@ -56,7 +61,6 @@ class FiniteCheck:
         SnapshotStore(self._folder).save(updates, failed.tree, meta=meta, wait=True)
         error = NonFiniteUpdate(
             f"update {updates + 1} made {what_is_bad(bad, metrics)}; nothing of it was published. The state "
-            f"before it and its batch lie in {self._folder}. Replay it with: python -m jsrl.cli.replay_update "
-            f"{self._folder.parent}"
+            f"before it and its batch lie in {self._folder}. Replay it with: {self._command}"
         )
         return Refused(failed.state, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ class Learner:
     def _train(self) -> int:
         if self.finished:
             self._tell_finished()
+            self._save_when_due()  # other policies may be trained for long
             self._wait_for_others()
             return 0
         self._phases.enter("wait_batch")
@@ -140,9 +142,7 @@ class Learner:
         self._recorder.spread("policy_lag", batch.lags)
         if rows:
             self._recorder.rate("rows", rows)
-        if time.monotonic() >= self._snapshot_at:
-            self._snapshot_at = time.monotonic() + self._settings.snapshot_period_s
-            self.save(wait=False)
+        self._save_when_due()
         self._tell_finished()
         return self.updates - before
 
@@ -186,6 +186,13 @@ class Learner:
         if self.finished and not self._finished:
             self._finished = True
             self._reporter.event("finished", updates=self.updates, env_steps=self.env_steps)
+
+    def _save_when_due(self) -> None:
+        """Write a snapshot now and then; none that says the same again once all updates are made."""
+        now_s = time.monotonic()
+        if now_s >= self._snapshot_at:
+            self._snapshot_at = math.inf if self.finished else now_s + self._settings.snapshot_period_s
+            self.save(wait=False)
 
     def save(self, *, wait: bool, tags: tuple[str, ...] = ("latest",)) -> None:
         """Write the whole state as a snapshot; training goes on without it when the disk does not want it."""

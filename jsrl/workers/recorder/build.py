@@ -33,7 +33,7 @@ def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
         return make_rendered(e.filmed_env, (seed, FILMED))
 
     def open_shelf() -> VideoShelf:
-        return VideoShelf(Path(job.folder) / FOLDER, e.recorder.keep_newest)
+        return VideoShelf(Path(job.folder, FOLDER, job.policy_folder), e.recorder.keep_newest)
 
     connect = functools.partial(subscribe, job)
     recorder = make_recorder(job)
