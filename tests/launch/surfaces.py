@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from jsrl.tuning.space import Machine, Setting, Space, key_of, make_knobs, make_
 Surface = Callable[[Setting], float]
 
 
+@functools.cache
 def space_of(cores: int, num_envs: int = 64) -> Space:
     """The space of a PPO experiment on a machine of so many cores."""
     experiment = Experiment(agent=PPOConfig(), num_envs=num_envs, max_policy_lag=1)
