@@ -15,8 +15,8 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
 
-UPDATES = 20
-TWENTY = Experiment(
+UPDATES = 10
+SHORT = Experiment(
     name="deterministic",
     agent=PPOConfig(learning_rate=1e-3, schedule="linear", entropy_coef=0.01, normalize_observations=True),
     num_envs=16,
@@ -36,7 +36,7 @@ def final_state_fixture(tmp_path_factory):
         name = name or "-".join(f"{k}-{v}" for k, v in changes.items())
         if name not in known:
             before = list(sys.path)
-            result = run(TWENTY, runs_dir=folder, name=name, display="quiet", **changes)
+            result = run(SHORT, runs_dir=folder, name=name, display="quiet", **changes)
             sys.path[:] = before
             assert result.ended == "total_env_steps"
             assert hop_ledger(result.ledger).balanced and not result.ledger["in_flight"]

@@ -21,9 +21,12 @@ WORDS = {
     "seed": ("--placement", "inline"),
     "decoupled": ("--placement", "inline"),
 }
+FURTHER = {"broadcast", "impala", "two_policies"}  # test_user_kinds and test_two_policies kill workers of such graphs
 
 
-@pytest.mark.parametrize("name", sorted(GRAPHS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly if n in FURTHER else ()) for n in sorted(GRAPHS)]
+)
 def test_a_graph_outlives_kills_and_goes_on_after_a_resume(launch, name: str, monkeypatch) -> None:
     """The update fails where rows or cores of two lives are mixed."""
     monkeypatch.syspath_prepend(str(FOLDER.parent))  # graphs with kinds of their own
