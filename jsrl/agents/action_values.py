@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import optax
 
 from jsrl.agents.actor_critic import mask_outputs
+from jsrl.agents.base import ActParams, AgentState
+from jsrl.agents.off_policy import Published
 from jsrl.types import Array, Tree
+
+
+class Learned(NamedTuple):
+    """The learner's own: weights of the target network."""
+
+    target: Tree
+
+
+def fresh_state(weights: Tree, optimizer: optax.GradientTransformation, moments: Tree) -> AgentState:
+    """Return the state before any update; the target network has the same weights."""
+    updates = jnp.zeros((), jnp.int32)
+    params = ActParams(Published(weights, updates), moments)
+    return AgentState(params, Learned(weights), optimizer.init(weights), (), updates)
+
 
 # -- exploration ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jsrl.agents.base import Act, ActOutput, ActParams, masked_mean
+from jsrl.agents.base import Act, ActOutput, ActParams, Agent, masked_mean
 from jsrl.agents.distributions import Distribution, mask_logits
 from jsrl.agents.normalization import ACTION_MASK, normalize
 from jsrl.errors import ConfigError
@@ -97,7 +97,28 @@ def check_action_mask(spec: EnvSpec) -> None:
         )
 
 
-def make_act(network: ActorCritic, chosen: Distribution, num_agents: int | None, *, with_value: bool = False) -> Act:
+def for_agents(agent: Agent, num_agents: int | None) -> Agent:
+    """Return `agent`, whose `act` and `initial_core` are for single agents, for environments of N agents (None: as it is).
+
+    The agents of an environment are folded into the batch. `update` folds its trajectories itself.
+    """
+    if num_agents is None:
+        return agent
+
+    def act(
+        params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
+    ) -> tuple[ActOutput, Tree]:
+        observation, core = fold((observation, core), 0)
+        is_first = jnp.repeat(is_first, num_agents, axis=0)
+        return unfold(agent.act(params, key, observation, is_first, core, greedy=greedy), 0, num_agents)
+
+    def initial_core(batch_size: int) -> Tree:
+        return unfold(agent.initial_core(batch_size * num_agents), 0, num_agents)
+
+    return agent._replace(act=act, initial_core=initial_core)
+
+
+def make_act(network: ActorCritic, chosen: Distribution, *, with_value: bool = False) -> Act:
     """Return the `act` of an actor-critic agent; greedy takes the distribution's mode.
 
     Where `with_value`, params hold all `Weights`, and the value of each row goes along in the extras.
@@ -106,9 +127,6 @@ def make_act(network: ActorCritic, chosen: Distribution, num_agents: int | None,
     def act(
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
     ) -> tuple[ActOutput, Tree]:
-        if num_agents is not None:
-            observation, core = fold((observation, core), 0)
-            is_first = jnp.repeat(is_first, num_agents, axis=0)
         normal = normalize(params.moments, observation)
         row = jax.tree.map(lambda x: x[None], normal)  # acting is T = 1
         weights = params.weights.policy if with_value else params.weights
@@ -116,17 +134,9 @@ def make_act(network: ActorCritic, chosen: Distribution, num_agents: int | None,
         extras = {"value": network.value(params.weights.value, row, features)[0]} if with_value else ()
         outputs = mask_outputs(jax.tree.map(lambda x: x[0], outputs), observation)
         action = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
-        reply = (ActOutput(action, chosen.log_prob(outputs, action), extras), core)
-        return reply if num_agents is None else unfold(reply, 0, num_agents)
+        return ActOutput(action, chosen.log_prob(outputs, action), extras), core
 
     return act
-
-
-def make_initial_core(network: ActorCritic, num_agents: int | None) -> Any:
-    """Return the `initial_core` of an actor-critic agent: (batch_size) -> core [B, ...] or [B, N, ...]."""
-    if num_agents is None:
-        return network.initial_core
-    return lambda batch_size: unfold(network.initial_core(batch_size * num_agents), 0, num_agents)
 
 
 # -- optimisation -----------------------------------------------------------------------------------------------------

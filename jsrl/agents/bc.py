@@ -119,8 +119,8 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
         params = ActParams(weights, norm.merge_moments(moments, raw, mask, axis_name))
         return AgentState(params, (), opt_state, (), state.updates + 1), UpdateOutput(metrics)
 
-    act = ac.make_act(parts.network, parts.distribution, spec.num_agents)
-    return Agent(init, ac.make_initial_core(parts.network, spec.num_agents), act, update)
+    act = ac.make_act(parts.network, parts.distribution)
+    return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
 
 
 def loss(parts: Parts, weights: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:

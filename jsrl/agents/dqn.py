@@ -104,12 +104,6 @@ class Core(NamedTuple):
     epsilon: Array
 
 
-class Learned(NamedTuple):
-    """The learner's own: weights of the target network."""
-
-    target: Tree
-
-
 def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     """Return DQN for environments of this spec.
 
@@ -123,11 +117,8 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
-        weights = network.init(key)
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
-        updates = jnp.zeros((), jnp.int32)
-        params = ActParams(Published(weights, updates), moments)
-        return AgentState(params, Learned(weights), optimizer.init(weights), (), updates)
+        return av.fresh_state(network.init(key), optimizer, moments)
 
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
@@ -147,7 +138,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
         # 3. The target network follows.
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
-        learned = Learned(off.move_targets(target, weights, **when))
+        learned = av.Learned(off.move_targets(target, weights, **when))
         params = ActParams(Published(weights, state.updates + 1), moments)
         priorities = off.priorities(error, batch.mask, spec.num_agents)
         metrics["epsilon"] = epsilon_now(config, state.updates)
@@ -156,29 +147,26 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     def initial_core(batch_size: int) -> Tree:
         if config.exploration == "linear":
             return ()
-        core = Core(jnp.zeros(batch_size * (spec.num_agents or 1)))
-        return core if spec.num_agents is None else ac.unfold(core, 0, spec.num_agents)
+        return Core(jnp.zeros(batch_size))
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
         weights = params.weights
         if config.exploration == "linear":  # epsilon begins anew, where actors act as well
             weights = weights._replace(updates=state.params.weights.updates)
-        return state._replace(params=params._replace(weights=weights), learner_params=Learned(weights.network))
+        return state._replace(params=params._replace(weights=weights), learner_params=av.Learned(weights.network))
 
     check_schedule(config)
-    return Agent(init, initial_core, make_act(parts, spec.num_agents), update, adopt=adopt, store_core=False)
+    agent = Agent(init, initial_core, make_act(parts), update, adopt=adopt, store_core=False)
+    return ac.for_agents(agent, spec.num_agents)
 
 
-def make_act(parts: Parts, num_agents: int | None) -> Act:
+def make_act(parts: Parts) -> Act:
     """Return DQN's `act`."""
     config = parts.config
 
     def act(
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
     ) -> tuple[ActOutput, Tree]:
-        if num_agents is not None:
-            observation, core = ac.fold((observation, core), 0)
-            is_first = jnp.repeat(is_first, num_agents, axis=0)
         weights = params.weights
         values = mean_values(parts, apply(parts, weights.network, norm.normalize(params.moments, observation)))
         rung_key, action_key = jax.random.split(key)
@@ -189,8 +177,7 @@ def make_act(parts: Parts, num_agents: int | None) -> Act:
             core = Core(av.episode_epsilon(rung_key, is_first, core.epsilon, **ladder))
             epsilon = jnp.where(weights.updates > 0, core.epsilon, 1.0)
         chosen = av.epsilon_greedy(action_key, values, epsilon, observation, greedy=greedy)
-        reply = (ActOutput(*chosen), core)
-        return reply if num_agents is None else ac.unfold(reply, 0, num_agents)
+        return ActOutput(*chosen), core
 
     return act
 

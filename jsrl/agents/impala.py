@@ -144,8 +144,8 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         metrics["learning_rate"] = rate
         return AgentState(params, weights.value, opt_state, value_moments, state.updates + 1), UpdateOutput(metrics)
 
-    act = ac.make_act(parts.network, parts.distribution, spec.num_agents)
-    return Agent(init, ac.make_initial_core(parts.network, spec.num_agents), act, update)
+    act = ac.make_act(parts.network, parts.distribution)
+    return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
 
 
 def loss(

@@ -255,17 +255,14 @@ class Choose(Protocol):
         ...
 
 
-def make_act(choose: Choose, num_agents: int | None) -> Act:
-    """Return the `act` of an agent without a core; agents that share an environment are folded into its batch."""
+def make_act(choose: Choose) -> Act:
+    """Return the `act` of an agent without a core."""
 
     def act(
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
     ) -> tuple[ActOutput, Tree]:
         del is_first
-        if num_agents is not None:
-            observation = ac.fold(observation, 0)
-        output = ActOutput(*choose(params.weights, key, norm.normalize(params.moments, observation), greedy=greedy))
-        return (output if num_agents is None else ac.unfold(output, 0, num_agents)), core
+        return ActOutput(*choose(params.weights, key, norm.normalize(params.moments, observation), greedy=greedy)), core
 
     return act
 

@@ -173,8 +173,8 @@ def ppo(config: PPOConfig, spec: EnvSpec) -> Agent:
         return new, UpdateOutput(metrics)
 
     with_value = config.values == "acting"
-    act = ac.make_act(parts.network, parts.distribution, spec.num_agents, with_value=with_value)
-    return Agent(init, ac.make_initial_core(parts.network, spec.num_agents), act, update)
+    act = ac.make_act(parts.network, parts.distribution, with_value=with_value)
+    return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
 
 
 def pack(

@@ -100,12 +100,6 @@ class Parts(NamedTuple):
     network: ValueNetwork
 
 
-class Learned(NamedTuple):
-    """The learner's own: weights of the target network."""
-
-    target: Tree
-
-
 class Sequences(NamedTuple):
     """Windows after burn-in, rows [T+1, B, ...] (mask [T, B]); online and target: the core of each network at row 0.
 
@@ -134,17 +128,11 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
     optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
-        weights = network.init(key)
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
-        updates = jnp.zeros((), jnp.int32)
-        return AgentState(
-            ActParams(Published(weights, updates), moments), Learned(weights), optimizer.init(weights), (), updates
-        )
+        return av.fresh_state(network.init(key), optimizer, moments)
 
     def initial_core(batch_size: int) -> Tree:
-        rows = batch_size * (spec.num_agents or 1)
-        core = Core(network.initial_core(rows), jnp.zeros(rows))
-        return core if spec.num_agents is None else ac.unfold(core, 0, spec.num_agents)
+        return Core(network.initial_core(batch_size), jnp.zeros(batch_size))
 
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
@@ -162,7 +150,7 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
         # 4. The target network follows.
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
-        learned = Learned(off.move_targets(target, weights, **when))
+        learned = av.Learned(off.move_targets(target, weights, **when))
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
         moments = norm.merge_moments(state.params.moments, raw, row_mask(trajectory), axis_name)
         params = ActParams(Published(weights, state.updates + 1), moments)
@@ -170,21 +158,18 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
-        return state._replace(params=params, learner_params=Learned(params.weights.network))
+        return state._replace(params=params, learner_params=av.Learned(params.weights.network))
 
-    return Agent(init, initial_core, make_act(parts, spec.num_agents), update, adopt=adopt)
+    return ac.for_agents(Agent(init, initial_core, make_act(parts), update, adopt=adopt), spec.num_agents)
 
 
-def make_act(parts: Parts, num_agents: int | None) -> Act:
+def make_act(parts: Parts) -> Act:
     """Return R2D2's `act`."""
     config = parts.config
 
     def act(
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
     ) -> tuple[ActOutput, Tree]:
-        if num_agents is not None:
-            observation, core = ac.fold((observation, core), 0)
-            is_first = jnp.repeat(is_first, num_agents, axis=0)
         rung_key, action_key = jax.random.split(key)
         ladder: Any = {"base": config.epsilon, "alpha": config.ladder_alpha}
         epsilon = av.episode_epsilon(rung_key, is_first, core.epsilon, **ladder)
@@ -192,8 +177,7 @@ def make_act(parts: Parts, num_agents: int | None) -> Act:
         values, inside = parts.network.apply(params.weights.network, row, is_first[None], core.network)
         chance = jnp.where(params.weights.updates > 0, epsilon, 1.0) if config.random_start else epsilon
         chosen = av.epsilon_greedy(action_key, values[0, ..., 0], chance, observation, greedy=greedy)
-        reply = (ActOutput(*chosen), Core(inside, epsilon))
-        return reply if num_agents is None else ac.unfold(reply, 0, num_agents)
+        return ActOutput(*chosen), Core(inside, epsilon)
 
     return act
 

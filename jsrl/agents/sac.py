@@ -165,8 +165,9 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
         priorities = off.priorities(error, batch.mask, spec.num_agents)
         return state, UpdateOutput({**metrics, **reported}, priorities)
 
-    act = off.make_act(choose, spec.num_agents)
-    return Agent(init, off.no_core, act, update, split_sac(parts, spec.num_agents))
+    act = off.make_act(choose)
+    agent = Agent(init, off.no_core, act, update, split_sac(parts, spec.num_agents))
+    return ac.for_agents(agent, spec.num_agents)
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------

@@ -143,13 +143,14 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         return state, UpdateOutput({**metrics, **reported}, priorities)
 
     options: Any = {"noise": config.exploration_noise, "random_start": config.random_start}
-    act = off.make_act(off.gaussian_around(policy_net, box, **options), spec.num_agents)
+    act = off.make_act(off.gaussian_around(policy_net, box, **options))
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
         learned = state.learner_params._replace(target_policy=params.weights.network)
         return state._replace(params=params, learner_params=learned)
 
-    return Agent(init, off.no_core, act, update, split_td3(parts, spec.num_agents), adopt=adopt)
+    agent = Agent(init, off.no_core, act, update, split_td3(parts, spec.num_agents), adopt=adopt)
+    return ac.for_agents(agent, spec.num_agents)
 
 
 def critic_loss(
