@@ -79,10 +79,10 @@ def test_a_second_reader_gets_all_and_changes_no_bit(plain: list, tmp_path: Path
     assert result["hops"]["samples.count"]["consumed"] == 12
 
 
+@pytest.mark.slow
 def test_a_second_learner_on_the_same_rows_learns_what_it_would_alone_and_lets_the_first_go_on(
-    tmp_path: Path, monkeypatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.syspath_prepend(str(WORLD.parents[2] / "experiments"))
     agent = IMPALAConfig(network=NetworkConfig(hidden=(8,)))
     values = {
         "agent": agent,
@@ -109,10 +109,10 @@ def test_a_second_learner_on_the_same_rows_learns_what_it_would_alone_and_lets_t
         run(small(), runs_dir=tmp_path, graph=both, display="log-only")
 
 
+@pytest.mark.slow
 def test_a_worker_between_asks_a_server_and_rewards_the_entropy_of_the_newest_policy(
-    tmp_path: Path, monkeypatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.syspath_prepend(str(WORLD.parents[2] / "experiments"))
 
     def weighted(weight: float):
         from jsrl.graphs.relabel import with_entropy

@@ -27,9 +27,8 @@ FURTHER = {"broadcast", "impala", "two_policies"}  # test_user_kinds and test_tw
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.nightly if n in FURTHER else ()) for n in sorted(GRAPHS)]
 )
-def test_a_graph_outlives_kills_and_goes_on_after_a_resume(launch, name: str, monkeypatch) -> None:
+def test_a_graph_outlives_kills_and_goes_on_after_a_resume(launch, name: str) -> None:
     """The update fails where rows or cores of two lives are mixed."""
-    monkeypatch.syspath_prepend(str(FOLDER.parent))  # graphs with kinds of their own
     command = GRAPHS[name]
     assert command is not None, f"the docstring of {name}.py has no command with --graph"
     words = ("--num-actors", "2", "--run-name", "one", "--graph", command[1], *WORDS.get(name, ()))
