@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -143,8 +144,8 @@ class _Walk:
         begun = time.monotonic()
         step = self.env.reset()
         self._shapes(step)
-        self._expect(bool(np.all(step.is_first)), f"reset returned is_first {step.is_first}; expected all True")
-        self._expect(not np.any(step.reward), f"reset returned reward {step.reward}; expected 0")
+        self._expect(bool(np.all(step.is_first)), "reset returned is_first {}; expected all True", step.is_first)
+        self._expect(not np.any(step.reward), "reset returned reward {}; expected 0", step.reward)
         self.opening: Tree = map_tree(np.array, step.observation)
         self.slots_differ = _slots_differ(self.opening, self.num_envs)
         self._remember(step)
@@ -164,7 +165,9 @@ class _Walk:
     def _shapes(self, step: EnvStep) -> None:
         spec = self.env.spec
         declared, found = dict(named_leaves(spec.observation)), dict(named_leaves(step.observation))
-        self._expect(declared.keys() == found.keys(), f"observation has {sorted(found)}; spec has {sorted(declared)}")
+        self._expect(
+            declared.keys() == found.keys(), "observation has {}; spec has {}", sorted(found), sorted(declared)
+        )
         wanted = {f"observation {n}".strip(): (found[n], leaf.shape, leaf.dtype) for n, leaf in declared.items()}
         agents = () if spec.num_agents is None else (spec.num_agents,)
         wanted |= {"is_first": (step.is_first, (), "bool"), "acts": (step.acts, agents, "uint8")}
@@ -172,37 +175,44 @@ class _Walk:
         for name, (array, shape, dtype) in wanted.items():
             shape = (self.num_envs, *shape)
             fits = np.shape(array) == shape and str(array.dtype) == dtype
-            self._expect(fits, f"{name} is {array.dtype} {list(np.shape(array))}; expected {dtype} {list(shape)}")
-            self._expect(bool(np.isfinite(array).all()), f"{name} holds NaN or infinity: {array}")
+            self._expect(
+                fits, "{} is {} {}; expected {} {}", name, array.dtype, list(np.shape(array)), dtype, list(shape)
+            )
+            self._expect(bool(np.isfinite(array).all()), "{} holds NaN or infinity: {}", name, array)
 
     def _endings(self, step: EnvStep) -> None:
         first, reward, discount = (np.asarray(part) for part in (step.is_first, step.reward, step.discount))
         flat = reward.reshape(self.num_envs, -1)
-        self._expect(not flat[first].any(), f"reward {reward} where is_first is {first}; expected 0 there")
-        self._expect(bool(np.isin(discount, (0.0, 1.0)).all()), f"discount {discount}; expected 0 or 1")
+        self._expect(not flat[first].any(), "reward {} where is_first is {}; expected 0 there", reward, first)
+        self._expect(bool(np.isin(discount, (0.0, 1.0)).all()), "discount {}; expected 0 or 1", discount)
         wrong = first != self.ended if self.whole_episodes else self.ended & ~first
-        self._expect(not wrong.any(), f"is_first {first} after the endings {self.ended}; expected is_first right after")
+        self._expect(
+            not wrong.any(), "is_first {} after the endings {}; expected is_first right after", first, self.ended
+        )
         self.returns += np.where(first, 0.0, flat.sum(axis=1))
         self.lengths += ~first
         over = np.zeros(self.num_envs, bool)
         for episode in step.episodes:
             slot = episode.slot
-            self._expect(not over[slot], f"slot {slot} reported two episodes in one step")
+            self._expect(not over[slot], "slot {} reported two episodes in one step", slot)
             over[slot] = True
             self._expect(
                 episode.length == self.lengths[slot],
-                f"slot {slot} reported an episode of {episode.length} steps; its rows were {self.lengths[slot]}",
+                "slot {} reported an episode of {} steps; its rows were {}",
+                slot,
+                episode.length,
+                self.lengths[slot],
             )
             if self.raw_rewards and self.whole_episodes:
                 total = self.returns[slot]
                 near = abs(episode.return_ - total) <= 1e-4 * max(1.0, abs(total))
-                self._expect(near, f"slot {slot} reported return {episode.return_}; its rewards sum to {total}")
+                self._expect(near, "slot {} reported return {}; its rewards sum to {}", slot, episode.return_, total)
         cut = (discount.reshape(self.num_envs, -1) == 0).all(axis=1)
         if self.whole_episodes:
             terminated = np.zeros(self.num_envs, bool)
             for episode in step.episodes:
                 terminated[episode.slot] = episode.terminated
-            self._expect(bool((cut == terminated).all()), f"discount {discount}, but {step.episodes} ended")
+            self._expect(bool((cut == terminated).all()), "discount {}, but {} ended", discount, step.episodes)
         self.returns[over], self.lengths[over] = 0.0, 0
         self.ended = over | cut
         self.episodes += step.episodes
@@ -212,8 +222,10 @@ class _Walk:
         arrays: list[Array] = [step.is_first, step.reward, step.discount]
         self.digests.append(hash(b"".join([*parts, *(np.ascontiguousarray(array).tobytes() for array in arrays)])))
 
-    def _expect(self, holds: bool, what: str) -> None:
+    def _expect(self, holds: bool, what: str, *values: Any) -> None:
+        """Raise unless it holds; the sentence is made only then, since printing arrays takes longer than checking them."""
         if not holds:
+            what = what.format(*values)
             raise EnvironmentFault(
                 f"environment {self.env.spec.name!r}, step {max(0, len(self.digests))}: {what}. See the row table in "
                 "jsrl.types and the protocol in jsrl.envs.base"

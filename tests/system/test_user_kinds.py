@@ -12,7 +12,7 @@ from tests.system.test_supervision import await_snapshot, await_training, counti
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("road", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
 def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours(launch, road: str) -> None:
     """The update fails where rows or cores of two lives are mixed."""
     run = counting(
