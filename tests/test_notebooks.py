@@ -13,7 +13,7 @@ nbformat = pytest.importorskip("nbformat")
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
-NAMES = ("01_write_an_algorithm", "02_same_algorithm_distributed")
+NAMES = ("01_write_an_algorithm", "02_same_algorithm_distributed", "04_build_a_dataflow")
 SHORT = (("NUM_UPDATES = 128, 60", "NUM_UPDATES = 128, 10"), ("245_760", "24_576"))  # enough to see it run
 MAX_OUTPUT_CHARACTERS = 60_000
 
@@ -52,7 +52,7 @@ def test_notebooks_are_small_and_valid(name: str) -> None:
 
 
 def test_both_notebooks_have_the_same_algorithm() -> None:
-    first, second = (code(read(name))[0] for name in NAMES)
+    first, second = (code(read(name))[0] for name in NAMES[:2])
     assert first == second
     body = first[first.index("def small_ppo") :]
     assert len([line for line in body.splitlines() if line.strip()]) <= 60
@@ -90,3 +90,13 @@ def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
     assert seen["left"] == []
     assert seen["ended"] == "interrupted" and seen["kernel"] == "ok"
     assert seen["ending_s"] < 20.0
+
+
+@pytest.mark.slow
+def test_a_dataflow_of_ones_own_runs(tmp_path: Path) -> None:
+    printed = process("execute", NAMES[2], tmp_path)
+    assert "nobody answers the stream inference" in printed and "norm of the params" in printed
+    hops = re.findall(r"ledger.*: produced (\d+) .*: balanced", printed)
+    assert len(hops) == 2 and min(map(int, hops)) > 0, printed
+    kinds = [cell for cell in code(read(NAMES[2])) if cell.startswith("%%writefile")]
+    assert len(kinds) == 1 and len(kinds[0].splitlines()) <= 80

@@ -26,9 +26,10 @@ class Note(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Workers of a family with the same streams, and where they are drawn."""
+    """Workers of a family with the same streams, under which name and where they are drawn."""
 
     workers: tuple[WorkerNode, ...]
+    title: str
     column: int
     row: int
 
@@ -93,7 +94,11 @@ def _boxes(graph: Graph) -> list[Box]:
         for worker in level:
             ends = sorted((link.port, link.stream) for link in worker.links)
             alike.setdefault((worker.family, *ends), []).append(worker)
-        boxes += [Box(tuple(workers), column, row) for row, workers in enumerate(alike.values())]
+        for row, workers in enumerate(alike.values()):
+            first = workers[0]
+            alone = first.family if len(graph.family(first.family)) == 1 else first.name
+            title = alone if len(workers) == 1 else f"{first.family} x {len(workers)}"
+            boxes.append(Box(tuple(workers), title, column, row))
     return boxes
 
 
@@ -185,13 +190,17 @@ def _line(edge: Edge) -> str:
 
 def _box(box: Box, note: Note | None) -> str:
     """Return a box: its name, what was measured, and a bar as long as the share of time that it works."""
-    (x, y), count = box.corner, len(box.workers)
+    x, y = box.corner
     busiest = note is not None and note.busiest
     border = 'stroke="#b3261e" stroke-width="2.5"' if busiest else 'stroke="#7c8794"'
-    name = escape(box.workers[0].family + (f" x {count}" if count > 1 else ""))
     parts = [
         f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#fff" style="fill:var(--card,#fff)" {border}/>',
-        _text(x, y + (HEIGHT / 2 + 5 if note is None else 20), name, f'font-weight="600" fill="#1c2430" {_INK}'),
+        _text(
+            x,
+            y + (HEIGHT / 2 + 5 if note is None else 20),
+            escape(box.title),
+            f'font-weight="600" fill="#1c2430" {_INK}',
+        ),
     ]
     if note is not None:
         small = f'font-size="{SMALL_PX}" fill="#5d6b7c" {_SOFT}'

@@ -97,6 +97,16 @@ class Graph:
     streams: tuple[Stream, ...] = ()
     workers: tuple[WorkerNode, ...] = ()
 
+    def __str__(self) -> str:
+        """Return the graph for people: a line for each stream, with who writes it and who reads it."""
+        wide = max((len(stream.name) for stream in self.streams), default=0)
+        lines = []
+        for stream in self.streams:
+            left, right = ([w.name for w, _ in ends] for ends in (self.sources(stream.name), self.sinks(stream.name)))
+            arrow = "<->" if stream.sort == "inference" else "->"
+            lines.append(f"{stream.name:<{wide}}  {', '.join(left) or 'nobody'} {arrow} {', '.join(right) or 'nobody'}")
+        return "\n".join(lines)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def stream(self, name: str) -> Stream:

@@ -138,6 +138,14 @@ def test_a_watcher_stops_after_what_it_watches_and_goes_without_a_trace() -> Non
     assert {stream.name for stream in graph.without("inference").without("actor").streams} == {"samples", "params"}
 
 
+def test_a_graph_is_printed_a_line_for_each_stream() -> None:
+    assert str(graph_of(num_actors=2, num_groups=2)).splitlines() == [
+        "samples    actor-0, actor-1 -> learner",
+        "inference  actor-0, actor-1 <-> inference-0",
+        "params     learner -> inference-0, evaluator",
+    ]
+
+
 def test_inline_and_served_actors_in_one_graph() -> None:
     mixed = graph_of(num_inference_servers=1).connect("actor-0", inference=None, params="params")
     check(mixed)
@@ -270,7 +278,7 @@ def test_a_picture_has_every_family_and_stream_and_what_was_measured() -> None:
 def test_a_picture_shows_workers_that_use_other_streams_apart() -> None:
     graph = graph_of(num_inference_servers=1).connect("actor-0", inference=None, params="params")
     graph = graph.insert(f"{HERE}:PASS", settings={"noise": 0.1})
-    assert {"actor", "actor x 3", "pass"} <= {*texts(draw(graph))}
+    assert {"actor-0", "actor x 3", "pass"} <= {*texts(draw(graph))}
 
 
 def test_no_text_of_a_picture_covers_another_or_leaves_its_box() -> None:
