@@ -105,7 +105,7 @@ class SampleProducer(Protocol):
 class Lease(NamedTuple):
     """One trajectory lent by the consumer's end: read-only views, valid until `release`.
 
-    ids: int64 [M] of windows that replay workers drew, what `feedback` wants to see again; a copy. Else empty.
+    ids: int64 [M] of windows that replay workers drew, to go back with their new priorities; a copy. Else empty.
     """
 
     trajectory: Trajectory
@@ -133,10 +133,6 @@ class SampleConsumer(Protocol):
 
     def pending(self) -> int:
         """Return how many committed trajectories wait (the queue's depth)."""
-        ...
-
-    def feedback(self, ids: Array, priorities: Array) -> None:
-        """Send new priorities back (replay only; a no-op elsewhere)."""
         ...
 
     def fence(self, producer: ProducerId) -> None:

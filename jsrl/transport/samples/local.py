@@ -22,7 +22,7 @@ from jsrl.transport.samples.ends import (
     choose_blocks,
 )
 from jsrl.transport.wire.schema import ALIGNMENT_BYTES, Layout, compare_schemas, flatten_schema, make_layout
-from jsrl.types import Array, Trajectory, Tree, map_tree
+from jsrl.types import Trajectory, Tree, map_tree
 
 _bound: dict[str, LocalSampleConsumer] = {}
 _arrival = threading.Condition()
@@ -185,9 +185,6 @@ class LocalSampleConsumer:
     def pending(self) -> int:
         """Return how many committed trajectories wait."""
         return len(self.queue)
-
-    def feedback(self, ids: Array, priorities: Array) -> None:
-        """Do nothing: only replay takes priorities back."""
 
     def fence(self, producer: ProducerId) -> None:
         """Accept nothing more from this incarnation; what it committed before is still delivered."""

@@ -28,7 +28,7 @@ from jsrl.transport.samples.owner import claim_owner
 from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, file_stem
 from jsrl.transport.wire.codec import Message, encode
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
-from jsrl.types import Array, Tree
+from jsrl.types import Tree
 
 _LOOK_S = 0.25  # how often a waiting end looks whether the other one lives
 _ATTACH_S = 60.0  # how long a welcomed producer may take to map its memory
@@ -131,9 +131,6 @@ class SharedSampleConsumer:
         """Return how many committed trajectories wait."""
         self._look()
         return len(self._queue)
-
-    def feedback(self, ids: Array, priorities: Array) -> None:
-        """Do nothing: only replay takes priorities back."""
 
     def fence(self, producer: ProducerId) -> None:
         """Accept nothing more from this incarnation; what it committed before is still delivered."""

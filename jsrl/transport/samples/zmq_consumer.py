@@ -25,7 +25,7 @@ from jsrl.transport.samples.ends import Admissions, SampleQueue, check_blocks, c
 from jsrl.transport.samples.zmq import configure, read_number
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
-from jsrl.types import Array, Tree
+from jsrl.types import Tree
 
 _LINGER_MS = 500
 _ATTEND_S = 0.02
@@ -141,9 +141,6 @@ class ZmqSampleConsumer:
         """Return how many arrived trajectories wait."""
         self._serve()
         return len(self._queue)
-
-    def feedback(self, ids: Array, priorities: Array) -> None:
-        """Do nothing: only replay takes priorities back."""
 
     def fence(self, producer: ProducerId) -> None:
         """Accept nothing more from this incarnation; what arrived before is still delivered."""

@@ -15,7 +15,7 @@ from jsrl.errors import RecordingError, SpecMismatch
 from jsrl.recordings.recordings import Chunk, Recording, open_recording, read_chunk
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_life
-from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, named_leaves, zeros
+from jsrl.types import ArraySpec, Trajectory, map_trajectory, named_leaves, zeros
 
 POOL_BYTES = 256 * 2**20
 PRODUCER = ProducerId("recording", 0)
@@ -168,9 +168,6 @@ class RecordedConsumer:
     def pending(self) -> int:
         """Return 1: there is always a next one."""
         return 1
-
-    def feedback(self, ids: Array, priorities: Array) -> None:
-        """Do nothing: a recording has no priorities."""
 
     def fence(self, producer: ProducerId) -> None:
         """Do nothing: nobody writes to this stream."""
