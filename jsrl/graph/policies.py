@@ -61,6 +61,12 @@ def policy_of(graph: Graph, worker: WorkerNode) -> str:
     return policy_of(graph, learners[0]) if learners and worker not in learners else POLICY
 
 
+def folder_of(graph: Graph, worker: WorkerNode) -> str:
+    """Return where files of a worker's policy lie in folders of the run; empty for the first policy. See PolicyPart."""
+    policy, learners = policy_of(graph, worker), learners_of(graph)
+    return "" if not learners or policy == policy_of(graph, learners[0]) else policy
+
+
 def groups_trained_on(graph: Graph, learner: WorkerNode) -> tuple[int, ...]:
     """Return the groups of environments whose rows reach a learner, directly or through replay workers."""
     kind, groups = find_kind(learner.kind), set[int]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph
+from jsrl.graph.policies import folder_of
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.links import hop_of
 from jsrl.metrics.phases import of_main_thread
@@ -23,13 +24,13 @@ def dataflow(report: RunReport) -> str:
 
 def _measured(graph: Graph, report: RunReport) -> dict[str, Note]:
     """Return family -> how much its workers work, and what they wait for; the busiest of those that rows pass is marked."""
-    times = {time.kind.name: time for time in report.workers}
+    times = {(time.kind.name, time.policy): time for time in report.workers}
     busy = {name: 1.0 - time.phases["wait"] for name, time in times.items()}
     passing = [name for name, time in times.items() if any(port.sort != "params" for port in time.kind.ports)]
-    busiest = max(passing, key=lambda name: busy[name], default="")
+    busiest = max(passing, key=lambda name: busy[name], default=None)
     found = {}
     for worker in graph.workers:
-        name = graph.kind(worker.name).name
+        name = graph.kind(worker.name).name, folder_of(graph, worker)
         if name in times:
             found[worker.family] = Note(_lines(times[name]), busy[name], name == busiest)
     return found

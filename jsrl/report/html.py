@@ -149,7 +149,6 @@ def _time(report: RunReport) -> str:
     keys = "".join(f'<span class="key"><i class="{phase}"></i>{phase}</span>' for phase in used)
     rows = []
     for worker in report.workers:
-        name = worker.kind.title if worker.count == 1 else f"{worker.kind.plural} ({worker.count})"
         activities = sorted(of_main_thread(worker.kind.all_activities), key=lambda a: PHASES.index(a.phase))
         spent = [(a, worker.activities.get(a.name, 0.0)) for a in activities]
         spans = "".join(
@@ -160,7 +159,7 @@ def _time(report: RunReport) -> str:
         cells = "".join(f"<td>{percent(worker.phases[phase])}</td>" for phase in used)
         cpu = "-" if worker.cpu is None else f"{worker.cpu:.2f}"
         rows.append(
-            f'<tr><th>{escape(name)}</th><td class="bar"><div>{spans}</div></td>{cells}<td>{cpu}</td>'
+            f'<tr><th>{escape(worker.name)}</th><td class="bar"><div>{spans}</div></td>{cells}<td>{cpu}</td>'
             f"<td>{number(worker.rss_mb)}</td></tr>"
         )
     head = "".join(f"<th>{phase}</th>" for phase in used)
@@ -174,7 +173,7 @@ def _time(report: RunReport) -> str:
 def _activities(report: RunReport) -> str:
     """Return every activity with what it means, folded away."""
     rows = "".join(
-        f"<tr><th>{escape(f'{worker.kind.prefix}/{a.name}')}</th><td>{percent(worker.activities[a.name])}</td><td>{a.phase}</td>"
+        f"<tr><th>{escape(f'{worker.prefix}/{a.name}')}</th><td>{percent(worker.activities[a.name])}</td><td>{a.phase}</td>"
         f'<td class="text">{escape(a.meaning)}</td><td class="text">{escape(a.healthy)}</td></tr>'
         for worker in report.workers
         for a in worker.kind.all_activities

@@ -15,7 +15,8 @@ import numpy as np
 
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
-from jsrl.launch.graph_file import kinds_of, workers_of
+from jsrl.graph.policies import folder_of
+from jsrl.launch.graph_file import graph_of, kinds_of, workers_of
 from jsrl.metrics.phases import by_phase
 from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
@@ -31,7 +32,11 @@ MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """Where the time of one kind of worker went: shares by activity and by phase; CPU time in cores, memory in MB."""
+    """Where the time of one kind of worker went: shares by activity and by phase; CPU time in cores, memory in MB.
+
+    `policy`: whose workers they are, where the run has several; empty: the first one's. CPU time and memory are those of all
+    policies' workers together, and left out where there are several.
+    """
 
     kind: Kind
     count: int
@@ -39,6 +44,18 @@ class WorkerTime:
     phases: dict[str, float]
     cpu: float | None
     rss_mb: float | None
+    policy: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return what people call them."""
+        name = self.kind.title if self.count == 1 else f"{self.kind.plural} ({self.count})"
+        return f"{name} of {self.policy}" if self.policy else name
+
+    @property
+    def prefix(self) -> str:
+        """Return the first part of their metrics' names."""
+        return f"{self.policy}/{self.kind.prefix}" if self.policy else self.kind.prefix
 
 
 @dataclass(frozen=True)
@@ -167,15 +184,21 @@ def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, fl
 
 def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
     """Return where the time of each kind of worker of a run went."""
-    counts = Counter(find_kind(worker.kind).name for worker in workers_of(folder))
+    graph = graph_of(folder)
+    whose = {} if graph is None else {worker.name: folder_of(graph, worker) for worker in graph.workers}
+    counts = Counter((find_kind(worker.kind).name, whose[worker.name]) for worker in workers_of(folder))
     times = []
-    for kind in kinds_of(folder):
-        names = {a.name: f"{kind.prefix}/{a.name}_share" for a in kind.all_activities}
+    policies = list(dict.fromkeys(["", *whose.values()]))
+    for policy, kind in ((policy, kind) for policy in policies for kind in kinds_of(folder)):
+        prefix = f"{policy}/{kind.prefix}" if policy else kind.prefix
+        names = {a.name: f"{prefix}/{a.name}_share" for a in kind.all_activities}
         shares = {activity: means[name] for activity, name in names.items() if name in means}
         if shares:
-            cpu, rss_mb = means.get(f"system/{kind.prefix}_cpu_share"), means.get(f"system/{kind.prefix}_rss_mb")
+            used = [means.get(f"system/{kind.prefix}_{what}") for what in ("cpu_share", "rss_mb")]
+            cpu, rss_mb = used if len(policies) == 1 else (None, None)
             phases = by_phase(kind.all_activities, shares)
-            times.append(WorkerTime(kind, max(1, counts[kind.name]), shares, phases, cpu, rss_mb))
+            count = max(1, counts[kind.name, policy])
+            times.append(WorkerTime(kind, count, shares, phases, cpu, rss_mb, policy))
     return times
 
 

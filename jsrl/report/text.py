@@ -38,14 +38,13 @@ def summary(report: RunReport) -> str:
 
 def worker_line(worker: WorkerTime) -> str:
     """Return where the time of one kind of worker went, as a line."""
-    name = worker.kind.title if worker.count == 1 else f"{worker.kind.plural} ({worker.count})"
     parts = []
     for phase, share in sorted(worker.phases.items(), key=lambda entry: -entry[1]):
         if share >= 0.005:
             parts.append(f"{phase} {percent(share)}" + (reasons(worker) if phase == "wait" else ""))
     taken = [] if worker.cpu is None else [f"{worker.cpu:.2f} cores"]
     taken += [] if worker.rss_mb is None else [f"{worker.rss_mb:,.0f} MB"]
-    return f"{name:<17} {', '.join(parts)}" + (f"; {', '.join(taken)}" if taken else "")
+    return f"{worker.name:<17} {', '.join(parts)}" + (f"; {', '.join(taken)}" if taken else "")
 
 
 def reasons(worker: WorkerTime) -> str:

@@ -80,6 +80,7 @@ def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None
     env_steps, returns = Run(RunFolder(halves.folder)).curve("b/evaluator/return_mean")
     assert env_steps.size == returns.size > 1 and env_steps.max() == 192
     assert "policy b: 192 env steps, 12 updates; evaluation: return" in (halves.folder / "report.txt").read_text()
+    assert "learner of b " in halves.summary and "learners (2)" not in halves.summary
     own = load_policy(halves.folder, "b/latest")
     assert own.experiment.agent == WIDER and own.experiment.seed == 5
     assert same_leaves(own.params, halves.params_of("b"))
