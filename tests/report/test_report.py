@@ -189,7 +189,7 @@ def test_what_goes_wrong_is_a_warning(run_folder: RunFolder):
     warnings: list[str] = []
     (run_folder.path / "environment.json").write_text("{")
     assert leave_report(run_folder, warnings.append) == ""
-    assert len(warnings) == 1 and "environment.json" in warnings[0] and "experiments/report.py" in warnings[0]
+    assert len(warnings) == 1 and "environment.json" in warnings[0] and "try: jsrl report tried/one" in warnings[0]
 
 
 def test_an_experiment_of_another_version_costs_advice_only(run_folder: RunFolder):
