@@ -21,6 +21,14 @@ STRANGER = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "stra
 LEDGER = {"produced": 10, "consumed": 7, "dropped": {"rolled_back": 2}, "in_flight": 1}
 
 
+def over_drive(words: list[str], runs_dir: Path, run_name: str, **options) -> list[str]:
+    """Return the command of a storm's run, of an experiment that drive.py knows."""
+    begun = [sys.executable, "-m", "jsrl", "run"]
+    command = storm_command(words, runs_dir, run_name, **options)
+    assert command[: len(begun)] == begun
+    return [sys.executable, str(DRIVE), *command[len(begun) :]]
+
+
 def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away() -> None:
     blows = [Blow("actor-0", "kill", float(i)) for i in range(1, 21)]
     good = ScoreCard(blows, 10.0, 8.0, {"ledger": LEDGER, "evaluation": {"return_mean": 475.0}, "env_steps": 2000})
@@ -75,7 +83,7 @@ def test_the_run_repairs_itself_unless_the_user_says_otherwise(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
-    command = storm_command(DRIVE, ["counting", "--deadlines.silence-s", "1.5"], tmp_path, "storm")
+    command = over_drive(["counting", "--deadlines.silence-s", "1.5"], tmp_path, "storm")
     settings = StormSettings(storm_s=8.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
     card = Storm(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
@@ -88,7 +96,7 @@ def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> N
     """No restarts are allowed: whoever a message ended would end the run."""
     options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--road", road]
     settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=3.0, every_s=100.0)
-    card = Storm(storm_command(DRIVE, options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
+    card = Storm(over_drive(options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
     assert card.flood is not None and card.flood.passed, card.text()
     assert card.accounted and card.left == [] and not card.ended, card.text()
     expected = {
@@ -102,7 +110,7 @@ def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> N
 
 @pytest.mark.slow
 def test_a_storm_over_a_run_that_cannot_repair_itself_fails(tmp_path: Path) -> None:
-    command = storm_command(DRIVE, ["counting", "--restart", "0"], tmp_path, "storm")
+    command = over_drive(["counting", "--restart", "0"], tmp_path, "storm")
     settings = StormSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
     card = Storm(command, tmp_path, "storm", settings).run()
     assert not card.passed and card.ended == "exit status 1" and card.accounted and card.left == []
@@ -126,7 +134,7 @@ def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
         "--actor.step-deadline-s",  # of an actor that hangs inside its environment
         "3",
     ]
-    command = storm_command(DRIVE, options, tmp_path, "storm", hangs=True)
+    command = over_drive(options, tmp_path, "storm", hangs=True)
     shares = {"kill": (0.0, 0.0), "pause": (1.0, 0.0), "hang": (0.0, 1.0)}[way]
     settings = StormSettings(
         storm_s=6.0, calm_s=0.5, every_s=0.5, kinds=("actor",), pauses=shares[0], hangs=shares[1], seed=3
