@@ -110,8 +110,12 @@ def test_a_stopped_process_is_neither_asked_nor_waited_for(tmp_path: Path, sleep
     seen = watchdog.look(process)
     assert not asked and time.monotonic() - begun_s < 0.3
     assert ", stopped" in seen and "until it is continued (SIGCONT)" in seen
-    process.handle.kill()
-    assert "killed by signal 9 (SIGKILL)" in watchdog.look() and "the process has ended" in watchdog.look()
+    process.handle.resume()
+    while process.handle.usage().state == STOPPED:
+        time.sleep(0.01)
+    process.handle.stop()
+    assert process.handle.wait(5.0) and process.handle.usage() is None
+    assert "killed by signal 15 (SIGTERM)" in watchdog.look() and "the process has ended" in watchdog.look()
 
 
 @pytest.mark.slow
