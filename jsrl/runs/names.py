@@ -1,4 +1,4 @@
-"""Names: who listens where. A registry for one host, kept as small files in the run folder.
+"""Names: who listens where, kept as small files in a folder of the run.
 
 `NameService` is the protocol; another implementation (over the network) can take the place of `FileNames`.
 """
@@ -21,21 +21,20 @@ from jsrl.runs.files import folder_lock, process_alive, read_json, write_json
 
 @dataclass(frozen=True)
 class Registration:
-    """Where a name is found: address, which life of the worker says so, its process, until when (Unix seconds)."""
+    """Where a name is found: address, which life of the worker says so, its process and host."""
 
     name: str
     address: str
     incarnation: int
     pid: int
     host: str
-    expires_s: float
 
 
 class NameService(Protocol):
-    """Names to addresses, with leases: an entry that is not renewed in time counts as absent."""
+    """Names to addresses: that of a life which has ended counts as absent, or gives way to the next life's."""
 
-    def register(self, name: str, address: str, incarnation: int = 0, *, lease_s: float = 30.0) -> Registration:
-        """Say (or say again, which renews the lease) where `name` is found.
+    def register(self, name: str, address: str, incarnation: int = 0) -> Registration:
+        """Say where `name` is found.
 
         Raises:
           StreamClosed: a later incarnation has registered; this one must end.
@@ -50,26 +49,22 @@ class NameService(Protocol):
         """
         ...
 
-    def unregister(self, name: str, incarnation: int = 0) -> None:
-        """Withdraw the name unless a later incarnation has taken it; harmless when absent."""
-        ...
-
     def names(self) -> dict[str, Registration]:
-        """Return all names whose lease holds and whose process lives."""
+        """Return all names whose process lives."""
         ...
 
 
 class FileNames:
-    """The registry of one host: one small file per name, replaced atomically; a dead process is absent at once."""
+    """One small file per name, replaced atomically; a process of this host that has ended is absent at once."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         """Keep the files in `folder` (made when missing)."""
         self._folder = Path(folder)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def register(self, name: str, address: str, incarnation: int = 0, *, lease_s: float = 30.0) -> Registration:
-        """Say, or say again, where `name` is found; see NameService."""
-        entry = Registration(name, address, incarnation, os.getpid(), socket.gethostname(), time.time() + lease_s)
+    def register(self, name: str, address: str, incarnation: int = 0) -> Registration:
+        """Say where `name` is found; see NameService."""
+        entry = Registration(name, address, incarnation, os.getpid(), socket.gethostname())
         with folder_lock(self._folder):
             known = self._read(self._path(name))
             if known is not None and known.incarnation > incarnation:
@@ -94,15 +89,8 @@ class FileNames:
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, 0.1)
 
-    def unregister(self, name: str, incarnation: int = 0) -> None:
-        """Withdraw the name unless a later incarnation has taken it."""
-        with folder_lock(self._folder):
-            known = self._read(self._path(name))
-            if known is not None and known.incarnation <= incarnation:
-                self._path(name).unlink(missing_ok=True)
-
     def names(self) -> dict[str, Registration]:
-        """Return all names whose lease holds and whose process lives."""
+        """Return all names whose process lives."""
         entries = (self._read(path) for path in sorted(self._folder.glob("[!.]*.json")))
         return {entry.name: entry for entry in entries if entry is not None and _absent(entry) is None}
 
@@ -128,8 +116,6 @@ class FileNames:
 
 def _absent(entry: Registration) -> str | None:
     """Return why an entry no longer counts, or None when it does."""
-    if time.time() > entry.expires_s:
-        return f"(process {entry.pid}) expired {time.time() - entry.expires_s:.1f} s ago"
     if entry.host == socket.gethostname() and not process_alive(entry.pid):
         return f"is of process {entry.pid}, which has ended"
     return None

@@ -15,7 +15,6 @@ from jsrl.types import EnvSpec, Trajectory
 
 CONNECT_TIMEOUT_S = 120.0
 SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
-FOREVER_S = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ class Job:
 
     def announce(self, name: str, address: str) -> None:
         """Register where a stream of this worker is bound."""
-        self.names.register(name, address, self.incarnation, lease_s=FOREVER_S)
+        self.names.register(name, address, self.incarnation)
 
     def find(self, name: str) -> Registration:
         """Return who has bound a stream, and where, waiting for it."""

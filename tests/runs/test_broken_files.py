@@ -98,7 +98,7 @@ def test_a_fifo_in_place_of_a_small_file(tmp_path: Path, store) -> None:
     assert isinstance(promptly(store.tags), SnapshotError)
 
 
-@pytest.mark.parametrize("change", [{"pid": "1"}, {"expires_s": None}, {"more": 1}, {"address": 7}])
+@pytest.mark.parametrize("change", [{"pid": "1"}, {"host": None}, {"more": 1}, {"address": 7}])
 def test_names_with_fields_that_cannot_be(tmp_path: Path, change: dict[str, Any]) -> None:
     names = FileNames(tmp_path)
     names.register("samples", "ipc:///s")
