@@ -27,7 +27,7 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=["sac", "td3", pytest.param("ddpg", marks=pytest.mark.nightly)])  # DDPG is TD3 with one critic
 def name(request):
     return request.param
 
