@@ -14,9 +14,9 @@ pytestmark = pytest.mark.slow
 
 
 def updates(run: Launched) -> tuple[int, int]:
-    """Return the updates of both policies, by the newest line that has them."""
-    line = next((line for line in reversed(run.lines()) if "b/updates" in line), {})
-    return line.get("updates", 0), line.get("b/updates", 0)
+    """Return the updates of both policies, by the newest line that has them (the file may just be written to)."""
+    line = run.until(lambda: next((x for x in reversed(run.lines()) if "b/updates" in x), None), "a line of both")
+    return line["updates"], line["b/updates"]
 
 
 def saved(run: Launched, policy: str = "") -> dict:
