@@ -370,6 +370,13 @@ def test_the_rule_of_processes_sees_what_it_forbids():
     assert len(found) == 3 and "launch/controller.py uses os.killpg" in found
 
 
+def test_addresses_are_read_in_the_table_of_roads_alone():
+    readers = {relative(path) for path in SOURCES if "parse_address" in calls_and_names(parsed(path))}
+    assert readers == {"transport/roads.py"}
+    ends = [PACKAGE / "transport" / sort / "roads.py" for sort in ("samples", "inference", "params")]
+    assert not [relative(path) for path in ends if calls_and_names(parsed(path)) & {"partition", "startswith", "split"}]
+
+
 def test_package_inits_import_nothing():
     for path in set(PACKAGE.rglob("__init__.py")) - {PACKAGE / "experiment/__init__.py"}:  # a user's first import
         assert not imported(parsed(path)), f"{relative(path)} imports something"
