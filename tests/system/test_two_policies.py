@@ -13,12 +13,6 @@ from tests.system.test_supervision import counting
 pytestmark = pytest.mark.slow
 
 
-def updates(run: Launched) -> tuple[int, int]:
-    """Return the updates of both policies, by the newest line that has them (the file may just be written to)."""
-    line = run.until(lambda: next((x for x in reversed(run.lines()) if "b/updates" in x), None), "a line of both")
-    return line["updates"], line["b/updates"]
-
-
 def saved(run: Launched, policy: str = "") -> dict:
     return SnapshotStore(run.folder / "snapshots" / policy / "state").meta("latest")
 
@@ -26,20 +20,24 @@ def saved(run: Launched, policy: str = "") -> dict:
 def test_one_learner_is_killed_and_both_policies_go_on_in_a_resume(launch) -> None:
     """The update fails where rows or cores of two lives are mixed."""
     run = counting(launch, "--graph", "my_workers:two_policies", "--num-actors", "2", "--restart", "5")
-    run.until((run.folder / "snapshots" / "b" / "state" / "tags" / "latest.json").exists, "a snapshot of b")
+    for policy in ("", "b"):
+        run.until(
+            (run.folder / "snapshots" / policy / "state" / "tags" / "latest.json").exists, f"a snapshot of {policy}"
+        )
     other = run.await_worker("learner").pid
     killed = run.await_worker("learner-b")
+    then = saved(run)
     killed.kill()
     run.await_another("learner-b", killed.pid)
-    begun = updates(run)
-    run.until(lambda: all(now > then + 5 for now, then in zip(updates(run), begun, strict=True)), "training of both")
+    run.until(lambda: saved(run, "b")["epoch"] == 1, "a snapshot of the next life of learner-b")
+    run.until(lambda: saved(run)["updates"] > then["updates"] + 5, "training of the other")
     assert run.await_worker("learner").pid == other
     run.popen.terminate()
     run.expect(130, 40.0)
     assert_balanced(run.result())
     assert set(run.result()["hops"]) == {"samples-b.learner-b"}
-    before = saved(run), saved(run, "b")
-    assert before[1]["epoch"] > before[0]["epoch"] == 0  # it was replaced, the other was not
+    before = [saved(run), saved(run, "b")]
+    assert [meta["epoch"] for meta in before] == [0, 1]  # the other was not replaced
 
     more = max(meta["env_steps"] for meta in before) + 320
     again = launch("--resume", str(run.folder), "--total-env-steps", str(more), experiment="", runs_dir=run.runs_dir)
