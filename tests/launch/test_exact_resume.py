@@ -72,7 +72,9 @@ def whole_fixture(tmp_path_factory):
     def run_whole(experiment: str) -> Path:
         if experiment not in made:
             made.add(experiment)
-            live(folder, experiment, f"whole-{experiment}", expect=f"ENDED total_env_steps {UPDATES}")
+            # in one process where the others have several: a deterministic run is the same in every placement
+            words = (f"whole-{experiment}", "--placement", "serial")
+            live(folder, experiment, *words, expect=f"ENDED total_env_steps {UPDATES}")
         return folder
 
     return run_whole

@@ -205,7 +205,7 @@ import sys
 sys.path.insert(0, {str(WORLD)!r})
 import drive
 for words in {[words for words, _ in COMMANDS.values()]!r}:
-    print("EXIT", drive.run.main([*words, "--runs-dir", {str(tmp_path)!r}]))
+    print("EXIT", drive.main([*words, "--runs-dir", {str(tmp_path)!r}]))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert ended.stdout.count("EXIT 2") == len(COMMANDS) and ended.returncode == 0, ended.stdout + ended.stderr

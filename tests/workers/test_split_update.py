@@ -159,7 +159,7 @@ def run_script(script: str, *arguments: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "delay"),
-    [("sac", 2), ("td3", 2), *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("sac", 1), ("ddpg", 1)))],
+    [("sac", 2), *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("sac", 1), ("td3", 2), ("ddpg", 1)))],
 )
 def test_taking_turns_two_devices_do_what_one_update_does(name, delay):
     assert run_script(TURNS, name, str(delay)) == "equal"
