@@ -297,14 +297,12 @@ VERDICTS: tuple[Verdict, ...] = (
 
 def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
     """Return who does what for how much of the one process's time, largest first."""
-    entries = [
-        (WORK[activity], share)
-        for kind, own in e.shares.items()
-        for activity, share in own.items()
-        if activity in WORK and kind not in (EVALUATOR, RECORDER)
-    ]
-    entries.append(("evaluating", e.share(EVALUATOR, "env", "act", "publish", "other")))
-    return sorted(entries, key=lambda entry: -entry[1])
+    turns = {"evaluating": e.share(EVALUATOR, "env", "act", "publish", "other")}
+    for kind, own in e.shares.items():
+        for activity, share in own.items() if kind not in (EVALUATOR, RECORDER) else ():
+            if activity in WORK:
+                turns[WORK[activity]] = turns.get(WORK[activity], 0.0) + share
+    return sorted(turns.items(), key=lambda entry: -entry[1])
 
 
 WORK = {"env": "stepping environments", "act": "acting", "update": "updates", "transport": "moving rows"}
