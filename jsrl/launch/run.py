@@ -93,6 +93,8 @@ def run(
         except BaseException:
             screen.close()
             raise
+        if resumed:
+            begin_life(experiment, folder)  # what is refused leaves the run as it was
         sources = (str(folder.path / "source"),)
         session = make_session(plan, folder, screen, sinks)
         try:
@@ -182,7 +184,7 @@ def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: tuple[An
 
 
 def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: bool) -> tuple[Experiment, list[str]]:
-    """Write the experiment to its run folder; return it as workers will see it, and what a resume changes.
+    """Return the experiment as workers will see it, and what a resume changes; that of a new run is written to its folder.
 
     What a notebook or script defines is replaced by its source, written to the run folder and imported from there.
 
@@ -194,11 +196,17 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     if source.is_dir() and str(source) not in sys.path:
         sys.path.insert(0, str(source))
     experiment = from_json(config)
-    changed = allowed_changes(from_json(folder.config), experiment) if resumed else []
+    if resumed:
+        return experiment, allowed_changes(from_json(folder.config), experiment)
+    begin_life(experiment, folder)
+    return experiment, []
+
+
+def begin_life(experiment: Experiment, folder: RunFolder) -> None:
+    """Write the experiment to its run folder; the result and the parts of a trace of an earlier life go."""
     folder.write_config(to_json(experiment))
-    (folder.path / "result.json").unlink(missing_ok=True)  # of an earlier life, like the parts of a trace
+    (folder.path / "result.json").unlink(missing_ok=True)
     shutil.rmtree(folder.path / tracing.FOLDER, ignore_errors=True)
-    return experiment, changed
 
 
 class RunLog:

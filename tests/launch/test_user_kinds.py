@@ -19,6 +19,7 @@ from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
 from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import leaves
 
 WORLD = Path(__file__).parents[1] / "system" / "world"
@@ -69,6 +70,7 @@ def test_a_worker_that_passes_everything_on_changes_no_bit(plain: list, tmp_path
     assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
     assert any((a != b).any() for a, b in zip(plain, noisy, strict=True))
     assert result["hops"]["samples.augment"]["produced"] == result["ledger"]["produced"] == 12
+    assert all(hop_ledger(counts).balanced for counts in (result["ledger"], *result["hops"].values()))
 
 
 @pytest.mark.slow
@@ -167,6 +169,8 @@ def test_a_kept_graph_that_other_options_contradict_is_named(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=words):
         more = small(num_groups=None, placement="inline", num_actors=4)
         run(more, runs_dir=tmp_path, resume="one", display="log-only")
+    kept = json.loads((first.folder / "experiment.json").read_text())["fields"]
+    assert kept["placement"] == "serial" and (first.folder / "result.json").exists(), "a refused resume changed the run"
     run(
         small(num_groups=None, total_env_steps=7 * 32),
         runs_dir=tmp_path,
