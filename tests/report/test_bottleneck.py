@@ -224,10 +224,12 @@ CASES: list[tuple[str, dict[str, float], Facts, tuple[str, ...]]] = [
     (
         "serial",
         measured(
-            actor={"transport": 0.1, "wait_turn": 0.9}, inference={"transport": 0.2, "act": 0.5, "wait_turn": 0.3}
+            actor={"transport": 0.1, "wait_turn": 0.9},
+            inference={"transport": 0.2, "act": 0.5, "wait_turn": 0.3},
+            learner={"update": 0.2, "wait_turn": 0.8},
         ),
         dataclasses.replace(TWO, placement="serial"),
-        ("acting 50%, moving rows 30%.",),
+        ("acting 50%, moving rows 30%, updates 20%.",),
     ),
     (
         "serial",
