@@ -93,8 +93,6 @@ def run(
         except BaseException:
             screen.close()
             raise
-        if resumed:
-            begin_life(experiment, folder)  # what is refused leaves the run as it was
         sources = (str(folder.path / "source"),)
         session = make_session(plan, folder, screen, sinks)
         try:
@@ -145,10 +143,12 @@ def ready_plan(
             "out the options that do not go with it, or give --graph to change the experiment's graph anew."
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, origin, resumed=resumed, tell=tell))
-    for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
-        tell(line)
     check_shared_memory(plan)
     check_recording(plan.experiment, plan.schemas)
+    if resumed:
+        begin_life(experiment, folder)  # not before: what is refused leaves the run as it was
+    for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
+        tell(line)
     begin_record(plan.experiment, plan.schemas, source=folder.name)
     begin_encryption(plan.experiment, plan.keys, tell=tell)
     return plan
