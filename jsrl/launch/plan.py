@@ -29,7 +29,7 @@ from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_stream_byt
 from jsrl.transport.base import InferenceSpec
 from jsrl.transport.stream import Stream
 from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
-from jsrl.workers.jobs import Job, Origin, Schemas
+from jsrl.workers.jobs import Job, Schemas, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
 
 # As measured on CPU; environments come on top. Of actors that a host forked, what each keeps to itself.
@@ -156,9 +156,9 @@ class Plan:
         """Return what the streams of the first policy carry."""
         return next(iter(self.schemas_of.values()))
 
-    def begun_at(self, origins: Mapping[str, Origin]) -> Plan:
+    def begun_at(self, start_points: Mapping[str, StartPoint]) -> Plan:
         """Return the plan of a run whose policies, by name, begin there."""
-        jobs = [dataclasses.replace(job, origin=origins[job.policy]) for job in self.jobs]
+        jobs = [dataclasses.replace(job, start_point=start_points[job.policy]) for job in self.jobs]
         return dataclasses.replace(self, jobs=tuple(jobs))
 
     def job(self, name: str) -> Job:

@@ -20,7 +20,7 @@ from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.transport.memory.segment import try_lock
 from jsrl.workers.actor.journal import Journal, journal_path
 from jsrl.workers.actor.journaled import exact_obstacle
-from jsrl.workers.jobs import Origin
+from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
@@ -70,7 +70,7 @@ def claimed(folder: RunFolder) -> Iterator[None]:
         os.close(fd)
 
 
-def next_origin(folder: RunFolder, policy: str = "", ledger: Path | None = None) -> tuple[Origin, list[str]]:
+def next_start_point(folder: RunFolder, policy: str = "", ledger: Path | None = None) -> tuple[StartPoint, list[str]]:
     """Return where a policy's next life begins (after its newest good snapshot, in a new epoch), and what to tell.
 
     Args:
@@ -92,7 +92,7 @@ def next_origin(folder: RunFolder, policy: str = "", ledger: Path | None = None)
     life = read_page(ledger or folder.path / LEDGER)
     epoch = max(epoch, life.epoch if life else 0) + 1
     told = [*broken, f"going on from snapshot {version} instead, of update {updates}"] if broken else []
-    return Origin(epoch, updates, f"{store.folder}@{version}"), told
+    return StartPoint(epoch, updates, f"{store.folder}@{version}"), told
 
 
 def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:
@@ -118,7 +118,7 @@ def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:
     raise SnapshotError(" ".join(broken))
 
 
-def other_origin(folder: RunFolder, policy: PolicyPart, hop: str) -> tuple[Origin, list[str]]:
+def start_point_of(folder: RunFolder, policy: PolicyPart, hop: str) -> tuple[StartPoint, list[str]]:
     """Return where the next life of a policy beside the first begins, and what to tell; one without snapshots begins anew.
 
     Raises:
@@ -126,18 +126,18 @@ def other_origin(folder: RunFolder, policy: PolicyPart, hop: str) -> tuple[Origi
     """
     ledger = ledger_path(folder.path, hop)
     if SnapshotStore(folder.snapshots / policy.folder / "state").versions():
-        return next_origin(folder, policy.folder, ledger)
+        return next_start_point(folder, policy.folder, ledger)
     life = read_page(ledger)
-    return Origin(life.epoch + 1 if life else 0), [f"policy {policy.name} has no snapshot, so that it begins anew"]
+    return StartPoint(life.epoch + 1 if life else 0), [f"policy {policy.name} has no snapshot, so that it begins anew"]
 
 
 def continue_exactly(
-    experiment: Experiment, folder: RunFolder, origin: Origin, groups: Sequence[int] | None = None
-) -> tuple[Origin, str]:
+    experiment: Experiment, folder: RunFolder, start_point: StartPoint, groups: Sequence[int] | None = None
+) -> tuple[StartPoint, str]:
     """Return where a deterministic run goes on when its environments continue exactly where they were, and a line on it.
 
     Args:
-      experiment: of one policy. folder: the run's. origin: of the policy. groups: of its environments (default: all).
+      experiment: of one policy. folder: the run's. start_point: of the policy. groups: of its environments (default: all).
 
     Where they cannot, a run that only happens to be deterministic (serial placement) begins new episodes instead.
 
@@ -145,15 +145,15 @@ def continue_exactly(
       ConfigError: `deterministic` was asked for, and they cannot; says why, and how to go on without.
     """
     if not experiment.is_deterministic or not experiment.snapshots.exact or experiment.recording is not None:
-        return origin, ""
-    needed = origin.updates // experiment.updates_per_batch
+        return start_point, ""
+    needed = start_point.updates // experiment.updates_per_batch
     reason, epochs, played = exact_obstacle(experiment), set(), 0
     try:
         for group in (range(experiment.groups) if groups is None else groups) if reason is None else ():
             journal = Journal(journal_path(folder.path, group))
             played = needed - journal.header.first
             if played < 0:
-                raise SnapshotError(f"{journal.path} begins after update {origin.updates}")
+                raise SnapshotError(f"{journal.path} begins after update {start_point.updates}")
             for _ in journal.records(played):
                 pass  # every one is read and its checksum compared
             epochs.add(journal.header.epoch)
@@ -164,13 +164,13 @@ def continue_exactly(
     if reason is None:
         rows = played * experiment.rollout_length * experiment.num_envs
         line = f"continuing exactly: the environments play {rows:,} env steps again"
-        return dataclasses.replace(origin, journal_epoch=epochs.pop()), line
+        return dataclasses.replace(start_point, journal_epoch=epochs.pop()), line
     if experiment.deterministic:
         raise ConfigError(
             f"{folder.name} cannot be continued exactly, as --deterministic promises: {reason}. Continue it with new "
             "episodes: --snapshots.exact false."
         )
-    return origin, f"begins new episodes instead of continuing exactly: {reason}"
+    return start_point, f"begins new episodes instead of continuing exactly: {reason}"
 
 
 def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:

@@ -26,7 +26,14 @@ from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.progress import Progress
 from jsrl.launch.recording_plan import begin_record, check_recording
 from jsrl.launch.result import Result
-from jsrl.launch.resume import allowed_changes, claimed, continue_exactly, next_origin, other_origin, params_source
+from jsrl.launch.resume import (
+    allowed_changes,
+    claimed,
+    continue_exactly,
+    next_start_point,
+    params_source,
+    start_point_of,
+)
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
 from jsrl.metrics import tracing
@@ -37,7 +44,7 @@ from jsrl.report.report import leave_report
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
-from jsrl.workers.jobs import Origin
+from jsrl.workers.jobs import StartPoint
 
 ALIVE = "alive"
 
@@ -81,15 +88,16 @@ def run(
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
     with remembered(), claimed(folder), own_memory_folder(folder.path) as memory:
-        origin, told = next_origin(folder) if resumed else (Origin(), [])
+        start, told = next_start_point(folder) if resumed else (StartPoint(), [])
         if init_from is not None:
-            origin = Origin(restore=params_source(init_from, runs_dir), params_only=True)
+            start = StartPoint(restore=params_source(init_from, runs_dir), params_only=True)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
         for line in (*told, *changed):
             screen.message(line)
         try:
-            plan = ready_plan(experiment, folder, memory, origin, graph, launcher, resumed=resumed, tell=screen.message)
+            tell = screen.message
+            plan = ready_plan(experiment, folder, memory, start, graph, launcher, resumed=resumed, tell=tell)
         except BaseException:
             screen.close()
             raise
@@ -118,7 +126,7 @@ def ready_plan(
     experiment: Experiment,
     folder: RunFolder,
     memory_folder: Path,
-    origin: Origin,
+    start_point: StartPoint,
     graph: Edit | None,
     launcher: Launcher,
     *,
@@ -142,7 +150,7 @@ def ready_plan(
             f"{str(error).removesuffix('.')}. The run goes on with the changed graph that it was started with ({FILE}); leave "
             "out the options that do not go with it, or give --graph to change the experiment's graph anew."
         ) from error
-    plan = plan.begun_at(begin_policies(plan, folder, origin, resumed=resumed, tell=tell))
+    plan = plan.begun_at(begin_policies(plan, folder, start_point, resumed=resumed, tell=tell))
     check_shared_memory(plan)
     check_recording(plan.experiment, plan.schemas)
     if resumed:
@@ -155,30 +163,30 @@ def ready_plan(
 
 
 def begin_policies(
-    plan: Plan, folder: RunFolder, first: Origin, *, resumed: bool, tell: Callable[[str], None]
-) -> dict[str, Origin]:
+    plan: Plan, folder: RunFolder, first: StartPoint, *, resumed: bool, tell: Callable[[str], None]
+) -> dict[str, StartPoint]:
     """Return where each policy of a plan begins, by its name; `first` is where the first one does.
 
     Raises:
       ConfigError: a policy of a resumed run cannot go on.
     """
-    origins: dict[str, Origin] = {}
+    start_points: dict[str, StartPoint] = {}
     for policy in plan.policies.values():
-        origin, told = Origin() if origins else first, list[str]()
-        if resumed and origins:
-            origin, told = other_origin(folder, policy, learner_hop(plan.graph, policy.learner))
-        if resumed and origin.restore is not None:
-            origin, line = continue_exactly(policy.experiment, folder, origin, policy.groups)
+        start_point, told = StartPoint() if start_points else first, list[str]()
+        if resumed and start_points:
+            start_point, told = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner))
+        if resumed and start_point.restore is not None:
+            start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups)
             told += [line] if line else []
         for line in told:
-            tell(f"policy {policy.name}: {line}" if origins else line)
-        origins[policy.name] = origin
-    return origins
+            tell(f"policy {policy.name}: {line}" if start_points else line)
+        start_points[policy.name] = start_point
+    return start_points
 
 
 def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: tuple[Any, ...]) -> Session:
     """Return the session of a plan, in which each policy goes on from where its learner begins."""
-    policies = [Progress(policy, plan.job(policy.learner).origin.updates) for policy in plan.policies.values()]
+    policies = [Progress(policy, plan.job(policy.learner).start_point.updates) for policy in plan.policies.values()]
     policy_of = {job.name: job.policy for job in plan.jobs}
     return Session(plan.experiment, folder, screen, sinks, kinds=plan.kinds, policies=policies, policy_of=policy_of)
 

@@ -15,7 +15,7 @@ from jsrl.launch.resume import newest_good
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import SAMPLES, ledger_path
 from jsrl.transport.ledger.page import read_page
-from jsrl.workers.jobs import Job, Origin
+from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
 
 
@@ -107,7 +107,9 @@ def next_life(job: Job, folder: Path) -> Job:
     """Return the job that takes a dead worker's place: a higher incarnation; a state begins at its last committed snapshot."""
     job = dataclasses.replace(job, incarnation=job.incarnation + 1)
     if find_kind(job.kind).state == "snapshot":
-        job = dataclasses.replace(job, origin=last_committed(job.origin, job.snapshots / "state", page_of(job, folder)))
+        job = dataclasses.replace(
+            job, start_point=last_committed(job.start_point, job.snapshots / "state", page_of(job, folder))
+        )
     return job
 
 
@@ -116,18 +118,18 @@ def page_of(job: Job, folder: Path) -> Path:
     return ledger_path(folder, job.end("samples").hop if job.has("samples") else SAMPLES)
 
 
-def last_committed(origin: Origin, snapshots: Path, ledger: Path) -> Origin:
+def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> StartPoint:
     """Return where a learner goes on: after its last committed snapshot, else where the run began, in a new epoch.
 
     Args:
-      origin: of the run. snapshots: folder of the learner's states. ledger: the page of its counts.
+      start_point: of the run. snapshots: folder of the learner's states. ledger: the page of its counts.
     """
     life = read_page(ledger)
-    epoch = max(origin.epoch, life.epoch if life is not None else 0) + 1
+    epoch = max(start_point.epoch, life.epoch if life is not None else 0) + 1
     store = SnapshotStore(snapshots)
     try:
         version, _ = newest_good(store)
         updates = int(store.meta(version)["updates"])
     except SnapshotError:  # none was committed yet
-        return dataclasses.replace(origin, epoch=epoch)
-    return Origin(epoch, updates, f"{store.folder}@{version}")
+        return dataclasses.replace(start_point, epoch=epoch)
+    return StartPoint(epoch, updates, f"{store.folder}@{version}")

@@ -34,7 +34,7 @@ class Schemas:
 
 
 @dataclass(frozen=True)
-class Origin:
+class StartPoint:
     """Where this life of the run begins.
 
     Attributes:
@@ -76,7 +76,7 @@ class Job:
     registry: str
     keys: str | None = None
     settings: Any = None
-    origin: Origin = field(default_factory=Origin)
+    start_point: StartPoint = field(default_factory=StartPoint)
     incarnation: int = 0
     workers: int = 1
     in_process: bool = False
@@ -127,7 +127,7 @@ class Job:
         Neither a restarted actor nor a resumed run may play its predecessor's episodes again, unless it continues them
         exactly.
         """
-        epoch = self.origin.epoch if self.origin.journal_epoch is None else self.origin.journal_epoch
+        epoch = self.start_point.epoch if self.start_point.journal_epoch is None else self.start_point.journal_epoch
         return self.experiment.seed + SEED_STRIDE * (self.incarnation + LIVES_PER_EPOCH * epoch)
 
     @property

@@ -45,7 +45,7 @@ def what_players_share(job: Job) -> dict[str, Any]:
         "seed": e.seed,
         "rows_per_update": e.rows_per_update,
         "updates_per_batch": e.updates_per_batch,
-        "start_updates": job.origin.updates,
+        "start_updates": job.start_point.updates,
         "step_deadline_s": e.actor.step_deadline_s,
     }
 

@@ -23,7 +23,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, named_leaves
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest
 from jsrl.workers.actor.journaled import JournaledEnv, exact_obstacle
-from jsrl.workers.jobs import Origin
+from jsrl.workers.jobs import StartPoint
 from tests.launch import resume_process
 from tests.launch.resume_process import EXPERIMENTS, UPDATES
 
@@ -268,18 +268,18 @@ def test_what_cannot_be_continued_exactly_says_why() -> None:
 def test_deterministic_runs_refuse_an_inexact_resume_and_others_say_so(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "exact", "one")
     serial = dataclasses.replace(EXPERIMENTS["ppo"], num_groups=1)
-    origin, line = continue_exactly(serial, folder, Origin(1, 3, "x@latest"))
-    assert origin.journal_epoch is None and "new episodes" in line and "group-0" in line
+    start_point, line = continue_exactly(serial, folder, StartPoint(1, 3, "x@latest"))
+    assert start_point.journal_epoch is None and "new episodes" in line and "group-0" in line
     with pytest.raises(ConfigError, match=r"snapshots\.exact false"):
-        continue_exactly(dataclasses.replace(serial, deterministic=True), folder, origin)
+        continue_exactly(dataclasses.replace(serial, deterministic=True), folder, start_point)
     header = dataclasses.replace(HEADER, group=0, first=1, epoch=4)
     writer = JournalWriter(folder.path / "journal" / "group-0", header, on_warning=pytest.fail)
     for _ in range(2):
         writer.append(np.zeros((4, 3), np.int32), seen=0)
     writer.close()
-    assert continue_exactly(serial, folder, origin)[0].journal_epoch == 4
-    origin, line = continue_exactly(serial, folder, Origin(5, 4, "x@latest"))
-    assert origin.journal_epoch is None and "2 trajectories, 3 are needed" in line
+    assert continue_exactly(serial, folder, start_point)[0].journal_epoch == 4
+    start_point, line = continue_exactly(serial, folder, StartPoint(5, 4, "x@latest"))
+    assert start_point.journal_epoch is None and "2 trajectories, 3 are needed" in line
     off = dataclasses.replace(serial, snapshots=dataclasses.replace(serial.snapshots, exact=False))
-    assert continue_exactly(off, folder, origin) == (origin, "")
-    assert json.dumps(dataclasses.asdict(origin))  # it travels
+    assert continue_exactly(off, folder, start_point) == (start_point, "")
+    assert json.dumps(dataclasses.asdict(start_point))  # it travels

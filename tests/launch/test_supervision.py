@@ -12,7 +12,7 @@ from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
 from jsrl.launch.supervision import Budget, Supervision, last_committed, next_life
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, begin_life
-from jsrl.workers.jobs import Job, Origin
+from jsrl.workers.jobs import Job, StartPoint
 
 
 class Clock:
@@ -68,7 +68,7 @@ def test_the_next_life_of_a_worker_has_a_higher_incarnation(tmp_path: Path) -> N
 
 
 def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
-    begun = Origin(epoch=3, updates=7, restore="elsewhere@best", params_only=True)
+    begun = StartPoint(epoch=3, updates=7, restore="elsewhere@best", params_only=True)
     assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == dataclasses.replace(
         begun, epoch=4
     )
@@ -77,6 +77,6 @@ def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_p
     store = SnapshotStore(tmp_path / "snapshots" / "state")
     store.save(12, {"state": [0]}, meta={"updates": 12, "epoch": 5}, tags=("latest",), wait=True)
     store.close()
-    assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == Origin(
+    assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == StartPoint(
         6, 12, f"{store.folder}@12"
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError, SnapshotError
-from jsrl.launch.resume import newest_good, next_origin
+from jsrl.launch.resume import newest_good, next_start_point
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
@@ -133,13 +133,13 @@ def test_what_is_broken_loads_with_an_error_of_ours_or_whole(run: Path, tmp_path
 def test_a_resume_tells_what_is_broken_and_where_it_goes_on(run: Path) -> None:
     store = run / "snapshots" / "state"
     (store / "3" / "manifest.json").write_text("{")
-    origin, told = next_origin(RunFolder(run))
+    origin, told = next_start_point(RunFolder(run))
     assert (origin.updates, origin.epoch, origin.restore) == (2, 1, f"{store}@2")
     assert "manifest.json is broken" in told[0] and "snapshot 2" in told[1]
     for number in (1, 2):
         shutil.rmtree(store / str(number) / "arrays")
     with pytest.raises(ConfigError, match=r"(?s)cannot be resumed.*snapshot 2 is broken.*snapshot 1 is broken"):
-        next_origin(RunFolder(run))
+        next_start_point(RunFolder(run))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 3}', ELSEWHERE])

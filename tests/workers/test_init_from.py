@@ -13,7 +13,7 @@ from jsrl.agents.td3 import TD3Config, td3
 from jsrl.networks.model import NetworkConfig
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
-from jsrl.workers.jobs import Origin
+from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build import restore
 
 FLAT = NetworkConfig(hidden=(8,), activation="relu")
@@ -44,8 +44,8 @@ def begun_from(agent: Agent, folder, updates: int) -> tuple[AgentState, AgentSta
     store = SnapshotStore(folder)
     store.save(1, {"params": jax.device_get(other.params)}, meta={}, tags=("best",), wait=True)
     store.close()
-    origin = Origin(restore=f"{folder}@best", params_only=True)
-    return other, restore(origin, agent, lambda: agent.init(jax.random.key(2)))
+    start_point = StartPoint(restore=f"{folder}@best", params_only=True)
+    return other, restore(start_point, agent, lambda: agent.init(jax.random.key(2)))
 
 
 def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:

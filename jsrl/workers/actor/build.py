@@ -19,7 +19,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     settings = ActorSettings(
         num_rows=e.rollout_length,
         max_lag=e.min_updates_lag,
-        start_updates=job.origin.updates,
+        start_updates=job.start_point.updates,
         incarnation=job.incarnation,
         updates_per_batch=e.updates_per_batch,
         step_deadline_s=e.actor.step_deadline_s,

@@ -132,7 +132,7 @@ def where(env: VectorEnv) -> str:
 
 def journaled(job: Job, group: int, env: VectorEnv, reporter: Reporter) -> VectorEnv:
     """Return a group's environment with its journal, where the run of a job can be continued exactly, or as it is."""
-    e, first = job.experiment, job.origin.updates // job.experiment.updates_per_batch
+    e, first = job.experiment, job.start_point.updates // job.experiment.updates_per_batch
     path = journal_path(job.folder, group)
     if exact_obstacle(e, has_core=job.schemas.act.core != ()) is not None or job.incarnation > 0:
         path.unlink(missing_ok=True)  # it would not lead to where these environments are
@@ -140,9 +140,9 @@ def journaled(job: Job, group: int, env: VectorEnv, reporter: Reporter) -> Vecto
     action = (
         env.spec.action.array if env.spec.num_agents is None else env.spec.action.array.batched(env.spec.num_agents)
     )
-    header = JournalHeader(str(e.env.id), group, env.num_envs, e.rollout_length, action, first, job.origin.epoch)
+    header = JournalHeader(str(e.env.id), group, env.num_envs, e.rollout_length, action, first, job.start_point.epoch)
     play = None
-    if job.origin.journal_epoch is not None:
+    if job.start_point.journal_epoch is not None:
         written = Journal(path).header
         play, header = first - written.first, header_as(header, written)
     limit = e.snapshots.journal_mb * 1e6 / e.groups

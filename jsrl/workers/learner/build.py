@@ -17,7 +17,7 @@ from jsrl.types import leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher
-from jsrl.workers.jobs import Job, Origin
+from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import make_recorder
 from jsrl.workers.learner.build_source import begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater
@@ -36,8 +36,8 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     key = stream_key(e.seed, INIT_STREAM)
 
     def begin() -> Any:
-        if job.origin.restore:
-            return updater.place(restore(job.origin, agent, functools.partial(updater.fresh, key)))
+        if job.start_point.restore:
+            return updater.place(restore(job.start_point, agent, functools.partial(updater.fresh, key)))
         return updater.make(key)
 
     def connect() -> tuple[Source, ParamsPublisher]:
@@ -49,7 +49,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         seed=e.seed,
         total_env_steps=e.total_env_steps,
         epoch=life.epoch,
-        start_updates=job.origin.updates,
+        start_updates=job.start_point.updates,
         start_trained=life.trained,
         updates_per_call=e.updates_per_call,
         calls_per_batch=e.learner.reuse,
@@ -61,11 +61,11 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     return Learner(updater, begin, connect, check, store, settings, reporter, recorder)
 
 
-def restore(origin: Origin, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:
+def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:
     """Return the state that a run begins with: a snapshot's, or a fresh one with a snapshot's params."""
-    folder, _, selector = str(origin.restore).rpartition("@")
+    folder, _, selector = str(start_point.restore).rpartition("@")
     store = SnapshotStore(folder)
-    if not origin.params_only:
+    if not start_point.params_only:
         return store.load(selector, template={"state": jax.eval_shape(fresh)}).tree["state"]
     loaded = store.load(selector).tree
     params = loaded["params"] if "params" in loaded else loaded["state"]["params"]
@@ -73,7 +73,7 @@ def restore(origin: Origin, agent: Agent, fresh: Callable[[], AgentState]) -> Ag
     wanted, given = leaves(spec_of(state.params)), leaves(spec_of(params))
     if wanted != given:
         raise ConfigError(
-            f"the params in {origin.restore} are not this experiment's: expected {wanted}, found {given}; "
+            f"the params in {start_point.restore} are not this experiment's: expected {wanted}, found {given}; "
             "`init-from` needs the same network and spaces."
         )
     return adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), leaves(params)))

@@ -73,7 +73,7 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
         devices=devices,
         max_lag=e.max_policy_lag if e.replay is None else None,
         reuse=e.updates_per_batch,
-        start_updates=job.origin.updates,
+        start_updates=job.start_point.updates,
         epoch=epoch,
         judge=by_lag if of_own_policy(job) else of_another_policy,
     )
@@ -133,17 +133,17 @@ def begin_counting(job: Job, reporter: Reporter) -> Life:
     of a run ever publish under the same version.
     """
     saved = None
-    if job.origin.restore and not job.origin.params_only:
-        folder, _, selector = job.origin.restore.rpartition("@")
+    if job.start_point.restore and not job.start_point.params_only:
+        folder, _, selector = job.start_point.restore.rpartition("@")
         meta = SnapshotStore(folder).meta(selector)
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained = int(saved["trained"]) if saved else 0
     try:
         run = Path(job.folder)
         hop = job.end("samples").hop if job.has("samples") else SAMPLES
-        epoch, ledger = begin_life(ledger_path(run, hop), job.origin.epoch, saved, hop=hop_folder(run, hop))
+        epoch, ledger = begin_life(ledger_path(run, hop), job.start_point.epoch, saved, hop=hop_folder(run, hop))
     except OSError as error:
         text = f"the ledger cannot be kept in {job.folder} ({error}); this life counts in memory only"
         reporter.event("warning", text)
-        return Life(job.origin.epoch, trained, continued(None, saved))
+        return Life(job.start_point.epoch, trained, continued(None, saved))
     return Life(epoch, trained, ledger)

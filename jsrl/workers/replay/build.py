@@ -62,7 +62,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         period_s=e.snapshots.period_s,
         poll_s=job.poll_s,
     )
-    if job.origin.restore is not None and not job.origin.params_only:
+    if job.start_point.restore is not None and not job.start_point.params_only:
         load_replay(Path(settings.folder), replay, limiter)
     return ReplayWorker(job.name, settings, replay, limiter, _connect(job, reporter), reporter, make_recorder(job))
 
