@@ -90,7 +90,7 @@ def test_killed_workers_are_replaced_and_no_two_lives_are_mixed(launch, workers,
         if worker == "learner":
             assert consumed(run)[0] == epoch + 1
             job = json.loads((run.folder / "jobs" / "learner.json").read_text())
-            assert saved <= origin_of(job)["updates"]  # at most what came after the last committed snapshot is lost
+            assert saved <= start_point_of(job)["updates"]  # at most what came after the last committed snapshot is lost
     end(run, "zeromq" if "zeromq" in arguments else "shared-memory")
     line = {name: value for each in run.lines() for name, value in each.items()}
     kinds = {worker.rstrip("-0123456789").replace("-", "_") for worker in workers}
@@ -136,13 +136,13 @@ def test_the_actor_of_a_killed_server_goes_to_another_and_comes_back(launch) -> 
     end(run)
 
 
-def origin_of(job: dict) -> dict:
-    """Return the fields of the job's origin, wherever the JSON form of values keeps them."""
+def start_point_of(job: dict) -> dict:
+    """Return the fields of the job's start point, wherever the JSON form of values keeps them."""
     if isinstance(job, dict):
-        if isinstance(job.get("origin"), dict):
-            origin = job["origin"]
-            return origin if "updates" in origin else next(v for v in origin.values() if isinstance(v, dict))
-        return next((found for value in job.values() if (found := origin_of(value))), {})
+        if isinstance(job.get("start_point"), dict):
+            start = job["start_point"]
+            return start if "updates" in start else next(v for v in start.values() if isinstance(v, dict))
+        return next((found for value in job.values() if (found := start_point_of(value))), {})
     return {}
 
 
@@ -155,8 +155,8 @@ def test_a_learner_killed_while_it_writes_snapshots_goes_on_from_a_committed_one
         since_s = time.monotonic()
         victim.kill()
         await_training(run, since_s, "learner", victim.pid)
-        origin = origin_of(json.loads((run.folder / "jobs" / "learner.json").read_text()))
-        assert origin["updates"] >= saved > 0
+        start = start_point_of(json.loads((run.folder / "jobs" / "learner.json").read_text()))
+        assert start["updates"] >= saved > 0
     assert end(run)["updates"] > 0
 
 
