@@ -27,14 +27,16 @@ def install_command(extra: str) -> str:
 
 
 def _source(extra: str) -> str:
-    try:
-        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:  # only its folder is on the path
-        return f"-e '{Path(__file__).resolve().parents[1]}{extra}'"
-    if text is None:  # from an index
-        return f"'{DISTRIBUTION}{extra}'"
-    facts = json.loads(text)
-    if "dir_info" in facts:
+    """Return what pip is to be given: the checkout, the wheel, or the name on an index."""
+    installed = importlib.metadata.distributions(name=DISTRIBUTION)  # a checkout's egg-info may be among them
+    texts = [text for found in installed if (text := found.read_text("direct_url.json"))]
+    if texts:
+        facts = json.loads(texts[0])
+        if "dir_info" not in facts:
+            return f"'{DISTRIBUTION}{extra} @ {facts['url']}'"
         editable = "-e " if facts["dir_info"].get("editable") else ""
         return f"{editable}'{unquote(urlparse(facts['url']).path)}{extra}'"
-    return f"'{DISTRIBUTION}{extra} @ {facts['url']}'"
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").exists():  # only its folder is on the path
+        return f"-e '{checkout}{extra}'"
+    return f"'{DISTRIBUTION}{extra}'"

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from jsrl.cli import doctor, experiments, main
 from jsrl.errors import ConfigError
 from jsrl.extras import install_command
 
+ROOT = Path(__file__).parents[2]
 OWN = '''"""My own task"""
 
 from jsrl.configs import ppo
@@ -109,7 +111,7 @@ def test_the_doctor_sees_another_projects_jsrl(monkeypatch, tmp_path):
     [
         ({"dir_info": {"editable": True}, "url": "file:///a%20b/c"}, "-e '/a b/c[video]'"),
         ({"archive_info": {}, "url": "file:///x.whl"}, "'jsrl-jax[video] @ file:///x.whl'"),
-        (None, "'jsrl-jax[video]'"),
+        (None, f"-e '{ROOT}[video]'"),  # a checkout on the path; its egg-info has no such facts
     ],
 )
 def test_extras_are_installed_from_where_jsrl_came(facts, words, monkeypatch):
@@ -117,7 +119,7 @@ def test_extras_are_installed_from_where_jsrl_came(facts, words, monkeypatch):
         def read_text(self, name):
             return None if facts is None else json.dumps(facts)
 
-    monkeypatch.setattr(extras.importlib.metadata, "distribution", lambda name: Distribution())
+    monkeypatch.setattr(extras.importlib.metadata, "distributions", lambda name: [Distribution()])
     assert install_command("video") == f"{sys.executable} -m pip install {words}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from jsrl.envs import rendering
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
+from jsrl.extras import install_command
 from jsrl.launch.plan import describe, make_plan, process_environment
 from jsrl.launch.run import run
 from jsrl.recordings import video
@@ -75,7 +77,7 @@ def test_missing_extras_and_environments_that_draw_nothing_are_refused_before_an
     with pytest.raises(ConfigError, match="nothing to show"):
         run(experiment(env=EnvConfig("probe:memory")), runs_dir=tmp_path, display="quiet")
     monkeypatch.setattr(rendering, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"pip install 'jsrl\[video\]'"):
+    with pytest.raises(MissingExtra, match=re.escape(install_command("video"))):
         run(experiment(), runs_dir=tmp_path, display="quiet")
     monkeypatch.setattr(video, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="imageio-ffmpeg and pillow"):

@@ -90,7 +90,9 @@ def test_killed_workers_are_replaced_and_no_two_lives_are_mixed(launch, workers,
         if worker == "learner":
             assert consumed(run)[0] == epoch + 1
             job = json.loads((run.folder / "jobs" / "learner.json").read_text())
-            assert saved <= start_point_of(job)["updates"]  # at most what came after the last committed snapshot is lost
+            assert (
+                saved <= start_point_of(job)["updates"]
+            )  # at most what came after the last committed snapshot is lost
     end(run, "zeromq" if "zeromq" in arguments else "shared-memory")
     line = {name: value for each in run.lines() for name, value in each.items()}
     kinds = {worker.rstrip("-0123456789").replace("-", "_") for worker in workers}
