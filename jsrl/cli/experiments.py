@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import jsrl.configs
 from jsrl.errors import ConfigError
@@ -48,13 +49,28 @@ def load(name: str) -> Experiment:
       ConfigError: its file has no function `config`, or that returns something else.
     """
     module, path = files()[name]
-    config = getattr(importlib.import_module(module), "config", None)
+    config = getattr(_import(module, path), "config", None)
     if not callable(config):
         raise ConfigError(f"{path} has no function config(); an experiment's file has one that returns an Experiment.")
     experiment = config()
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"config() of {path} returned {type(experiment).__name__}; it must return an Experiment.")
     return experiment
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    """Return the module of a file; also where another package that is called as its folder has been imported."""
+    found = sys.modules.get(name)
+    if found is None or found.__file__ != str(path):
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        found = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(found)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return found
 
 
 def experiments() -> dict[str, Callable[[], Experiment]]:

@@ -33,10 +33,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "configs", sys.modules["jsrl.configs"])  # of another folder, imported before
     yield tmp_path
-    for name in [name for name in sys.modules if name == "configs" or name.startswith("configs.")]:
-        del sys.modules[name]
+    for name in ("configs.mine", "configs.wrong"):
+        sys.modules.pop(name, None)
 
 
 def test_alone_it_lists_its_commands_and_each_is_there(capsys):
