@@ -12,7 +12,9 @@ FILM = ("--recorder.enabled", "--recorder.niceness", "0")
 
 
 def test_a_run_leaves_videos_and_its_report_shows_them(launch) -> None:
-    run = launch(*FOREVER, *FILM, "--recorder.period-env-steps", "200", experiment="ppo_cartpole")
+    run = launch(
+        *FOREVER, *FILM, "--recorder.period-env-steps", "200", "--stop-at-return", "none", experiment="ppo_cartpole"
+    )
     run.until(lambda: [x for x in run.lines() if x.get("recorder/videos", 0) >= 2], "two videos", 100.0)
     run.popen.terminate()
     run.expect(130, 60.0)
