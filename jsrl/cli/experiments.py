@@ -38,8 +38,9 @@ def files() -> dict[str, tuple[str, Path]]:
 
 def _modules(package: str, *folders: Path) -> Iterator[tuple[str, tuple[str, Path]]]:
     for module in pkgutil.iter_modules(map(str, folders)):
-        path = next(file for folder in folders if (file := folder / f"{module.name}.py").exists())
-        yield module.name, (f"{package}.{module.name}", path)
+        paths = [path for folder in folders if (path := folder / f"{module.name}.py").exists()]
+        if paths:  # a folder in it is no experiment
+            yield module.name, (f"{package}.{module.name}", paths[0])
 
 
 def load(name: str) -> Experiment:

@@ -58,6 +58,8 @@ def test_a_wrong_command_is_one_sentence_and_status_2(word, hint, capsys):
 
 
 def test_configs_of_the_working_directory_are_found_beside_ours(folder, capsys):
+    (folder / "configs" / "parts").mkdir()
+    (folder / "configs" / "parts" / "__init__.py").touch()  # no experiment
     assert main.main(["list"]) == 0
     assert "mine               My own task" in capsys.readouterr().out
     assert "ppo_cartpole" in experiments.files()
