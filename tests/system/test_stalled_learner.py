@@ -88,9 +88,9 @@ def test_while_the_learner_stands_still_every_process_stays_within_its_stated_by
         working_mb = BATCH_COPIES_MB if kind == "learner" else 0.0
         assert largest <= memory_mb[kind] + memory_shared_mb + SLACK_MB + working_mb, name
         assert largest <= before[name].rss_mb + SLACK_MB, name
-        assert samples[-1].segments == before[name].segments and samples[-1].descriptors == before[name].descriptors, (
-            name
-        )
+        assert samples[-1].segments == before[name].segments, name
+        # a process opens a file for a moment now and then: what it keeps is the fewest of the last second
+        assert min(each.descriptors for each in samples[-10:]) <= before[name].descriptors, name
     run.popen.terminate()
     run.expect(130, 30.0)
     assert_balanced(run.result())
