@@ -43,7 +43,7 @@ from jsrl.runs.control import ControlServer  # noqa: E402
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply  # noqa: E402
 from jsrl.transport.inference.area import AreaLayout  # noqa: E402
 from jsrl.transport.inference.roads import bind_inference, connect_inference  # noqa: E402
-from jsrl.transport.meeting.guests import Guests  # noqa: E402
+from jsrl.transport.meeting.guests import JoinRules  # noqa: E402
 from jsrl.transport.meeting.handshake import HELLO, hello_frames  # noqa: E402
 from jsrl.transport.params.roads import bind_params, connect_params  # noqa: E402
 from jsrl.transport.samples.roads import bind_samples, connect_samples  # noqa: E402
@@ -66,7 +66,7 @@ LIVE = ("samples", "inference", "params", "segment", "control")
 TARGETS = ("codec", *LIVE)
 LIVE_BYTES = 128 << 20  # what a live socket may take, with the thousands of messages that ZeroMQ queues before it
 STRANGERS = tuple(f"stranger-{i}" for i in range(32))
-GUESTS = Guests(frozenset({"good", *STRANGERS}), num_groups=4, rows=4)
+GUESTS = JoinRules(frozenset({"good", *STRANGERS}), num_groups=4, rows=4)
 UNFINISHED, MOST_OPEN = 0.05, 8  # share of rounds with a message without end; how many such connections stay open
 SPEC = InferenceSpec(ArraySpec((4,), "float32"), ArraySpec((), "int32"), ArraySpec((), "float32"), (), ())
 SCHEMA = make_trajectory_spec(EnvSpec(ArraySpec((4,), "float32"), Discrete(2)), (), (), num_rows=3, num_envs=2)

@@ -70,13 +70,13 @@ def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
     from jsrl.metrics.metrics import Recorder
     from jsrl.metrics.phases import Phases
     from jsrl.transport.ledger.hop_page import HopPage
-    from jsrl.transport.ledger.page import KeptLedger
+    from jsrl.transport.ledger.page import PersistedLedger
 
     return [
         ("phases", Phases, ("enter",)),
         ("metrics", Recorder, ("rate", "count", "mean", "spread")),
         ("deadlines", SerialReporter, ("entering", "left")),
-        ("ledger", KeptLedger, ("arrive", "settle", "mark", "hold")),
+        ("ledger", PersistedLedger, ("arrive", "settle", "mark", "hold")),
         ("pages", HopPage, ("begin", "commit", "receive")),
     ]
 

@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "__init__": (set(), set()),
     "__main__": ({"cli"}, set()),
     "errors": (set(), set()),
-    "allowance": (set(), set()),
+    "rate_limit": (set(), set()),
     "extras": (set(), set()),
     "plain_files": (set(), {"numpy"}),
     "types": ({"errors"}, {"numpy"}),
@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "networks": ({"types", "errors", "references"}, {"jax", "flax", "numpy"}),
     "agents": ({"networks", "types", "errors"}, {"jax", "flax", "optax", "chex", "numpy"}),
     "parallel": ({"agents", "types", "errors"}, {"jax", "numpy"}),
-    "envs": ({"allowance", "extras", "types", "errors", "references"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
+    "envs": ({"rate_limit", "extras", "types", "errors", "references"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
     "transport": ({"types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
     "experiment": ({"envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"errors", "experiment", "references", "transport", "workers"}, set()),
     "launch": (
         {
-            "allowance",
+            "rate_limit",
             "envs",
             "errors",
             "experiment",

@@ -25,7 +25,7 @@ from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
 from jsrl.workers.actor.worker import Actor, ActorSettings
-from jsrl.workers.base import Silent
+from jsrl.workers.base import NullReporter
 
 ENV = EnvSpec(ArraySpec((4,), "float32"), Discrete(2), name="emulated")
 ACT = InferenceSpec(ENV.observation, ENV.action.array, ArraySpec((), "float32"), (), ())
@@ -142,7 +142,7 @@ def measure_ring(
         return client, connect_samples(consumer.address, SAMPLES, who, ring, 20.0)
 
     environments = {group: (lambda: TimedEnv(step_s, spins=spins)) for group in range(ring)}
-    actor = Actor("actor-0", ActorSettings(ROWS, None), environments, connect, Silent())  # type: ignore[arg-type]
+    actor = Actor("actor-0", ActorSettings(ROWS, None), environments, connect, NullReporter())  # type: ignore[arg-type]
     stop = threading.Event()
     drain = threading.Thread(target=_drain, args=(consumer, stop), daemon=True)
     drain.start()

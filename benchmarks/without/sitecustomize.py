@@ -50,10 +50,10 @@ def without_ledger() -> None:
     """Count trajectories in memory, not in the pages that survive a death."""
     from jsrl.transport.base import Ledger
     from jsrl.transport.ledger.hop_page import HopPage
-    from jsrl.transport.ledger.page import KeptLedger
+    from jsrl.transport.ledger.page import PersistedLedger
 
     for name in ("arrive", "settle", "drop", "mark", "hold"):
-        setattr(KeptLedger, name, getattr(Ledger, name))
+        setattr(PersistedLedger, name, getattr(Ledger, name))
     for name in ("begin", "commit", "receive"):
         setattr(HopPage, name, nothing)
 

@@ -20,7 +20,7 @@ from jsrl.metrics.phases import Activity
 from jsrl.transport.base import Entry, Lease, Request
 from jsrl.transport.stream import Stream
 from jsrl.types import Trajectory, map_tree, version_updates
-from jsrl.workers.asking import Asker
+from jsrl.workers.asking import InferenceRequests
 from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.ends import subscribe
 from jsrl.workers.kinds import Kind, Port
@@ -33,7 +33,7 @@ class Relabel(Between):
 
     def setup(self) -> None:
         """Connect to the inference server and to the params, then as any worker between."""
-        self._asker, self._params = Asker(self.job), subscribe(self.job, "params")
+        self._asker, self._params = InferenceRequests(self.job), subscribe(self.job, "params")
         self._asker.open()
         self._entry: Entry | None = None
         self._weight, self._entropy = self.job.settings["weight"], list[np.ndarray]()

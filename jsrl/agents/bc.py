@@ -63,8 +63,8 @@ class BCConfig:
         ac.check_choice("schedule", self.schedule, ("constant", "linear"))
 
 
-class Parts(NamedTuple):
-    """What an agent closes over."""
+class Components(NamedTuple):
+    """The configuration and modules shared by the agent's functions."""
 
     config: BCConfig
     network: ActorCritic
@@ -91,7 +91,7 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
     ac.check_action_mask(agent_spec)
     if config.loss == "mse" and not isinstance(spec.action, Continuous):
         raise ConfigError(f"loss='mse' needs continuous actions, {spec.name} has {spec.action!r}; use 'log_prob'")
-    parts = Parts(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))
+    parts = Components(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))
     optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
@@ -123,7 +123,7 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
     return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
 
 
-def loss(parts: Parts, weights: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
+def loss(parts: Components, weights: Tree, batch: Batch) -> tuple[Array, dict[str, Array]]:
     """Return this device's share of the loss and of the metrics: sums over its rows / `batch.count`."""
     config, network, chosen = parts
     core: Any = network.initial_core(batch.mask.shape[1])

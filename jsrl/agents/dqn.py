@@ -90,8 +90,8 @@ class DQNConfig:
             raise ConfigError(f"dqn is feed-forward, got a network with core={self.network.core!r}; r2d2 is recurrent")
 
 
-class Parts(NamedTuple):
-    """What an agent closes over. support: values of the atoms [Z]."""
+class Components(NamedTuple):
+    """The configuration and modules shared by the agent's functions. support: values of the atoms [Z]."""
 
     config: DQNConfig
     network: ValueNetwork
@@ -113,7 +113,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     agent_spec = ac.one_agent(spec)
     options: Any = {"dueling": config.dueling, "num_atoms": config.num_atoms}
     network = value_network(config.network, agent_spec, **options)
-    parts = Parts(config, network, jnp.linspace(config.value_min, config.value_max, config.num_atoms))
+    parts = Components(config, network, jnp.linspace(config.value_min, config.value_max, config.num_atoms))
     optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
@@ -160,7 +160,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     return ac.for_agents(agent, spec.num_agents)
 
 
-def make_act(parts: Parts) -> Act:
+def make_act(parts: Components) -> Act:
     """Return DQN's `act`."""
     config = parts.config
 
@@ -218,13 +218,13 @@ def check_schedule(config: DQNConfig) -> None:
 # -- learning ---------------------------------------------------------------------------------------------------------
 
 
-def apply(parts: Parts, weights: Tree, observation: Tree) -> Array:
+def apply(parts: Components, weights: Tree, observation: Tree) -> Array:
     """Return outputs [B, A, Z] for observations [B, ...]."""
     rows = jax.tree.leaves(observation)[0].shape[0]
     return parts.network.apply(weights, observation, jnp.zeros(rows, bool), ())[0]
 
 
-def mean_values(parts: Parts, outputs: Array) -> Array:
+def mean_values(parts: Components, outputs: Array) -> Array:
     """Return values [..., A] for outputs [..., A, Z]."""
     if parts.config.num_atoms == 1:
         return outputs[..., 0]
@@ -232,7 +232,7 @@ def mean_values(parts: Parts, outputs: Array) -> Array:
 
 
 def loss(
-    parts: Parts, weights: Tree, target: Tree, batch: Transition, count: Array
+    parts: Components, weights: Tree, target: Tree, batch: Transition, count: Array
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return this device's share of the loss, and (its share of the metrics, error [B]).
 

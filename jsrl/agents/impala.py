@@ -76,8 +76,8 @@ class IMPALAConfig:
         ac.check_choice("value_loss", self.value_loss, ("mse", "huber"))
 
 
-class Parts(NamedTuple):
-    """What an agent closes over."""
+class Components(NamedTuple):
+    """The configuration and modules shared by the agent's functions."""
 
     config: IMPALAConfig
     network: ActorCritic
@@ -105,7 +105,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
     """
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
-    parts = Parts(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))
+    parts = Components(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action))
     optimizer = ac.make_optimizer(config.optimizer, eps=config.optimizer_eps, max_grad_norm=config.max_grad_norm)
 
     def init(key: Array) -> AgentState:
@@ -149,7 +149,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
 
 
 def loss(
-    parts: Parts, weights: Weights, batch: Batch, axis_name: str | None = None
+    parts: Components, weights: Weights, batch: Batch, axis_name: str | None = None
 ) -> tuple[Array, tuple[dict[str, Array], Array, Array]]:
     """Return this device's share of the loss, and (its share of the metrics, values [T, B], targets [T, B], raw units).
 

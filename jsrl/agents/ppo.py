@@ -106,8 +106,8 @@ class PPOConfig:
             )
 
 
-class Parts(NamedTuple):
-    """What an agent closes over."""
+class Components(NamedTuple):
+    """The configuration and modules shared by the agent's functions."""
 
     config: PPOConfig
     network: ActorCritic
@@ -141,7 +141,7 @@ def ppo(config: PPOConfig, spec: EnvSpec) -> Agent:
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
-    parts = Parts(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action), optimizer)
+    parts = Components(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action), optimizer)
     recurrent = bool(jax.tree.leaves(parts.network.initial_core(1)))
 
     def init(key: Array) -> AgentState:
@@ -178,7 +178,7 @@ def ppo(config: PPOConfig, spec: EnvSpec) -> Agent:
 
 
 def pack(
-    parts: Parts, weights: Weights, moments: Tree, opt_state: Tree, value_moments: Tree, updates: Array
+    parts: Components, weights: Weights, moments: Tree, opt_state: Tree, value_moments: Tree, updates: Array
 ) -> AgentState:
     """Return the agent's state: what acting needs in `params`, with the value function where actors send values."""
     if parts.config.values == "acting":
@@ -186,14 +186,14 @@ def pack(
     return AgentState(ActParams(weights.policy, moments), weights.value, opt_state, value_moments, updates)
 
 
-def weights_of(parts: Parts, state: AgentState) -> Weights:
+def weights_of(parts: Components, state: AgentState) -> Weights:
     """Return all weights of a state that `pack` made."""
     if parts.config.values == "acting":
         return state.params.weights
     return Weights(state.params.weights, state.learner_params)
 
 
-def values_of(parts: Parts, weights: Weights, observation: Tree, trajectory: Trajectory) -> tuple[Any, Array]:
+def values_of(parts: Components, weights: Weights, observation: Tree, trajectory: Trajectory) -> tuple[Any, Array]:
     """Return (head outputs, values) of all rows [T+1, B]; of row T only, and what acting said, where actors send values."""
     network, core = parts.network, trajectory.core
     if parts.config.values == "learner":
@@ -206,7 +206,7 @@ def values_of(parts: Parts, weights: Weights, observation: Tree, trajectory: Tra
 
 
 def prepare(
-    parts: Parts, weights: Weights, state: AgentState, trajectory: Trajectory, axis_name: str | None
+    parts: Components, weights: Weights, state: AgentState, trajectory: Trajectory, axis_name: str | None
 ) -> tuple[Batch, dict[str, Array]]:
     """Return the batch with advantages (normalised) and targets and old values (both still in raw units)."""
     config, _, chosen, _ = parts
@@ -251,7 +251,7 @@ def _without_last_row(batch: Batch) -> Batch:
 
 
 def rescale_values(
-    parts: Parts, weights: Weights, moments: Any, batch: Batch, axis_name: str | None
+    parts: Components, weights: Weights, moments: Any, batch: Batch, axis_name: str | None
 ) -> tuple[Weights, Any, Batch]:
     """Return weights, value moments and batch in the units of moments that include this update's targets (PopArt)."""
     if not parts.config.normalize_values:
@@ -262,7 +262,7 @@ def rescale_values(
     return weights._replace(value=head), new, batch._replace(target=target, old_value=old_value)
 
 
-def loss(parts: Parts, weights: Weights, batch: Batch, count: Array) -> tuple[Array, dict[str, Array]]:
+def loss(parts: Components, weights: Weights, batch: Batch, count: Array) -> tuple[Array, dict[str, Array]]:
     """Return this device's share of PPO's loss and metrics: sums over its rows / `count`, the unmasked rows of all."""
     config, network, chosen, _ = parts
     outputs, features, _ = network.policy(weights.policy, batch.observation, batch.is_first, batch.core)
@@ -298,7 +298,7 @@ def loss(parts: Parts, weights: Weights, batch: Batch, count: Array) -> tuple[Ar
 
 
 def optimize(
-    parts: Parts,
+    parts: Components,
     weights: Weights,
     opt_state: Tree,
     batch: Batch,

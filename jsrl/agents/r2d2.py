@@ -93,8 +93,8 @@ class Core(NamedTuple):
     epsilon: Array
 
 
-class Parts(NamedTuple):
-    """What an agent closes over."""
+class Components(NamedTuple):
+    """The configuration and modules shared by the agent's functions."""
 
     config: R2D2Config
     network: ValueNetwork
@@ -123,7 +123,7 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
       ConfigError: the spec or network cannot work with this config.
     """
     agent_spec = ac.one_agent(spec)
-    parts = Parts(config, value_network(config.network, agent_spec, dueling=config.dueling))
+    parts = Components(config, value_network(config.network, agent_spec, dueling=config.dueling))
     network = parts.network
     optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
 
@@ -163,7 +163,7 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
     return ac.for_agents(Agent(init, initial_core, make_act(parts), update, adopt=adopt), spec.num_agents)
 
 
-def make_act(parts: Parts) -> Act:
+def make_act(parts: Components) -> Act:
     """Return R2D2's `act`."""
     config = parts.config
 
@@ -186,7 +186,7 @@ def make_act(parts: Parts) -> Act:
 
 
 def burn_in(
-    parts: Parts, weights: Tree, target: Tree, moments: Tree, trajectory: Trajectory, axis_name: str | None
+    parts: Components, weights: Tree, target: Tree, moments: Tree, trajectory: Trajectory, axis_name: str | None
 ) -> Sequences:
     """Return the windows without their first `burn_in` rows, with the cores that both networks have by then.
 
@@ -213,7 +213,7 @@ def burn_in(
 
 
 def loss(
-    parts: Parts, weights: Tree, target: Tree, sequences: Sequences
+    parts: Components, weights: Tree, target: Tree, sequences: Sequences
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return this device's share of the loss, and (its share of the metrics, error [T, B]).
 

@@ -80,8 +80,8 @@ class SACConfig:
         ac.check_range("temperature_learning_rate", self.temperature_learning_rate, 1e-12)
 
 
-class Parts(NamedTuple):
-    """What an agent closes over.
+class Components(NamedTuple):
+    """The configuration and modules shared by the agent's functions.
 
     predict: (critic weights, observation, stored action) -> values [E, B] of the actions taken.
     evaluate: (policy weights, critic weights, observation, noise) -> (smallest value [B], log-probability [B]) of the
@@ -174,7 +174,7 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
 
 
 def critic_loss(
-    parts: Parts, critics: Tree, fixed: tuple[Tree, Tree, Array], columns: tuple[Transition, Array], count: Array
+    parts: Components, critics: Tree, fixed: tuple[Tree, Tree, Array], columns: tuple[Transition, Array], count: Array
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
 
@@ -196,7 +196,7 @@ def critic_loss(
 
 
 def policy_loss(
-    parts: Parts, policy: Tree, fixed: tuple[Tree, Array], columns: tuple[Transition, Array], count: Array
+    parts: Components, policy: Tree, fixed: tuple[Tree, Array], columns: tuple[Transition, Array], count: Array
 ) -> tuple[Array, tuple[dict[str, Array], Tree]]:
     """Return this device's share of the policy's loss alpha log pi(a | o) - min Q(o, a), and (its metrics, ()).
 
@@ -214,7 +214,7 @@ def policy_loss(
 
 
 def critic_step(
-    parts: Parts, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+    parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array], Array]:
     """Return the state with critics one gradient step on, metrics, and the mean |error| of the critics [B]."""
     config, (online, target) = parts.config, state.learner_params
@@ -232,7 +232,7 @@ def critic_step(
 
 
 def policy_step(
-    parts: Parts, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+    parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array]]:
     """Return the state with policy and temperature one gradient step on, and metrics."""
     config, weights, opt_state = parts.config, state.params.weights, state.opt_state
@@ -260,14 +260,14 @@ def policy_step(
     return state, {**metrics, "temperature": jnp.exp(log_temperature)}
 
 
-def move_targets(parts: Parts, state: AgentState) -> AgentState:
+def move_targets(parts: Components, state: AgentState) -> AgentState:
     """Return the state with the targets moved towards the critics."""
     online, target = state.learner_params
     when: Any = {"tau": parts.config.tau, "period": parts.config.target_period, "updates": state.updates}
     return state._replace(learner_params=Critics(online, off.move_targets(target, online, **when)))
 
 
-def split_sac(parts: Parts, num_agents: int | None) -> Split:
+def split_sac(parts: Components, num_agents: int | None) -> Split:
     """Return policy (with the temperature) and critics as two updates."""
 
     def critics(state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None) -> Any:
@@ -288,7 +288,7 @@ def split_sac(parts: Parts, num_agents: int | None) -> Split:
 # -- the two kinds of actions -----------------------------------------------------------------------------------------
 
 
-def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Parts, off.Choose]:
+def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Choose]:
     """Return what SAC is made of for bounded real actions, and how it acts: a tanh-squashed Gaussian."""
     box, chosen = off.action_box(spec), squashed_gaussian()
     policy = policy_network(config.network, spec)
@@ -314,10 +314,10 @@ def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Parts, off.Choos
         return off.random_first(weights, key, box, action, log_prob)
 
     entropy = config.target_entropy if config.target_entropy is not None else -float(num_dims)
-    return Parts(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose
+    return Components(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose
 
 
-def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Parts, off.Choose]:
+def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Choose]:
     """Return what SAC is made of for discrete actions, and how it acts; expectations over actions are exact."""
     assert isinstance(spec.action, Discrete)
     chosen = categorical()
@@ -344,7 +344,7 @@ def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Parts, off.Choose]
         return action, chosen.log_prob(logits, action)
 
     entropy = 0.5 * math.log(spec.action.num_actions) if config.target_entropy is None else config.target_entropy
-    return Parts(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose
+    return Components(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose
 
 
 def _optimizer(config: SACConfig) -> optax.GradientTransformation:

@@ -73,8 +73,8 @@ class TD3Config:
             ac.check_range(name, getattr(self, name), 0)
 
 
-class Parts(NamedTuple):
-    """What an agent closes over."""
+class Components(NamedTuple):
+    """The configuration and modules shared by the agent's functions."""
 
     config: TD3Config
     policy: Network
@@ -110,7 +110,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
     policy_net = policy_network(config.network, agent_spec, deterministic=True)
     critic_net = critic_network(config.network, agent_spec, num_critics=config.num_critics)
     optimizer = ac.make_optimizer("adam", eps=1e-8, max_grad_norm=config.max_grad_norm)
-    parts = Parts(config, policy_net, critic_net, box, optimizer)
+    parts = Components(config, policy_net, critic_net, box, optimizer)
 
     def init(key: Array) -> AgentState:
         policy_key, critic_key = jax.random.split(key)
@@ -154,7 +154,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
 
 
 def critic_loss(
-    parts: Parts, critics: Tree, fixed: tuple[Tree, Tree], columns: tuple[Transition, Array], count: Array
+    parts: Components, critics: Tree, fixed: tuple[Tree, Tree], columns: tuple[Transition, Array], count: Array
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
 
@@ -176,7 +176,7 @@ def critic_loss(
 
 
 def policy_loss(
-    parts: Parts, policy: Tree, critics: Tree, batch: Transition, count: Array
+    parts: Components, policy: Tree, critics: Tree, batch: Transition, count: Array
 ) -> tuple[Array, tuple[dict[str, Array], Tree]]:
     """Return this device's share of the policy's loss -Q_1(o, pi(o)), the first critic's, and (its metrics, ())."""
     first = jax.tree.map(lambda w: w[:1], critics)
@@ -186,7 +186,7 @@ def policy_loss(
 
 
 def critic_step(
-    parts: Parts, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+    parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array], Array]:
     """Return the state with critics one gradient step on, metrics, and the mean |error| of the critics [B]."""
     learned, config = state.learner_params, parts.config
@@ -205,7 +205,7 @@ def critic_step(
 
 
 def policy_step(
-    parts: Parts, state: AgentState, batch: Transition, count: Array, axis_name: str | None
+    parts: Components, state: AgentState, batch: Transition, count: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array]]:
     """Return the state with the policy one gradient step on, and metrics."""
     config, weights, critics = parts.config, state.params.weights, state.learner_params.critics
@@ -224,7 +224,7 @@ def policy_step(
     return state, metrics
 
 
-def move_targets(parts: Parts, state: AgentState) -> AgentState:
+def move_targets(parts: Components, state: AgentState) -> AgentState:
     """Return the state, after an update of the policy, with both targets moved towards critics and policy."""
     config, (critics, target_critics, target_policy) = parts.config, state.learner_params
     online, target = (critics, state.params.weights.network), (target_critics, target_policy)
@@ -233,7 +233,7 @@ def move_targets(parts: Parts, state: AgentState) -> AgentState:
     return state._replace(learner_params=LearnerParams(critics, *moved))
 
 
-def split_td3(parts: Parts, num_agents: int | None) -> Split:
+def split_td3(parts: Components, num_agents: int | None) -> Split:
     """Return policy and critics as two updates; targets move with the critics, every `policy_delay`-th update."""
     config = parts.config
 

@@ -12,8 +12,8 @@ HARMED_SHARE = 0.1  # of the best score before the storm, by which the best one 
 
 
 @dataclass
-class Blow:
-    """One worker that was hit: how (`kill`, `pause`, `hang`), and after which time the run worked again (None: it did not)."""
+class InjectedFault:
+    """A fault injected into one worker: how (`kill`, `pause`, `hang`), and seconds until recovery (None: no recovery)."""
 
     worker: str
     how: str
@@ -50,7 +50,7 @@ class ScoreCard:
       flood: what strangers did; None: there were none. scores: evaluations before and since the storm began.
     """
 
-    blows: list[Blow] = field(default_factory=list)
+    faults: list[InjectedFault] = field(default_factory=list)
     calm_per_s: float = 0.0
     storm_per_s: float = 0.0
     result: dict[str, Any] = field(default_factory=dict)
@@ -61,10 +61,10 @@ class ScoreCard:
 
     @property
     def passed(self) -> bool:
-        """Return whether every blow was recovered from, nothing else was harmed, and nothing was left behind."""
-        recovered = all(blow.recovered_s is not None for blow in self.blows)
+        """Return whether every fault was recovered from, nothing else was harmed, and nothing was left behind."""
+        recovered = all(fault.recovered_s is not None for fault in self.faults)
         unharmed = (self.flood is None or self.flood.passed) and self.learns
-        return bool(self.blows) and recovered and unharmed and self.accounted and not self.left and not self.ended
+        return bool(self.faults) and recovered and unharmed and self.accounted and not self.left and not self.ended
 
     @property
     def learns(self) -> bool:
@@ -79,7 +79,7 @@ class ScoreCard:
 
     def text(self) -> str:
         """Return the card for people."""
-        lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._blow_lines(), *self._flood_lines()]
+        lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._fault_lines(), *self._flood_lines()]
         share = self.storm_per_s / self.calm_per_s if self.calm_per_s else 0.0
         lines.append(
             f"  throughput: {self.calm_per_s:.1f} trajectories/s before, {self.storm_per_s:.1f} during the storm ({share:.0%})"
@@ -93,15 +93,15 @@ class ScoreCard:
             lines.append(f"  left behind: {', '.join(self.left)}")
         return "\n".join(lines)
 
-    def _blow_lines(self) -> list[str]:
-        lines = ["  blow               count  recovered  p50 s  p95 s"]
-        groups: dict[str, list[Blow]] = {}
-        for blow in self.blows:
-            groups.setdefault(f"{blow.how} {kind_of(blow.worker)}", []).append(blow)
-        for name, blows in [*sorted(groups.items()), ("all", self.blows)]:
-            times = sorted(blow.recovered_s for blow in blows if blow.recovered_s is not None)
+    def _fault_lines(self) -> list[str]:
+        lines = ["  fault              count  recovered  p50 s  p95 s"]
+        groups: dict[str, list[InjectedFault]] = {}
+        for fault in self.faults:
+            groups.setdefault(f"{fault.how} {kind_of(fault.worker)}", []).append(fault)
+        for name, faults in [*sorted(groups.items()), ("all", self.faults)]:
+            times = sorted(fault.recovered_s for fault in faults if fault.recovered_s is not None)
             p50, p95 = (f"{quantile(times, q):.1f}" if times else "-" for q in (0.5, 0.95))
-            lines.append(f"  {name:<18} {len(blows):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
+            lines.append(f"  {name:<18} {len(faults):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
         return lines
 
     def _flood_lines(self) -> list[str]:

@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jsrl.chaos.card import Blow, Flood, ScoreCard
+from jsrl.chaos.card import Flood, InjectedFault, ScoreCard
 from jsrl.errors import ConfigError
 from jsrl.launch.graph_file import graph_of
-from jsrl.launch.local.outside import RunSeen, SeenWorker
+from jsrl.launch.local.outside import ObservedRun, ObservedWorker
 from jsrl.transport.ledger.hops import read_hop
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import own_kinds
 
-__all__ = ["Blow", "Flood", "ScoreCard", "Storm", "StormSettings", "storm_command"]
+__all__ = ["Flood", "InjectedFault", "ScoreCard", "Storm", "StormSettings", "storm_command"]
 
 MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
@@ -35,11 +35,11 @@ class StormSettings:
     """What a storm does.
 
     Attributes:
-      storm_s: its duration. calm_s: before it, to measure the undisturbed throughput. every_s: mean time between blows.
+      storm_s: its duration. calm_s: before it, to measure the undisturbed throughput. every_s: mean time between faults.
       kinds: of workers that are hit; None: every one whose kind does not say otherwise.
-      pauses: share of blows that stop a process instead of killing it. hangs: share that
+      pauses: share of faults that stop a process instead of killing it. hangs: share that
         stop its main thread alone, so that it lives and does nothing. seed: of the storm.
-      patience_s: within which a run must work again after a blow.
+      patience_s: within which a run must work again after a fault.
       flood_s: between calm and storm, while strangers send and nothing else is done; they go on through the storm.
     """
 
@@ -76,7 +76,7 @@ class Storm:
         self._rng = random.Random(settings.seed)
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
-        self._seen = RunSeen(self._popen.pid)
+        self._seen = ObservedRun(self._popen.pid)
         self._calm_lines = 0
 
     def run(self) -> ScoreCard:
@@ -174,11 +174,11 @@ class Storm:
         if not workers:
             return
         name = self._rng.choice(sorted(workers))
-        begun_s, victim, blow = time.monotonic(), workers[name], Blow(name, self._way())
-        self.card.blows.append(blow)
-        strike(victim, blow)
+        begun_s, victim, fault = time.monotonic(), workers[name], InjectedFault(name, self._way())
+        self.card.faults.append(fault)
+        strike(victim, fault)
         try:
-            self._await_recovery(blow, victim, begun_s)
+            self._await_recovery(fault, victim, begun_s)
         finally:
             victim.release()
 
@@ -196,15 +196,15 @@ class Storm:
         drawn, settings = self._rng.random(), self._settings
         return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
 
-    def _await_recovery(self, blow: Blow, victim: SeenWorker, begun_s: float) -> None:
+    def _await_recovery(self, fault: InjectedFault, victim: ObservedWorker, begun_s: float) -> None:
         """Wait until the victim has been replaced and trajectories arrive again, and note when that was."""
-        name, arrived = blow.worker, None
+        name, arrived = fault.worker, None
         while self._popen.poll() is None and time.monotonic() - begun_s < self._settings.patience_s:
             found = self._seen.workers().get(name)
             if not victim.alive and found is not None and found != victim:
                 arrived = self._produced() if arrived is None else arrived
                 if self._produced() >= arrived + FLOWING:
-                    blow.recovered_s = time.monotonic() - begun_s
+                    fault.recovered_s = time.monotonic() - begun_s
                     return
             time.sleep(STEP_S)
 
@@ -247,14 +247,14 @@ class Storm:
         self._rest(MEAN_REST_S)
 
 
-def strike(victim: SeenWorker, blow: Blow) -> None:
-    """Kill, pause or hang a worker as a blow says. One that cannot be made to hang is paused, and the blow says so then."""
-    if blow.how == "hang":
+def strike(victim: ObservedWorker, fault: InjectedFault) -> None:
+    """Kill, pause or hang a worker as a fault says. One that cannot be made to hang is paused, and the fault says so then."""
+    if fault.how == "hang":
         try:
             return victim.hang()
         except OSError:
-            blow.how = "pause"
-    return victim.pause() if blow.how == "pause" else victim.kill()
+            fault.how = "pause"
+    return victim.pause() if fault.how == "pause" else victim.kill()
 
 
 def storm_command(words: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:

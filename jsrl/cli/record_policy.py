@@ -26,7 +26,7 @@ from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.actor.worker import Actor, ActorSettings
-from jsrl.workers.base import Silent
+from jsrl.workers.base import NullReporter
 
 NAME = "record"
 
@@ -85,13 +85,13 @@ def record_policy(
     def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
         engine = Engine(policy.agent, policy.spec, num_slots=num_envs, sizes=[num_envs], seed=seed, greedy=not sampled)
         params = FixedParams(policy.version, [np.array(leaf) for leaf in jax.tree.leaves(policy.params)])
-        return InlineInference(engine, params, group_sizes), Nowhere(schemas.trajectory)
+        return InlineInference(engine, params, group_sizes), DiscardingProducer(schemas.trajectory)
 
     def make_group() -> VectorEnv:
         return make(e.env, num_envs, seed, group=0)
 
     settings = ActorSettings(rollout_length, max_lag=None, poll_s=0.0, environment=str(e.env.id))
-    actor = Actor(NAME, settings, {0: make_group}, connect, Silent(), recorder, writer=writer)
+    actor = Actor(NAME, settings, {0: make_group}, connect, NullReporter(), recorder, writer=writer)
     actor.setup()
     try:
         return_mean = _play(actor, episodes, rollout_length * num_envs, writer)
@@ -139,8 +139,8 @@ class FixedParams:
         """Leave."""
 
 
-class Nowhere:
-    """A SampleProducer whose trajectories nobody consumes: one buffer, used again and again."""
+class DiscardingProducer:
+    """A SampleProducer that discards its trajectories: one buffer, reused."""
 
     def __init__(self, spec: Trajectory) -> None:
         self._spec, self._trajectory, self._sequence = spec, zeros(spec), 0

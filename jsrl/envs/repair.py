@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jsrl.allowance import Allowance
 from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import foreign
 from jsrl.envs.rows import vector_seed
 from jsrl.errors import EnvironmentFault, JsrlError
+from jsrl.rate_limit import RateLimit
 from jsrl.types import Array
 
 log = logging.getLogger("jsrl.envs")
@@ -33,7 +33,7 @@ class Repairs:
     def __init__(
         self, config: EnvConfig, tell: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._allowance = Allowance(config.fault_limit, config.fault_window_s, clock)
+        self._repairs_limit = RateLimit(config.fault_limit, config.fault_window_s, clock)
         self._tell = tell
 
     def take(self, fault: EnvironmentFault, cure: str) -> None:
@@ -42,13 +42,13 @@ class Repairs:
         Raises:
           EnvironmentFault: all are used up; the fault, and that.
         """
-        limit, window_s = self._allowance.limit, self._allowance.window_s
-        if not self._allowance.spend():
+        limit, window_s = self._repairs_limit.limit, self._repairs_limit.window_s
+        if not self._repairs_limit.spend():
             raise EnvironmentFault(
                 f"{fault}. Its vector's {limit} repair(s) within {window_s:g} s are used up: what fails again and "
                 "again is not repaired so. See what it raised, or allow more with env.fault_limit"
             ) from fault
-        count = f"repair {self._allowance.used} of {limit} within {window_s:g} s"
+        count = f"repair {self._repairs_limit.used} of {limit} within {window_s:g} s"
         log.warning("%s: %s", count, cure, exc_info=fault)
         if self._tell is not None:
             self._tell(f"{fault}. {cure} ({count}; its traceback is in the log)")

@@ -28,8 +28,8 @@ class Interrupts:
         self._count = 2
 
 
-class Remembered:
-    """Ctrl-C before a run has begun: raises KeyboardInterrupt, and is not forgotten where Python drops that.
+class EarlyInterrupt:
+    """Handles Ctrl-C before a run has begun: raises KeyboardInterrupt, and remembers it where Python drops the exception.
 
     What is raised inside a destructor or a callback of the garbage collector (jax has one) is printed and dropped.
     """
@@ -50,7 +50,7 @@ def remembered() -> Iterator[None]:
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, Remembered())
+    signal.signal(signal.SIGINT, EarlyInterrupt())
     try:
         yield
     finally:
@@ -72,7 +72,7 @@ def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
     handlers = {number: signal.signal(number, taken) for number in wanted}
     before = handlers.get(signal.SIGINT)
     try:
-        if isinstance(before, Remembered) and before.taken:
+        if isinstance(before, EarlyInterrupt) and before.taken:
             taken()
         yield taken
     finally:

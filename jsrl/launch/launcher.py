@@ -77,8 +77,8 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Used:
-    """What a worker takes of its machine.
+class ResourceUsage:
+    """The resources that a worker uses.
 
     Attributes:
       state: such as running, sleeping or `stopped`. cpu_s: CPU time since its start, with that of what it started and has
@@ -138,7 +138,7 @@ class Handle(Protocol):
         """Return the end of its log; after a crash in C code, what the log says of the thread that crashed."""
         ...
 
-    def usage(self) -> Used | None:
+    def usage(self) -> ResourceUsage | None:
         """Return what it takes of its machine; None: it has ended, or is not known yet."""
         ...
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jsrl.allowance import Allowance
 from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.resume import newest_good
+from jsrl.rate_limit import RateLimit
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import SAMPLES, ledger_path
 from jsrl.transport.ledger.page import read_page
@@ -19,7 +19,7 @@ from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
 
 
-class Budget(Allowance):
+class Budget(RateLimit):
     """The restarts of one worker within a window of time.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from jsrl.report.evidence import Facts, gather
+from jsrl.report.evidence import RunSetup, gather
 from jsrl.report.verdicts import SERIAL, VERDICTS
 from jsrl.workers.kinds import Kind
 
@@ -18,7 +18,7 @@ class Bottleneck:
     text: str
 
 
-def find_bottleneck(metrics: Mapping[str, float], facts: Facts, kinds: Iterable[Kind] | None = None) -> Bottleneck:
+def find_bottleneck(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterable[Kind] | None = None) -> Bottleneck:
     """Return what limits a run.
 
     Args:

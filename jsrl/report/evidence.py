@@ -15,8 +15,8 @@ ROOM_CORES = 0.5  # free, so that another process would be worth starting
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What an experiment and its machine are, as far as advice depends on it.
+class RunSetup:
+    """The parts of an experiment and its machine that advice depends on.
 
     Attributes:
       placement: as in the experiment. cores: that the run may use. actors, ring: processes, and groups in each.
@@ -41,7 +41,7 @@ class Facts:
 class Evidence:
     """A run's means: shares of time by kind of worker and activity, and CPU time in cores by kind."""
 
-    facts: Facts
+    facts: RunSetup
     metrics: Mapping[str, float]
     shares: dict[Kind, dict[str, float]] = field(default_factory=dict)
     cpu: dict[Kind, float] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Evidence:
         return self.cpu.get(ACTOR, 0.0) / max(self.facts.actors, 1)
 
 
-def gather(metrics: Mapping[str, float], facts: Facts, kinds: Iterable[Kind] | None = None) -> Evidence:
+def gather(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterable[Kind] | None = None) -> Evidence:
     """Return a run's metrics sorted by what they say; values that are not finite are left out.
 
     Args:

@@ -21,7 +21,7 @@ from jsrl.metrics.phases import by_phase
 from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
-from jsrl.report.evidence import Facts
+from jsrl.report.evidence import RunSetup
 from jsrl.runs.files import read_json
 from jsrl.runs.runs import Run, RunFolder, held_by
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
@@ -222,17 +222,17 @@ def derived(config: dict[str, Any]) -> Experiment | None:
         return None
 
 
-def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> Facts:
+def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> RunSetup:
     """Return what advice depends on."""
     hardware = environment.get("hardware", {})
     cores, accelerators = int(hardware.get("cores", 1)), len(hardware.get("accelerators", ()))
     if experiment is None:
-        return Facts(cores=cores, accelerators=accelerators)
+        return RunSetup(cores=cores, accelerators=accelerators)
     e = experiment
     most = min(MOST_ACTORS, max(2 * cores, 4 * e.actors))
     actors = range(e.actors + 1, most + 1) if e.placement != "serial" else ()
     groups = [n * e.groups for n in range(2, MOST_GROUPS + 1)]
-    return Facts(
+    return RunSetup(
         placement=e.placement,
         cores=cores,
         actors=e.actors,

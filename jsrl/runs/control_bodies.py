@@ -13,8 +13,8 @@ MOST = 2**53  # of any count: what a float still tells apart
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
-class Facts(msgspec.Struct):
-    """Facts of a report or a goodbye that the controller knows; others are only shown."""
+class WorkerStatus(msgspec.Struct):
+    """The facts of a report or a goodbye that the controller acts on; others are only displayed."""
 
     updates: Count = 0
     env_steps: Count = 0
@@ -53,7 +53,7 @@ class Filmed(msgspec.Struct):
     metrics: dict[str, float]
 
 
-class Told(msgspec.Struct):
+class Notice(msgspec.Struct):
     """A warning or note."""
 
     once: str = ""
@@ -64,17 +64,17 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "evaluated": Evaluated,
     "evaluated finally": Score,
     "filmed": Filmed,
-    "warning": Told,
-    "note": Told,
+    "warning": Notice,
+    "note": Notice,
 }
 
 
 def complaint(message: AnyMessage) -> str:
     """Return why the body of a message cannot be right; empty: it can."""
     if isinstance(message, Report):
-        return _named(message.metrics) or _unlike(message.facts, Facts)
+        return _named(message.metrics) or _unlike(message.facts, WorkerStatus)
     if isinstance(message, Bye):
-        return _unlike(message.facts, Facts)
+        return _unlike(message.facts, WorkerStatus)
     if isinstance(message, Event):
         body = EVENTS.get(message.name)
         return _unlike(message.facts, body) if body is not None else ""

@@ -25,7 +25,7 @@ from jsrl.transport.base import (
     SampleProducer,
 )
 from jsrl.transport.meeting.address import parse_address
-from jsrl.transport.meeting.guests import Guests
+from jsrl.transport.meeting.guests import JoinRules
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.types import Tree
 
@@ -50,7 +50,7 @@ class Road:
         """Return the writing end of a sample stream."""
         raise self._carries_no("samples", address)
 
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: Guests) -> InferenceServer:
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
         """Return the answering end of an inference stream."""
         raise self._carries_no("inference", address)
 
@@ -100,7 +100,7 @@ class InProcess(Road):
 
         return connect_local(parse_address(address).name, schema, producer, num_groups, timeout_s)
 
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: Guests) -> InferenceServer:
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
         """See Road."""
         from jsrl.transport.inference.local import LocalInferenceServer
 
@@ -155,7 +155,7 @@ class SharedMemory(Road):
             parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s, hop=hop
         )
 
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: Guests) -> InferenceServer:
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
         """See Road."""
         from jsrl.transport.inference.shared import SharedInferenceServer
 
@@ -207,7 +207,7 @@ class ZeroMQ(Road):
         endpoint = parse_address(address).endpoint
         return ZmqSampleProducer(endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
 
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: Guests) -> InferenceServer:
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
         """See Road."""
         from jsrl.transport.inference.zmq import ZmqInferenceServer
 

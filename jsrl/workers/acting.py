@@ -32,8 +32,8 @@ def stream_key(seed: int, stream: int) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class Served:
-    """A group of environments whose cores live in an engine: its number, and its rows `index` [B] of the core table."""
+class GroupSlots:
+    """The slots of one group of environments in an engine: group number, and its rows `index` [B] of the core table."""
 
     group: int
     index: np.ndarray
@@ -96,7 +96,7 @@ class Engine:
         table = jax.tree.map(lambda rows, new: rows.at[index].set(new), table, new_core)
         return output, core, table
 
-    def serve(self, group: int, num_envs: int) -> Served:
+    def serve(self, group: int, num_envs: int) -> GroupSlots:
         """Make room for a group's cores (slots are not given back: an engine serves a known number of them).
 
         Raises:
@@ -110,7 +110,7 @@ class Engine:
                 )
             first = 0 if num_envs <= self._num_slots else self._num_slots
         self._next_slot = first + num_envs
-        return Served(group, np.arange(first, first + num_envs, dtype=np.int32) % (self._num_slots + 1))
+        return GroupSlots(group, np.arange(first, first + num_envs, dtype=np.int32) % (self._num_slots + 1))
 
     def serves(self, policy: Array | int) -> bool:
         """Return whether this engine has the policy that is asked for, in every row: an int, or int32 [B]."""
@@ -138,14 +138,14 @@ class Engine:
             output, _, self._table = self._act(params, self._table, index, self._key, ids, observation, is_first)
             jax.block_until_ready(output)
 
-    def act(self, served: Served, request: Request) -> Reply:
+    def act(self, served: GroupSlots, request: Request) -> Reply:
         """Act for one group, with the group's own key: the same bits wherever the group is hosted."""
         ids = np.array([served.group, request.step], np.uint32)
         action, log_prob, extras, core = self._call(served.index, ids, request.observation, request.is_first)
         own_core = jax.device_get(core) if self.has_core and request.wants_core else ()
         return Reply(action, log_prob, extras, self.version, own_core, self._policy)
 
-    def act_merged(self, requests: list[tuple[Served, Request]]) -> list[Reply]:
+    def act_merged(self, requests: list[tuple[GroupSlots, Request]]) -> list[Reply]:
         """Act for several groups in one padded batch."""
         rows = sum(len(served.index) for served, _ in requests)
         size = next((s for s in self.sizes if s >= rows), rows)
@@ -170,7 +170,7 @@ class Engine:
         # Blocks until the call is over: only then may the caller's buffers, which JAX aliases on CPU, be written again.
         return np.asarray(output.action), np.asarray(output.log_prob), map_tree(np.asarray, output.extras), core
 
-    def _split(self, result, requests: list[tuple[Served, Request]]) -> list[Reply]:
+    def _split(self, result, requests: list[tuple[GroupSlots, Request]]) -> list[Reply]:
         """Return each group's part of a merged batch."""
         action, log_prob, extras, core = result
         if self.has_core and any(request.wants_core for _, request in requests):

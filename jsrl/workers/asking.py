@@ -7,11 +7,11 @@ from jsrl.transport.base import InferenceClient, Reply, Request
 from jsrl.transport.inference.roads import connect_inference
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, Patience, PeerOfMany
+from jsrl.workers.peers import CONNECT_S, BriefRetry, FailoverPeer
 
 
-class Asker:
-    """Asks for actions at a port, one request at a time, whichever server and life of it answers.
+class InferenceRequests:
+    """Sends inference requests through a port, one at a time; fails over between servers and their incarnations.
 
     It is no actor of these groups: a server keeps the cores of each worker that asks apart. A server's next life begins with
     fresh cores.
@@ -25,12 +25,12 @@ class Asker:
         self._sizes = dict.fromkeys(self._end.groups, job.experiment.group_size)
         self._client: InferenceClient | None = None
         self._sent = False  # a request waits for its answer
-        self._patience = Patience()
+        self._patience = BriefRetry()
 
     def open(self) -> None:
         """Connect, waiting for the server."""
         names = names_of_peers(self._end)
-        self._peer = PeerOfMany(self._job.names, names, self._job.find(names[0]))
+        self._peer = FailoverPeer(self._job.names, names, self._job.find(names[0]))
         self._connect(self._peer.known.address, CONNECT_TIMEOUT_S)
 
     def _connect(self, address: str, timeout_s: float) -> None:
@@ -87,7 +87,7 @@ class Asker:
         except StreamTimeout:
             return
         except StreamClosed as refusal:
-            self._patience.bear(refusal)
+            self._patience.pause(refusal)
             return
         self._peer.known = found
         self._patience.end()

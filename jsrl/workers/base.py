@@ -38,8 +38,8 @@ class Reporter(Protocol):
         ...
 
 
-class Silent:
-    """A Reporter that nobody listens to."""
+class NullReporter:
+    """A Reporter that discards every report."""
 
     def stage(self, stage: str) -> None:
         """Say nothing."""

@@ -16,7 +16,7 @@ from jsrl.transport.base import (
 from jsrl.transport.inference.roads import bind_inference
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import begin_life
-from jsrl.transport.meeting.guests import Guests
+from jsrl.transport.meeting.guests import JoinRules
 from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at
@@ -49,10 +49,10 @@ def begin_counting(job: Job, port: str, reporter: Reporter) -> Ledger:
         return Ledger(dropped={})
 
 
-def guests_of(job: Job, end: End) -> Guests:
+def guests_of(job: Job, end: End) -> JoinRules:
     """Return who may join a stream that this worker binds: the workers at its other end, with groups of the stream."""
     groups = max(end.stream.groups, default=0) + 1
-    return Guests(frozenset(peer.worker for peer in end.peers), num_groups=groups, rows=job.experiment.group_size)
+    return JoinRules(frozenset(peer.worker for peer in end.peers), num_groups=groups, rows=job.experiment.group_size)
 
 
 def bind_server(job: Job, port: str) -> InferenceServer:

@@ -14,7 +14,7 @@ from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, Patience, Peer
+from jsrl.workers.peers import CONNECT_S, BriefRetry, Peer
 
 
 class Writer:
@@ -129,7 +129,7 @@ class FollowingProducer:
     def __init__(self, job: Job, port: str, schema: Tree) -> None:
         self._in_process, self._writer = job.in_process, Writer(job, port, schema)
         self._lost: StreamClosed | None = None
-        self._patience = Patience()
+        self._patience = BriefRetry()
         self.renewed = 0
 
     def open(self) -> None:
@@ -187,7 +187,7 @@ class FollowingProducer:
         except StreamTimeout:
             return
         except StreamClosed as refusal:
-            self._patience.bear(refusal)
+            self._patience.pause(refusal)
             return
         self._patience.end()
         self._lost = None

@@ -1,7 +1,7 @@
-"""Who is at the other end of a stream, and what to do once that is somebody else: a worker outlives those it talks to.
+"""The worker at the other end of a stream, and how to reconnect when it was restarted.
 
-The names of a run say which life of a worker has bound a stream. A stream that closed is taken up again at the next life's
-address; while there is none, its worker waits, as it would for a slow peer: the controller decides whether one will come.
+The run's name service says which incarnation of a worker has bound a stream. When a stream closes, the worker connects to the
+next incarnation's address. Until there is one, it waits, as for a slow peer: the controller decides about restarts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Peer:
     """The worker behind a name, as known since the last connection.
 
     Args:
-      names: of the run. name: such as `samples`. known: whom this worker is connected to.
+      names: the name service. name: of the stream, such as `samples`. known: the registration this worker is connected to.
     """
 
     def __init__(self, names: NameService, name: str, known: Registration) -> None:
@@ -32,19 +32,19 @@ class Peer:
         self._look_at_s = time.monotonic() + LOOK_S
 
     def find(self, timeout_s: float) -> Registration | None:
-        """Return who lives behind the name now, waiting up to `timeout_s` for somebody."""
+        """Return the current registration of the name, waiting up to `timeout_s` for one; None: there is none."""
         try:
             return self._names.lookup(self.name, timeout_s)
         except StreamTimeout:
             return None
 
     def is_known(self, found: Registration) -> bool:
-        """Return whether this is the life that this worker is connected to."""
+        """Return whether this is the incarnation that this worker is connected to."""
         known = self.known
         return (found.name, found.incarnation, found.pid) == (known.name, known.incarnation, known.pid)
 
     def check(self) -> None:
-        """Look, every half second, whether the peer still lives.
+        """Check, at most every half second, that the peer is alive.
 
         Raises:
           StreamClosed: it has died, or was replaced.
@@ -61,14 +61,14 @@ class Peer:
         return f"{self.known.name} at {self.known.address}: {who}, is gone."
 
 
-class Patience:
-    """Retries for a while with a living peer that refuses a worker: it may be the last moment of its predecessor."""
+class BriefRetry:
+    """Retries briefly when a living peer rejects this worker: the peer may not have seen yet that its predecessor ended."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
 
-    def bear(self, refusal: StreamClosed) -> None:
-        """Pause before the next try. Raises the refusal once it has been heard for `REFUSED_S`."""
+    def pause(self, refusal: StreamClosed) -> None:
+        """Pause before the next try. Raises the refusal once it has lasted for `REFUSED_S`."""
         now_s = time.monotonic()
         self._since_s = self._since_s or now_s
         if now_s - self._since_s > REFUSED_S:
@@ -76,15 +76,15 @@ class Patience:
         time.sleep(0.05)
 
     def end(self) -> None:
-        """Note that the peer took this worker."""
+        """Note that the peer accepted this worker."""
         self._since_s = None
 
 
-class PeerOfMany(Peer):
-    """The worker behind the first of several names: one's own, or another that does the same while one's own is gone.
+class FailoverPeer(Peer):
+    """The first registered of several equivalent workers: the assigned one, or a substitute while that one is gone.
 
     Args:
-      names: of the run. candidates: names, one's own first. known: whom this worker is connected to.
+      names: the name service. candidates: names, the assigned one first. known: the registration this worker is connected to.
     """
 
     def __init__(self, names: NameService, candidates: Sequence[str], known: Registration) -> None:
@@ -93,11 +93,11 @@ class PeerOfMany(Peer):
 
     @property
     def is_away(self) -> bool:
-        """Return whether this worker is connected to another than its own."""
+        """Return whether this worker is connected to a substitute."""
         return self.known.name != self.name
 
     def find(self, timeout_s: float) -> Registration | None:
-        """Return who lives behind the first name that somebody lives behind, waiting up to `timeout_s` for one's own."""
+        """Return the first registration among the candidates, waiting up to `timeout_s` for the assigned one."""
         return first_present(self._names, self._candidates) or super().find(timeout_s)
 
     def _why(self, found: Registration | None) -> str:
@@ -107,7 +107,7 @@ class PeerOfMany(Peer):
 
 
 def first_present(names: NameService, candidates: Sequence[str]) -> Registration | None:
-    """Return who lives behind the first of these names that somebody lives behind."""
+    """Return the registration of the first of these names that has one, else None."""
     for name in candidates:
         with contextlib.suppress(StreamTimeout):
             return names.lookup(name, 0.0)
@@ -115,7 +115,7 @@ def first_present(names: NameService, candidates: Sequence[str]) -> Registration
 
 
 class FollowingParams:
-    """A ParamsSubscriber that goes over to the next life of its publisher, wherever that is bound."""
+    """A ParamsSubscriber that reconnects to the next incarnation of its publisher, at whatever address."""
 
     def __init__(self, peer: Peer, connect: Callable[[str], ParamsSubscriber]) -> None:
         self._peer, self._connect = peer, connect

@@ -23,7 +23,7 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.metrics.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import EnvSpec, version_updates
-from jsrl.workers.acting import Engine, Served
+from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import Reporter
 
 STEP_S = 0.05
@@ -103,7 +103,7 @@ class Play:
         self._engine, self._env, self._watch, self._phases = engine, env, watch, phases
         self._camera = camera
         # The engine has these slots and serves nobody else; their cores begin anew with the reset below.
-        self._served = Served(0, np.arange(env.num_envs, dtype=np.int32))
+        self._served = GroupSlots(0, np.arange(env.num_envs, dtype=np.int32))
         phases.enter("env")
         with watch():
             self._latest: EnvStep = env.reset()

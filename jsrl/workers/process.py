@@ -46,7 +46,7 @@ def work(
         control.memory = make_watch(job, kind.declares(job))
         worker = build_worker(job, reporter)
         if not kind.loads_jax(job):
-            return _TellOfJax(worker, reporter)
+            return _ReportsJax(worker, reporter)
         return worker
 
     return run(build_from_file, control)
@@ -71,8 +71,8 @@ def leave_traces(path: Path) -> None:
     faulthandler.register(signal.SIGUSR1, file=target, all_threads=True)
 
 
-class _TellOfJax:
-    """A worker that needs no jax, and says so when the user's environment made it load jax (150 MB, 15 threads more)."""
+class _ReportsJax:
+    """A worker that needs no jax; reports when the user's environment imported it (150 MB and 15 threads more)."""
 
     def __init__(self, worker: Worker, reporter: Reporter) -> None:
         self._worker, self._reporter = worker, reporter

@@ -1,4 +1,4 @@
-"""Whoever knocks at a worker's streams and is turned away is counted and told of once; the run goes on without it."""
+"""Counts rejected connections and messages, and reports the first; the run goes on."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 class Refusals:
-    """What a worker's streams turned away: hellos with another schema, and peers that did not keep to the protocol.
+    """The connections that a worker's streams rejected: another schema, or a violation of the protocol.
 
-    A stream tells its owner of these once each. They are no reason to end a worker: a stranger could end a run by them, and a
-    worker of the run's own that is refused knows why, and ends with that reason itself.
+    They never end the worker, else any outsider could end a run. A worker of this run that is rejected gets the reason in its
+    reply and ends with it.
 
     Args:
-      worker: whose streams. reporter: what the first one is told to; None: nobody.
+      worker: the worker's name. reporter: receives a warning about the first rejection; None: no warning.
 
     Attributes:
-      count: so far.
+      count: rejections so far.
     """
 
     def __init__(self, worker: str, reporter: Reporter | None = None) -> None:
@@ -30,15 +30,15 @@ class Refusals:
         self.count = 0
 
     def note(self, error: Exception) -> None:
-        """Count one; tell of the first."""
+        """Count one rejection; report the first."""
         self.count += 1
         if self.count == 1 and self._reporter is not None:
             self._reporter.event(
-                "warning", f"{self._worker} turned somebody away, and goes on: {error} (more of them are only counted)"
+                "warning", f"{self._worker} rejected a connection and goes on: {error} (further ones are only counted)"
             )
 
     def take(self, take: Callable[[float], T], timeout_s: float) -> T:
-        """Return what `take(timeout_s)` returns, called again within the time where it tells of somebody turned away.
+        """Return what `take(timeout_s)` returns; a rejection it raises is counted, and it is called again until the timeout.
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: this end is closed.

@@ -119,7 +119,7 @@ def test_continuous_actions_and_windows_without_an_unroll_are_refused():
 def test_one_atom_loss_against_a_loop_and_rlax(double):
     config = DQNConfig(network=NETWORK, double=double, dueling=False, loss="mse", total_updates=10, gamma=GAMMA)
     network = value_network(NETWORK, SPEC)
-    parts = dqn_file.Parts(config, network, jnp.zeros(1))
+    parts = dqn_file.Components(config, network, jnp.zeros(1))
     weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
     batch = off.transition(draw(), GAMMA)
     total, (_, error) = dqn_file.loss(parts, weights, target, batch, 5.0)
@@ -139,7 +139,7 @@ def test_one_atom_loss_against_a_loop_and_rlax(double):
 def test_c51_loss_against_rlax():
     config = DQNConfig(network=NETWORK, num_atoms=7, value_min=-2.0, value_max=2.0, total_updates=10)
     network = value_network(NETWORK, SPEC, dueling=True, num_atoms=7)
-    parts = dqn_file.Parts(config, network, jnp.linspace(-2.0, 2.0, 7))
+    parts = dqn_file.Components(config, network, jnp.linspace(-2.0, 2.0, 7))
     weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
     batch = off.transition(draw(), GAMMA)
     total, (metrics, error) = dqn_file.loss(parts, weights, target, batch, 5.0)
@@ -191,7 +191,7 @@ def slow_target(t, value, row, column, n):
 def test_sequence_loss_against_a_walk_over_every_row(rescaled):
     config = R2D2Config(network=RECURRENT, burn_in=2, n_step=2, gamma=GAMMA, rescale_values=rescaled, dueling=False)
     network = value_network(RECURRENT, SPEC)
-    parts = r2d2_file.Parts(config, network)
+    parts = r2d2_file.Components(config, network)
     weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
     core = r2d2_file.Core(jax.random.normal(jax.random.key(2), (8, 4)), jnp.zeros(8))
     t = draw(num_rows=9, num_envs=8, core=core)

@@ -225,7 +225,7 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
 
     config = TD3Config(network=NETWORK, target_noise=0.5, target_noise_clip=0.3)
     nets = policy_network(NETWORK, REAL, deterministic=True), critic_network(NETWORK, REAL, num_critics=2)
-    parts = td3_file.Parts(config, *nets, off.action_box(REAL), None)
+    parts = td3_file.Components(config, *nets, off.action_box(REAL), None)
     keys = jax.random.split(jax.random.key(1), 4)
     policy = jax.tree.map(lambda w: 50.0 * w, nets[0].init(keys[0]))
     online, target = nets[1].init(keys[1]), nets[1].init(keys[2])

@@ -131,12 +131,12 @@ from jsrl.runs import control
 from jsrl.metrics.metrics import Recorder
 from jsrl.metrics.phases import Phases
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger.page import KeptLedger
+from jsrl.transport.ledger.page import PersistedLedger
 recorder = Recorder("actor")
 recorder.rate("env_steps", 16)
 recorder.phases.begin()
 recorder.phases.enter("env")
-print(control.HEARTBEAT_S > 1e6, not recorder.flush(), KeptLedger.arrive is Ledger.arrive,
+print(control.HEARTBEAT_S > 1e6, not recorder.flush(), PersistedLedger.arrive is Ledger.arrive,
       recorder.phases.shares() == {}, control.ControlClient.entering.__name__ == "nothing")
 """
 

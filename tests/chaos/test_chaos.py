@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.chaos.chaos import Blow, Flood, ScoreCard, Storm, StormSettings, storm_command
+from jsrl.chaos.chaos import Flood, InjectedFault, ScoreCard, Storm, StormSettings, storm_command
 from jsrl.errors import ConfigError
 from jsrl.launch.local.hang import HungProcess
 from tests.system.launched import DRIVE, FOREVER
@@ -30,8 +30,8 @@ def over_drive(words: list[str], runs_dir: Path, run_name: str, **options) -> li
 
 
 def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away() -> None:
-    blows = [Blow("actor-0", "kill", float(i)) for i in range(1, 21)]
-    good = ScoreCard(blows, 10.0, 8.0, {"ledger": LEDGER, "evaluation": {"return_mean": 475.0}, "env_steps": 2000})
+    faults = [InjectedFault("actor-0", "kill", float(i)) for i in range(1, 21)]
+    good = ScoreCard(faults, 10.0, 8.0, {"ledger": LEDGER, "evaluation": {"return_mean": 475.0}, "env_steps": 2000})
     assert good.passed
     for words in (
         "kill actor            20         20   11.0   20.0",
@@ -41,21 +41,21 @@ def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away()
     ):
         assert words in good.text()
     for bad in (
-        ScoreCard([*blows, Blow("learner", "pause")], 10.0, 8.0, good.result),
-        ScoreCard(blows, 10.0, 8.0, {"ledger": LEDGER | {"consumed": 6}}),
-        ScoreCard(blows, 10.0, 8.0, good.result, left=["process 7"]),
-        ScoreCard(blows, 10.0, 8.0, good.result, ended="exit status 1"),
+        ScoreCard([*faults, InjectedFault("learner", "pause")], 10.0, 8.0, good.result),
+        ScoreCard(faults, 10.0, 8.0, {"ledger": LEDGER | {"consumed": 6}}),
+        ScoreCard(faults, 10.0, 8.0, good.result, left=["process 7"]),
+        ScoreCard(faults, 10.0, 8.0, good.result, ended="exit status 1"),
         ScoreCard([], 10.0, 8.0, good.result),
-        ScoreCard(blows, 10.0, 8.0, {}),
-        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood()),
-        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, ["learner"])),
-        ScoreCard(blows, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, failed="it ended")),
-        ScoreCard(blows, 10.0, 8.0, good.result, scores=([100.0, 480.0], [400.0])),
-        ScoreCard(blows, 10.0, 8.0, good.result, scores=([-100.0], [-120.0])),
+        ScoreCard(faults, 10.0, 8.0, {}),
+        ScoreCard(faults, 10.0, 8.0, good.result, flood=Flood()),
+        ScoreCard(faults, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, ["learner"])),
+        ScoreCard(faults, 10.0, 8.0, good.result, flood=Flood({"control": 5}, 9.0, failed="it ended")),
+        ScoreCard(faults, 10.0, 8.0, good.result, scores=([100.0, 480.0], [400.0])),
+        ScoreCard(faults, 10.0, 8.0, good.result, scores=([-100.0], [-120.0])),
     ):
         assert not bad.passed and "FAILED" in bad.text()
     flooded = ScoreCard(
-        blows,
+        faults,
         10.0,
         8.0,
         good.result,
@@ -87,7 +87,7 @@ def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
     settings = StormSettings(storm_s=8.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
     card = Storm(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
-    assert {blow.worker for blow in card.blows} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
+    assert {fault.worker for fault in card.faults} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
     )
     card = Storm(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
-    assert {blow.how for blow in card.blows} == {way}
+    assert {fault.how for fault in card.faults} == {way}
 
 
 def test_a_hung_process_has_one_thread_that_stands_still() -> None:

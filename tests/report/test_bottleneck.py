@@ -9,12 +9,12 @@ import pytest
 
 from jsrl.metrics.phases import SECOND_THREADS
 from jsrl.report.bottleneck import find_bottleneck
-from jsrl.report.evidence import Facts
+from jsrl.report.evidence import RunSetup
 from jsrl.report.verdicts import SERIAL, VERDICTS
 from jsrl.workers import between
 from jsrl.workers.kinds import Kind, own_kinds
 
-EIGHT = Facts(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
+EIGHT = RunSetup(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
 TWO = dataclasses.replace(EIGHT, cores=2)
 SYNCHRONOUS = dataclasses.replace(EIGHT, synchronous=True)
 
@@ -34,7 +34,7 @@ IDLE_SERVER = {"act": 0.2, "wait": 0.7}
 ASKING = {"env": 0.2, "wait_inference": 0.7, "transport": 0.05}
 
 # verdict -> (metrics, facts, what the sentence must hold)
-CASES: list[tuple[str, dict[str, float], Facts, tuple[str, ...]]] = [
+CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
     ("unknown", {}, EIGHT, ("too short",)),
     ("unknown", measured(learner=STARVED), EIGHT, ("too short",)),
     (
@@ -234,7 +234,7 @@ CASES: list[tuple[str, dict[str, float], Facts, tuple[str, ...]]] = [
     (
         "serial",
         measured(actor={"env": 0.2, "act": 0.5, "wait_turn": 0.3}, learner={"update": 0.2, "wait_turn": 0.8}),
-        Facts(placement="serial", cores=1),
+        RunSetup(placement="serial", cores=1),
         ("cheaper acting",),
     ),
 ]

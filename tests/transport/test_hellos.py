@@ -16,7 +16,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import shared as inference_shared
 from jsrl.transport.inference import zmq as inference_zmq
 from jsrl.transport.inference.roads import bind_inference, connect_inference
-from jsrl.transport.meeting.guests import MOST_NAMES, Guests, read_pairs
+from jsrl.transport.meeting.guests import MOST_NAMES, JoinRules, read_pairs
 from jsrl.transport.meeting.handshake import HELLO, hello_frames
 from jsrl.transport.samples import shared as samples_shared
 from jsrl.transport.samples.roads import bind_samples, connect_samples
@@ -27,7 +27,7 @@ from tests.contracts.inference_contract import SPEC
 from tests.contracts.sample_contract import SCHEMA, drain
 
 TIMEOUT_S = 20.0
-ACTORS = Guests(frozenset({"actor-0", "actor-1"}), num_groups=4, rows=8)
+ACTORS = JoinRules(frozenset({"actor-0", "actor-1"}), num_groups=4, rows=8)
 HUGE = 1 << 31
 
 
@@ -126,9 +126,9 @@ def test_a_hello_longer_than_any_of_this_stream_is_not_even_read(road: str, tmp_
 
 def test_a_stream_for_anybody_takes_so_many_names_and_no_more() -> None:
     known = {f"w{i}" for i in range(MOST_NAMES)}
-    Guests().check(ProducerId("w0", 1), known)
+    JoinRules().check(ProducerId("w0", 1), known)
     with pytest.raises(StreamClosed, match=f"has seen {MOST_NAMES} names"):
-        Guests().check(ProducerId("another", 0), known)
+        JoinRules().check(ProducerId("another", 0), known)
 
 
 @pytest.mark.parametrize("given", [None, "ab", 3, [[1]], [[1, 2, 3]], [["a", 1]], [[True, 1]], [[0, 1], [0, 2]], [5]])

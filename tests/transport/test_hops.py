@@ -17,7 +17,7 @@ import pytest
 from jsrl.transport.base import ProducerId, SampleConsumer
 from jsrl.transport.ledger.hop_page import HopPage, pages_in
 from jsrl.transport.ledger.hops import SAMPLES, close_hops, hop_folder, ledger_path, read_hop, read_hops
-from jsrl.transport.ledger.page import KeptLedger, begin_life
+from jsrl.transport.ledger.page import PersistedLedger, begin_life
 from jsrl.transport.ledger.reconcile import HopLedger
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from tests.contracts.sample_producer import fill, make_schema
@@ -187,7 +187,7 @@ def test_a_stream_whose_ends_leave_in_order_balances(road: str, tmp_path: Path) 
 def test_a_miscount_of_either_side_is_seen_on_every_road(
     road: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind: Any = KeptLedger if side == "settle" else HopPage
+    kind: Any = PersistedLedger if side == "settle" else HopPage
     right, calls = getattr(kind, side), []
 
     def wrong(self: Any, *arguments: Any) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jsrl.workers.base import Silent
+from jsrl.workers.base import NullReporter
 
 
-class Heard(Silent):
+class Heard(NullReporter):
     """A reporter that remembers events."""
 
     def __init__(self) -> None:

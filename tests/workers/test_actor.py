@@ -13,7 +13,7 @@ from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.actor.worker import Actor, ActorSettings
-from jsrl.workers.base import Silent
+from jsrl.workers.base import NullReporter
 
 T, B = 4, 2
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(100))
@@ -71,7 +71,7 @@ class Rig:
 
         environments = {group: (lambda env=env: env) for group, env in self.envs.items()}
         self.actor = Actor(
-            "actor-0", ActorSettings(T, max_lag, poll_s=0.0, **settings), environments, connect, Silent()
+            "actor-0", ActorSettings(T, max_lag, poll_s=0.0, **settings), environments, connect, NullReporter()
         )
         self.actor.setup()
         self.asked: dict[int, list] = {group: [] for group in groups}

@@ -26,8 +26,8 @@ from jsrl.transport.base import ProducerId, Request
 from jsrl.transport.samples.local import aligned_zeros
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
-from jsrl.workers.acting import Engine, Served
-from jsrl.workers.base import Silent
+from jsrl.workers.acting import Engine, GroupSlots
+from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
 from jsrl.workers.learner.finite_check import no_check
 from jsrl.workers.learner.sources import FromStream, Prefetched
@@ -164,7 +164,7 @@ def evidence(feed: Feed, folder, *, buffers: int, reuse: int = 1, aligned: bool 
     published, store = Published(), SnapshotStore(folder / "state")
     settings = LearnerSettings(0, 8 // reuse * T * B, calls_per_batch=reuse, poll_s=5.0)
     begin = lambda: updater.make(jax.random.key(0))  # noqa: E731
-    learner = Learner(updater, begin, lambda: (source, published), no_check, store, settings, Silent())
+    learner = Learner(updater, begin, lambda: (source, published), no_check, store, settings, NullReporter())
     learner.setup()
     feed.start()
     while not learner.finished:
@@ -243,7 +243,7 @@ def test_a_block_is_released_only_after_its_copy_was_made(road, order, tmp_path)
 # -- requests of the inference stream ---------------------------------------------------------------------------------
 
 
-def make_engine() -> tuple[Engine, Served]:
+def make_engine() -> tuple[Engine, GroupSlots]:
     engine = Engine(AGENT, ENV, num_slots=B, sizes=[B, 2 * B], seed=0)
     engine.set_params(1, [np.zeros(2, np.float32)])
     engine.warm_up()

@@ -19,7 +19,7 @@ from jsrl.transport.base import InferenceClient, InferenceSpec, ProducerId, Repl
 from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.acting import Engine
-from jsrl.workers.base import Silent
+from jsrl.workers.base import NullReporter
 from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
 
 ENV = EnvSpec(ArraySpec((3,), "float32"), Discrete(5))
@@ -46,7 +46,7 @@ class Serving:
         self.server = bind_inference(address, ACT)
         settings = InferenceSettings(max_rows=8, max_wait_s=0.0, merge=False, poll_s=0.0)
         self.worker = InferenceWorker(
-            "inference-0", engine(num_slots), settings, lambda: (self.server, Params()), Silent()
+            "inference-0", engine(num_slots), settings, lambda: (self.server, Params()), NullReporter()
         )
         self.worker.setup()
 

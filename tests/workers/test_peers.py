@@ -5,7 +5,7 @@ import pytest
 from jsrl.errors import StreamClosed
 from jsrl.runs.names import FileNames
 from jsrl.workers import peers
-from jsrl.workers.peers import PeerOfMany, first_present
+from jsrl.workers.peers import FailoverPeer, first_present
 
 SERVERS = ["inference-1", "inference-0"]
 
@@ -17,7 +17,7 @@ def test_another_stands_in_until_ones_own_is_back(tmp_path, monkeypatch) -> None
     names.register("inference-0", "shm:a")
     other = first_present(names, SERVERS)
     assert other is not None and other.name == "inference-0"
-    peer = PeerOfMany(names, SERVERS, other)
+    peer = FailoverPeer(names, SERVERS, other)
     peer.check()
     assert peer.is_away
     own = names.register("inference-1", "shm:b")

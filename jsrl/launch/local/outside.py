@@ -10,15 +10,15 @@ import psutil
 from jsrl.launch.local.hang import HungProcess
 
 
-class SeenWorker:
-    """One life of a worker: equal to what is seen of the same life later."""
+class ObservedWorker:
+    """One incarnation of a worker; two observations of the same incarnation are equal."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
         self._hung: HungProcess | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SeenWorker) and self._process == other._process
+        return isinstance(other, ObservedWorker) and self._process == other._process
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -55,28 +55,28 @@ class SeenWorker:
             self._hung.release()
 
 
-class RunSeen:
-    """A run whose controller is the process `pid`: its workers, and whatever else it started."""
+class ObservedRun:
+    """A run seen from outside: the workers and other processes started by the controller process `pid`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._seen: dict[int, psutil.Process] = {}
 
-    def workers(self) -> dict[str, SeenWorker]:
+    def workers(self) -> dict[str, ObservedWorker]:
         """Return worker name -> its present life: of an interpreter of its own, or forked by an actor host."""
-        found: dict[str, SeenWorker] = {}
+        found: dict[str, ObservedWorker] = {}
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     self._seen[child.pid] = child
                     name = _worker_name(child)
                     if name and child.status() != psutil.STATUS_ZOMBIE:
-                        found[name] = SeenWorker(child)
+                        found[name] = ObservedWorker(child)
         return found
 
     def left(self) -> list[str]:
         """Return, for people, which of all processes ever seen still run."""
-        return [f"process {pid}" for pid, process in self._seen.items() if SeenWorker(process).alive]
+        return [f"process {pid}" for pid, process in self._seen.items() if ObservedWorker(process).alive]
 
 
 def _worker_name(process: psutil.Process) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from jsrl.launch.launcher import Exit, Used
+from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.launch.local.actor_host import HostedActor
 from jsrl.runs.stacks import MAX_STACKS_CHARS
 from jsrl.workers.kinds import CRASHES
@@ -98,7 +98,7 @@ class LocalHandle:
         crashed = -(self.popen.poll() or 0) in CRASHES
         return "\n".join((crash_lines(found) if crashed else []) or found[-lines:])
 
-    def usage(self) -> Used | None:
+    def usage(self) -> ResourceUsage | None:
         """Return what it takes of this machine; None: it has ended, or its process is not known yet."""
         if self.pid is None or not self.alive:
             return None
@@ -107,7 +107,8 @@ class LocalHandle:
             with self._seen.oneshot():
                 times, resident = self._seen.cpu_times(), self._seen.memory_info().rss
                 ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-                return Used(self._seen.status(), times.user + times.system + ended, resident, self._seen.num_threads())
+                seconds = times.user + times.system + ended
+                return ResourceUsage(self._seen.status(), seconds, resident, self._seen.num_threads())
         except psutil.Error:  # it has just ended
             return None
 

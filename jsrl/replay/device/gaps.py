@@ -67,23 +67,23 @@ def is_kept(gaps: Gaps, row: Array, env: Array) -> Array:
     return (gaps.row[:, env] == row).any(axis=0)
 
 
-class Found(NamedTuple):
-    """The first gap of each window [M]. found: whether there is one. at: its row in the window. place: in Gaps."""
+class FirstGap(NamedTuple):
+    """The first gap of each window [M]. found: whether it has one. at: row of the gap in the window. place: index in Gaps."""
 
     found: Array
     at: Array
     place: Array
 
 
-def find_gaps(gaps: Gaps, rows: Array, env: Array) -> Found:
+def find_gaps(gaps: Gaps, rows: Array, env: Array) -> FirstGap:
     """Return the first gap behind row 0 of windows whose rows lie at `rows` [W+1, M] of the ring."""
     hits = (gaps.row[:, env][:, None] == rows).at[:, 0].set(False)  # [KEPT, W+1, M]
     first = jnp.argmax(hits.any(axis=0), axis=0)
     slot = jnp.argmax(hits[:, first, jnp.arange(len(env))], axis=0)
-    return Found(hits.any(axis=(0, 1)), first, slot * gaps.row.shape[1] + env)
+    return FirstGap(hits.any(axis=(0, 1)), first, slot * gaps.row.shape[1] + env)
 
 
-def mend(found: Found, windows: Trajectory) -> Trajectory:
+def mend(found: FirstGap, windows: Trajectory) -> Trajectory:
     """Return windows [W+1, M, ...] that end at their first gap: its row bootstraps, and no row behind it acts.
 
     The observation of that row is put there by `put_observation`.
@@ -103,7 +103,7 @@ def mend(found: Found, windows: Trajectory) -> Trajectory:
     )
 
 
-def put_observation(gaps: Gaps, found: Found, observation: Tree, first: int = 0) -> Tree:
+def put_observation(gaps: Gaps, found: FirstGap, observation: Tree, first: int = 0) -> Tree:
     """Return observations [first + W+1, M, ...] with the kept ones in the rows of gaps."""
 
     def put(leaf: Array, kept: Array) -> Array:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.replay.device.gaps import Found, Gaps, find_gaps, is_kept, keep, mend, no_gaps, put_observation
+from jsrl.replay.device.gaps import FirstGap, Gaps, find_gaps, is_kept, keep, mend, no_gaps, put_observation
 from jsrl.replay.device.tree import FAN_OUT, SumTree, find, init_tree, set_weights
 from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory
 
@@ -272,7 +272,7 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
     return drawn._replace(observation=observation, version=jnp.zeros(drawn.is_first.shape, jnp.int32))
 
 
-def _stack(shape: RingShape, ring: Ring, places: Array, gap: Found) -> Array:
+def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:
     """Return stacks [W+1, M, ..., frames] from rows that begin `history` before the window; black before a start."""
     frames, count = ring.rows.observation[places], shape.window + 1
     frames = put_observation(ring.gaps, gap, frames, shape.history)

@@ -12,20 +12,20 @@ import numpy as np
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, UnknownPolicy
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
-from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.guests import ANYBODY, JoinRules
 from jsrl.types import Array
 
 
-class Unserved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a request with rows of policies that are not served. served: those that are, in words."""
+class PolicyNotServed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The reply to a request for policies that this server does not serve. served: those it does, as text."""
 
     group: int
     policies: list[int]
     served: list[str]
 
 
-class Asker(Protocol):
-    """What a server knows of one connected client; each road has its own."""
+class ConnectedClient(Protocol):
+    """A client connected to an inference server; each road has its own class."""
 
     client: ProducerId
 
@@ -33,7 +33,7 @@ class Asker(Protocol):
         """Send a reply; return False where the client turned out to be gone."""
         ...
 
-    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+    def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         """Send a refusal in place of a reply; return False where the client turned out to be gone."""
         ...
 
@@ -50,11 +50,11 @@ class ServerEnd:
 
     address: str
 
-    def __init__(self, guests: Guests = ANYBODY) -> None:
+    def __init__(self, guests: JoinRules = ANYBODY) -> None:
         self._guests = guests
         self._ready: deque[ClientRequest] = deque()
         self._departed: list[ProducerId] = []
-        self._askers: dict[str, Asker] = {}
+        self._askers: dict[str, ConnectedClient] = {}
         self._last_incarnation: dict[str, int] = {}
         self._complaints: deque[SpecMismatch] = deque()
         self._closed = False
@@ -113,7 +113,7 @@ class ServerEnd:
         if asker is not None and not asker.refuse(request, unserved(request.group, request.request.policy, served)):
             self._drop(asker, "its connection broke")
 
-    def _asker_of(self, request: ClientRequest) -> Asker | None:
+    def _asker_of(self, request: ClientRequest) -> ConnectedClient | None:
         """Return who waits for the answer; None where that client left."""
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
@@ -165,7 +165,7 @@ class ServerEnd:
             return f"incarnation {newest} of {client.name} is connected already; every life needs its own incarnation."
         return None
 
-    def _admit(self, asker: Asker) -> None:
+    def _admit(self, asker: ConnectedClient) -> None:
         """Let a client in; an older incarnation of it is fenced."""
         older = self._askers.get(asker.client.name)
         if older is not None:
@@ -173,7 +173,7 @@ class ServerEnd:
         self._askers[asker.client.name] = asker
         self._last_incarnation[asker.client.name] = asker.client.incarnation
 
-    def _drop(self, asker: Asker, reason: str) -> None:
+    def _drop(self, asker: ConnectedClient, reason: str) -> None:
         """Forget a client; what it asked and was not collected yet is forgotten too."""
         if self._askers.get(asker.client.name) is not asker:
             return
@@ -188,15 +188,15 @@ def unknown_group(client: ProducerId, group: int, groups: list[int]) -> ConfigEr
     return ConfigError(f"group {group} was not declared by {client.name}; it declared {sorted(groups)}.")
 
 
-def unserved(group: int, policy: Array | int, served: Mapping[int, str]) -> Unserved:
+def unserved(group: int, policy: Array | int, served: Mapping[int, str]) -> PolicyNotServed:
     """Return the answer to a group's request with rows of policies that are not among those served (number -> name)."""
     asked = {int(number) for number in np.unique(policy)}
-    return Unserved(
+    return PolicyNotServed(
         group, sorted(asked - served.keys()), [f"{number} ({name})" for number, name in sorted(served.items())]
     )
 
 
-def unknown_policy(server: str, unserved: Unserved) -> UnknownPolicy:
+def unknown_policy(server: str, unserved: PolicyNotServed) -> UnknownPolicy:
     """Return the error for a request with rows of policies that are not served."""
     asked = ", ".join(map(str, unserved.policies))
     return UnknownPolicy(

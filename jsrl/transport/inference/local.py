@@ -12,14 +12,14 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AnsweringArea, AreaLayout, AskingArea
 from jsrl.transport.inference.ends import (
+    PolicyNotServed,
     ServerEnd,
-    Unserved,
     check_request,
     still_in_flight,
     unknown_group,
     unknown_policy,
 )
-from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.guests import ANYBODY, JoinRules
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}
@@ -32,7 +32,7 @@ class _Reply(NamedTuple):
     has_core: bool
 
 
-class _LocalAsker:
+class _LocalClient:
     def __init__(self, client: LocalInferenceClient, areas: dict[int, AnsweringArea]):
         self.client = client.identity
         self.areas = areas
@@ -44,7 +44,7 @@ class _LocalAsker:
         self._end.inbox.put(_Reply(request.group, wants_core))
         return True
 
-    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+    def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         self.areas[request.group].refuse()
         self._end.inbox.put(unserved)
         return True
@@ -53,13 +53,13 @@ class _LocalAsker:
         self._end.inbox.put(reason)
 
 
-_Event: TypeAlias = tuple[_LocalAsker, int, Request] | _LocalAsker | SpecMismatch  # asked, left, turned away
+_Event: TypeAlias = tuple[_LocalClient, int, Request] | _LocalClient | SpecMismatch  # asked, left, turned away
 
 
 class LocalInferenceServer(ServerEnd):
     """The answering end of `local:NAME`."""
 
-    def __init__(self, spec: InferenceSpec, name: str = "", guests: Guests = ANYBODY):
+    def __init__(self, spec: InferenceSpec, name: str = "", guests: JoinRules = ANYBODY):
         super().__init__(guests)
         self.spec = spec
         self.name = name or f"inference-{next(_numbers)}"
@@ -71,13 +71,13 @@ class LocalInferenceServer(ServerEnd):
                 raise ConfigError(f"{self.address} is bound already in this process; close it or choose another name.")
             _servers[self.name] = self
 
-    def admit(self, client: LocalInferenceClient, areas: dict[int, AnsweringArea]) -> _LocalAsker:
+    def admit(self, client: LocalInferenceClient, areas: dict[int, AnsweringArea]) -> _LocalClient:
         """Let a client of this process in.
 
         Raises:
           StreamClosed: the server is closed, or a newer incarnation of the client is connected.
         """
-        asker = _LocalAsker(client, areas)
+        asker = _LocalClient(client, areas)
         with self._admission:
             if self._closed:
                 raise StreamClosed(f"the inference server {self.address} is closed.")
@@ -87,7 +87,7 @@ class LocalInferenceServer(ServerEnd):
             self._admit(asker)
         return asker
 
-    def announce(self, asker: _LocalAsker, group: int, request: Request) -> None:
+    def announce(self, asker: _LocalClient, group: int, request: Request) -> None:
         """Take note of a request whose arrays lie in the group's area."""
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
@@ -97,7 +97,7 @@ class LocalInferenceServer(ServerEnd):
         """Take note that a client with another schema was turned away."""
         self._events.put(mismatch)
 
-    def leave(self, asker: _LocalAsker) -> None:
+    def leave(self, asker: _LocalClient) -> None:
         """Take note that a client left."""
         self._events.put(asker)
 
@@ -112,7 +112,7 @@ class LocalInferenceServer(ServerEnd):
 
     def _handle(self, event: _Event) -> None:
         with self._admission:
-            if isinstance(event, _LocalAsker):
+            if isinstance(event, _LocalClient):
                 self._drop(event, "it left")
                 return
             if isinstance(event, SpecMismatch):
@@ -142,7 +142,7 @@ class LocalInferenceClient:
             raise
         server.check_guest(client, group_sizes)
         self.identity = client
-        self.inbox: queue.SimpleQueue[_Reply | Unserved | str] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[_Reply | PolicyNotServed | str] = queue.SimpleQueue()
         layout = AreaLayout(spec, group_sizes)
         buffer = bytearray(layout.size_bytes)
         self._areas = {group: AskingArea(layout, group, buffer) for group in layout.group_sizes}
@@ -190,7 +190,7 @@ class LocalInferenceClient:
             raise StreamClosed(f"the inference stream {self._server.address} is closed: {arrived}.")
         area = self._areas[arrived.group]
         area.in_flight = False
-        if isinstance(arrived, Unserved):
+        if isinstance(arrived, PolicyNotServed):
             raise unknown_policy(self._server.address, arrived)
         return arrived.group, area.read(arrived.has_core)
 

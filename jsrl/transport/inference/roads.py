@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId
 from jsrl.transport.meeting.address import check_producer
-from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.guests import ANYBODY, JoinRules
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.roads import road_of
 
 
 def bind_inference(
-    address: str, spec: InferenceSpec, *, keys: KeyPath = None, guests: Guests = ANYBODY
+    address: str, spec: InferenceSpec, *, keys: KeyPath = None, guests: JoinRules = ANYBODY
 ) -> InferenceServer:
     """Return the answering end at `address`; its `.address` is what clients connect to (tcp port 0: a free one).
 

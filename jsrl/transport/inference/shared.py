@@ -23,8 +23,8 @@ import msgspec
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AnsweringArea, AreaLayout
-from jsrl.transport.inference.ends import ServerEnd, Unserved
-from jsrl.transport.meeting.guests import ANYBODY, Guests, read_pairs
+from jsrl.transport.inference.ends import PolicyNotServed, ServerEnd
+from jsrl.transport.meeting.guests import ANYBODY, JoinRules, read_pairs
 from jsrl.transport.meeting.unix_socket import listen_socket
 from jsrl.transport.memory.segment import Segment, make_folder
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields
@@ -56,7 +56,7 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mismatch: bool = False
 
 
-class _SharedAsker:
+class _SharedClient:
     """A connected client."""
 
     def __init__(self, client: ProducerId, connection: socket.socket, segment: Segment, layout: AreaLayout):
@@ -70,7 +70,7 @@ class _SharedAsker:
         self.areas[request.group].write(reply, wants_core)
         return self._send(REPLY.pack(request.group, wants_core))
 
-    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+    def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         self.areas[request.group].refuse()
         return self._send(msgspec.msgpack.encode(unserved))  # longer than a reply, by which the client knows it
 
@@ -95,7 +95,7 @@ class _SharedAsker:
 class SharedInferenceServer(ServerEnd):
     """The answering end of `shm:FOLDER/NAME`."""
 
-    def __init__(self, spec: InferenceSpec, path: str | Path, guests: Guests = ANYBODY):
+    def __init__(self, spec: InferenceSpec, path: str | Path, guests: JoinRules = ANYBODY):
         super().__init__(guests)
         self.spec = spec
         self._path = Path(path)
@@ -106,7 +106,7 @@ class SharedInferenceServer(ServerEnd):
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._strangers: dict[int, tuple[socket.socket, float]] = {}
-        self._connected: dict[int, _SharedAsker] = {}
+        self._connected: dict[int, _SharedClient] = {}
 
     def _gather(self, max_wait_s: float) -> None:
         events = self._epoll.poll(max_wait_s, 4096)
@@ -118,7 +118,7 @@ class SharedInferenceServer(ServerEnd):
         if len(connected) < len(events) or any(fd not in connected for fd, _ in events):
             self._serve_strangers([fd for fd, _ in events if fd not in connected])
 
-    def _read(self, fd: int, asker: _SharedAsker) -> None:
+    def _read(self, fd: int, asker: _SharedClient) -> None:
         """Take in all but its end of what a client has sent, so that the end is seen before the client's next hello is."""
         receive, areas = asker.connection.recv, asker.areas
         try:
@@ -139,7 +139,7 @@ class SharedInferenceServer(ServerEnd):
         except (OSError, KeyError):
             self._part(fd, asker, "its connection broke")
 
-    def _part(self, fd: int, asker: _SharedAsker, reason: str) -> None:
+    def _part(self, fd: int, asker: _SharedClient, reason: str) -> None:
         self._connected.pop(fd, None)
         self._drop(asker, reason)
 
@@ -230,7 +230,7 @@ class SharedInferenceServer(ServerEnd):
             segment.unlink()
             segment.close()
             raise
-        asker = _SharedAsker(client, connection, segment, layout)
+        asker = _SharedClient(client, connection, segment, layout)
         self._admit(asker)
         self._connected[connection.fileno()] = asker
         self._epoll.register(connection, select.EPOLLIN)

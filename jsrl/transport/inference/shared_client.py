@@ -11,7 +11,7 @@ import msgspec
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, AskingArea
-from jsrl.transport.inference.ends import Unserved, check_request, still_in_flight, unknown_group, unknown_policy
+from jsrl.transport.inference.ends import PolicyNotServed, check_request, still_in_flight, unknown_group, unknown_policy
 from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST, Hello, Welcome
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.memory.segment import Segment
@@ -128,7 +128,7 @@ class SharedInferenceClient:
     def _refused(self, message: bytes) -> StreamError | None:
         """Return the error of a request that was refused, None where the message is something else."""
         try:
-            unserved = msgspec.msgpack.decode(message, type=Unserved)
+            unserved = msgspec.msgpack.decode(message, type=PolicyNotServed)
         except msgspec.DecodeError:
             return None
         area = self._areas.get(unserved.group)

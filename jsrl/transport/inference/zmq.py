@@ -24,9 +24,9 @@ import zmq
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AnsweringArea, AreaLayout
-from jsrl.transport.inference.ends import ServerEnd, Unserved
+from jsrl.transport.inference.ends import PolicyNotServed, ServerEnd
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, outgoing, shut
-from jsrl.transport.meeting.guests import ANYBODY, Guests, read_pairs
+from jsrl.transport.meeting.guests import ANYBODY, JoinRules, read_pairs
 from jsrl.transport.meeting.handshake import HELLO, WELCOME, hello_limits, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.zmq_socket import bind_alone, configure_socket, remove_ipc_path
@@ -54,7 +54,7 @@ class _Asked(msgspec.Struct, frozen=True):
     wants_core: bool
 
 
-class Answered(msgspec.Struct, frozen=True):
+class ReplyFields(msgspec.Struct, frozen=True):
     """The fields of a reply."""
 
     group: int
@@ -92,7 +92,7 @@ def fill_area(target: np.ndarray, message: Message) -> None:
     target[...] = arrays[0]
 
 
-class _ZmqAsker:
+class _ZmqClient:
     """A connected client."""
 
     def __init__(self, client: ProducerId, route: bytes, layout: AreaLayout, socket: zmq.Socket, keys: object | None):
@@ -109,7 +109,7 @@ class _ZmqAsker:
         frames = encode("reply", {"group": group, "has_core": has_core}, (self.buffer.answers[group, has_core],))
         return self.tell(outgoing(frames, self._keys))
 
-    def refuse(self, request: ClientRequest, unserved: Unserved) -> bool:
+    def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         self.areas[request.group].refuse()
         return self.tell(outgoing(encode(UNSERVED, msgspec.to_builtins(unserved)), self._keys))
 
@@ -135,7 +135,7 @@ _PING = encode("ping")[0]
 class ZmqInferenceServer(ServerEnd):
     """The answering end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
-    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: Guests = ANYBODY):
+    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: JoinRules = ANYBODY):
         super().__init__(guests)
         self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
@@ -144,7 +144,7 @@ class ZmqInferenceServer(ServerEnd):
         request_bytes = AreaLayout(spec, {0: guests.rows}).question_bytes(0)
         most_bytes = min(MAX_MESSAGE_BYTES, header_bytes + request_bytes)
         self._limits = Limits(header_bytes, frames=2, message_bytes=most_bytes)
-        self._routes: dict[bytes, _ZmqAsker] = {}
+        self._routes: dict[bytes, _ZmqClient] = {}
         self._pinged_s = time.monotonic()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -199,7 +199,7 @@ class ZmqInferenceServer(ServerEnd):
             if asker is not None:
                 self._drop(asker, str(error))
 
-    def _take(self, asker: _ZmqAsker, message: Message) -> None:
+    def _take(self, asker: _ZmqClient, message: Message) -> None:
         asked: _Asked = read_fields(message, _Asked)
         area = asker.areas.get(asked.group)
         if asked.incarnation != asker.client.incarnation or area is None or area.open:
@@ -229,7 +229,7 @@ class ZmqInferenceServer(ServerEnd):
                 f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can travel; "
                 "use smaller groups."
             )
-        asker = _ZmqAsker(client, route, layout, self._socket, self._keys)
+        asker = _ZmqClient(client, route, layout, self._socket, self._keys)
         if asker.tell(encode(WELCOME)):
             self._admit(asker)
             self._routes[route] = asker

@@ -11,13 +11,13 @@ import zmq
 from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, AskingArea
-from jsrl.transport.inference.ends import Unserved, check_request, still_in_flight, unknown_group, unknown_policy
+from jsrl.transport.inference.ends import PolicyNotServed, check_request, still_in_flight, unknown_group, unknown_policy
 from jsrl.transport.inference.zmq import (
     LINGER_MS,
     MAX_MESSAGE_BYTES,
     UNSERVED,
-    Answered,
     ClientBuffer,
+    ReplyFields,
     fill_area,
     read_fields,
 )
@@ -150,13 +150,15 @@ class ZmqInferenceClient:
         if message.kind == REFUSED:
             self._close(str(message.fields.get("text")))
             raise_refusal(message)
-        answered: Answered | Unserved = read_fields(message, Unserved if message.kind == UNSERVED else Answered)
+        answered: ReplyFields | PolicyNotServed = read_fields(
+            message, PolicyNotServed if message.kind == UNSERVED else ReplyFields
+        )
         area = self._areas.get(answered.group)
         if message.kind not in ("reply", UNSERVED) or area is None or not area.in_flight:
             raise CodecError(
                 f"{self.address} sent {message.kind[:40]!r} for group {answered.group}, which asked nothing."
             )
-        if isinstance(answered, Unserved):
+        if isinstance(answered, PolicyNotServed):
             area.in_flight = False
             raise unknown_policy(self.address, answered)
         fill_area(self._buffer.answers[answered.group, answered.has_core], message)

@@ -48,8 +48,8 @@ class Life(NamedTuple):
     uncertain: int = 0
 
 
-class KeptLedger(Ledger):
-    """A ledger whose every change is in its page at once; `begin_life` makes one."""
+class PersistedLedger(Ledger):
+    """A ledger that writes every change to its page at once; `begin_life` makes one."""
 
     def __init__(self, before: Ledger, page: Any) -> None:
         super().__init__(before.received, before.consumed, dict(before.dropped or {}), before.in_flight)
@@ -94,7 +94,7 @@ class KeptLedger(Ledger):
 
 def begin_life(
     path: Path, least_epoch: int, saved: dict[str, Any] | None, *, hop: Path | None = None, rolls_back: bool = True
-) -> tuple[int, KeptLedger]:
+) -> tuple[int, PersistedLedger]:
     """Return (the epoch of a consumer that starts now, the ledger it goes on with), both on the disk.
 
     Args:
@@ -128,7 +128,7 @@ def begin_life(
         os.fsync(folder)
     finally:
         os.close(folder)
-    return epoch, KeptLedger(ledger, page)
+    return epoch, PersistedLedger(ledger, page)
 
 
 def continued(last: Life | None, saved: dict[str, Any] | None, *, rolls_back: bool = True) -> Ledger:

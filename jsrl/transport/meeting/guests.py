@@ -1,4 +1,4 @@
-"""Who may join a stream, and with how much: checked before anything else is done with a hello."""
+"""Rules for joining a stream: names, groups and rows. A hello is checked against them first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Guests:
+class JoinRules:
     """Who may join a stream.
 
     Attributes:
-      names: of the workers that may; None: any, up to 4096 names.
-      num_groups: how many groups of environments one of them may have, numbered from 0.
-      rows: how many rows a group may have (inference).
+      names: of the workers that may join; None: any, up to 4096 names.
+      num_groups: most groups of environments per worker, numbered from 0.
+      rows: most rows per group (inference).
     """
 
     names: frozenset[str] | None = None
@@ -70,7 +70,7 @@ class Guests:
                 )
 
 
-ANYBODY = Guests()
+ANYBODY = JoinRules()
 
 
 def read_pairs(given: Any, most: int) -> dict[int, int]:

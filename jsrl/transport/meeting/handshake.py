@@ -118,7 +118,7 @@ def no_answer(endpoint: str, timeout_s: float) -> StreamTimeout:
     )
 
 
-class Greeter:
+class HelloResponder:
     """A thread that answers hellos at an endpoint, so that producers can join while the consumer is busy."""
 
     def __init__(self, endpoint: str, answer: Callable[[Message], list[Any]], limits: Limits = HELLO_LIMITS):

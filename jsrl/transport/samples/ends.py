@@ -14,7 +14,7 @@ from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage
 from jsrl.transport.meeting.address import check_producer
-from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.guests import ANYBODY, JoinRules
 from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves
 
@@ -233,7 +233,7 @@ class SampleQueue:
 class Admissions:
     """Which life of each producer may speak: incarnations only rise, and none is granted twice."""
 
-    def __init__(self, guests: Guests = ANYBODY) -> None:
+    def __init__(self, guests: JoinRules = ANYBODY) -> None:
         self._guests = guests
         self._latest: dict[str, int] = {}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.meeting.guests import ANYBODY, Guests
+from jsrl.transport.meeting.guests import ANYBODY, JoinRules
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.roads import road_of
 from jsrl.types import Tree
@@ -19,7 +19,7 @@ def bind_samples(
     blocks_per_producer: int | None = None,
     keys: KeyPath = None,
     ledger: Ledger | None = None,
-    guests: Guests = ANYBODY,
+    guests: JoinRules = ANYBODY,
     hop: Path | None = None,
 ) -> SampleConsumer:
     """Return the reading end of a sample stream; its `address` is what producers connect to.

@@ -19,8 +19,8 @@ from jsrl.errors import SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, look_into_rings, new_life
 from jsrl.transport.meeting.address import check_ipc_path, check_name
-from jsrl.transport.meeting.guests import ANYBODY, Guests
-from jsrl.transport.meeting.handshake import WELCOME, Greeter, hello_limits, read_hello, remaining
+from jsrl.transport.meeting.guests import ANYBODY, JoinRules
+from jsrl.transport.meeting.handshake import WELCOME, HelloResponder, hello_limits, read_hello, remaining
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import make_folder
 from jsrl.transport.samples.ends import Admissions, SampleQueue, check_blocks, choose_blocks
@@ -61,7 +61,7 @@ class SharedSampleConsumer:
         *,
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
-        guests: Guests = ANYBODY,
+        guests: JoinRules = ANYBODY,
         hop: Path | None = None,
     ):
         self._folder = make_folder(folder)
@@ -87,7 +87,7 @@ class SharedSampleConsumer:
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
         self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
-        self._greeter = Greeter(f"ipc://{self._folder / prefix}.hello", self._welcome, hello_limits(self.leaves))
+        self._greeter = HelloResponder(f"ipc://{self._folder / prefix}.hello", self._welcome, hello_limits(self.leaves))
 
     @property
     def ledger(self) -> Ledger:

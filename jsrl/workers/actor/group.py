@@ -10,14 +10,14 @@ from jsrl.types import Array
 from jsrl.workers.actor.journaled import where
 
 
-class Activity:
-    """What an actor is inside of, in the words of messages; which slot has the floor is looked up only when it is read."""
+class EnvCall:
+    """Text for messages about a call of the environment that has not returned; says which slot is stepping when read."""
 
     def __init__(self, text: str, env: VectorEnv) -> None:
         self._text, self._env = text, env
 
     def __str__(self) -> str:
-        """Return what the control road says where it does not end."""
+        """Return the call, and the slot where it is known."""
         place = where(self._env)
         return f"{self._text} ({place})," if place else f"{self._text},"
 
@@ -38,7 +38,7 @@ class Group:
     number: int
     env: VectorEnv
     latest: EnvStep
-    stepping: Activity
+    stepping: EnvCall
     row: int = 0
     trajectory: int | None = None
     made: int = 0

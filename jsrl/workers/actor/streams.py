@@ -14,7 +14,7 @@ from jsrl.transport.samples.copying import CopyingProducer
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, LOOK_S, Patience, Peer, PeerOfMany, first_present
+from jsrl.workers.peers import CONNECT_S, LOOK_S, BriefRetry, FailoverPeer, Peer, first_present
 
 
 class ActorStreams:
@@ -37,9 +37,9 @@ class ActorStreams:
         self._producer: SampleProducer = self._writer
         if not job.experiment.actor.rows_in_place:
             self._producer = CopyingProducer(self._writer, job.schemas.trajectory)
-        self._server: PeerOfMany | None = None  # None: the actor acts itself
+        self._server: FailoverPeer | None = None  # None: the actor acts itself
         self._renewed = False  # the producer was taken up again, the client not yet
-        self._patience = Patience()
+        self._patience = BriefRetry()
         self._look_at_s = 0.0
 
     @property
@@ -61,7 +61,7 @@ class ActorStreams:
             servers = names_of_peers(job.end("inference"))
             # At the start of a run each actor waits for its own server, which is on its way.
             present = first_present(job.names, servers) if job.incarnation else None
-            self._server = PeerOfMany(job.names, servers, present or job.find(servers[0]))
+            self._server = FailoverPeer(job.names, servers, present or job.find(servers[0]))
             self._peers.append(self._server)
             self._client = self._connect_inference(self._server.known.address, CONNECT_TIMEOUT_S)
         self.epoch = self._writer.read_epoch()
@@ -101,14 +101,14 @@ class ActorStreams:
         if len(present) < len(found):
             return None
         if all(peer.is_known(entry) for peer, entry in zip(self._peers, present, strict=True)) and not self._renewed:
-            self._patience.bear(error)
+            self._patience.pause(error)
             return None
         try:
             return self._take_up(present)
         except StreamTimeout:
             return None
         except StreamClosed as refusal:
-            self._patience.bear(refusal)
+            self._patience.pause(refusal)
             return None
 
     def _take_up(self, present: list[Registration]) -> tuple[InferenceClient, SampleProducer]:

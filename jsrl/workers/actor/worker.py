@@ -21,7 +21,7 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.transport.base import InferenceClient, Origin, ProducerId, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, version_epoch, version_updates
-from jsrl.workers.actor.group import Activity, Group
+from jsrl.workers.actor.group import EnvCall, Group
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.base import Reporter
@@ -88,8 +88,8 @@ class Actor:
         for number, make_vector in self._environments.items():
             with self._watched(self._named("making", number) + ",", number):
                 env = make_vector()
-            with self._watched(Activity(self._named("reset", number), env), number):
-                stepping = Activity(self._named("step", number), env)
+            with self._watched(EnvCall(self._named("reset", number), env), number):
+                stepping = EnvCall(self._named("step", number), env)
                 self._groups[number] = Group(number, env, env.reset(), stepping, sequence=self._begun)
         self._reporter.stage("connecting to streams")
         self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
@@ -97,7 +97,7 @@ class Actor:
             self._ask(group)
 
     def _restart_environments(self, group: Group) -> None:
-        with self._watched(Activity(self._named("reset", group.number), group.env), group.number):
+        with self._watched(EnvCall(self._named("reset", group.number), group.env), group.number):
             group.latest = group.env.reset()
 
     @contextlib.contextmanager

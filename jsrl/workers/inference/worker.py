@@ -12,7 +12,7 @@ from jsrl.runs.control import Command
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
 from jsrl.transport.inference.ends import unknown_policy, unserved
 from jsrl.types import version_updates
-from jsrl.workers.acting import Engine, Served
+from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import Reporter
 from jsrl.workers.refusals import Refusals
 
@@ -50,8 +50,8 @@ class InferenceWorker:
     ) -> None:
         self.name, self._engine, self._settings = name, engine, settings
         self._connect, self._reporter = connect, reporter
-        self._served: dict[tuple[ProducerId, int], Served] = {}
-        self._vacant: dict[tuple[int, int], Served] = {}
+        self._served: dict[tuple[ProducerId, int], GroupSlots] = {}
+        self._vacant: dict[tuple[int, int], GroupSlots] = {}
         self._held: list[ClientRequest] = []
         self._rows = 0
         self.recorder = self._recorder = recorder or Recorder("inference")
@@ -162,7 +162,7 @@ class InferenceWorker:
             rows += size
         return batches
 
-    def _seat(self, request: ClientRequest) -> Served:
+    def _seat(self, request: ClientRequest) -> GroupSlots:
         """Return where this client's group keeps its cores; a replaced client's seat is taken over."""
         key = (request.client, request.group)
         if key not in self._served:

@@ -24,7 +24,7 @@ from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
 
 
-class Made(NamedTuple):
+class BuiltUpdater(NamedTuple):
     """An updater, the check of its updates, and the devices that share each batch."""
 
     updater: Updater
@@ -32,7 +32,7 @@ class Made(NamedTuple):
     devices: int
 
 
-def make_updater(agent: Agent, job: Job) -> Made:
+def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
     """Return what makes the updates of a job's agent.
 
     Raises:
@@ -41,14 +41,16 @@ def make_updater(agent: Agent, job: Job) -> Made:
     e = job.experiment
     agent = checked(agent, e)
     if e.learner.split != "none":
-        return Made(split_update(job, agent, learner_devices(2, 2)), no_check, 1)  # each side checks its own updates
+        return BuiltUpdater(
+            split_update(job, agent, learner_devices(2, 2)), no_check, 1
+        )  # each side checks its own updates
     devices = learner_devices(e.learner_devices, split_over_devices(e))
     ring = replay_on_device(agent, job)
     updater = (
         own_update(agent, e, devices) if ring is None else RingUpdate(ring, data_parallel(ring.agent.update, devices))
     )
     check = FiniteCheck(updater, Path(job.folder), job.policy_folder) if e.learner.check_finite else no_check
-    return Made(updater, check, len(devices))
+    return BuiltUpdater(updater, check, len(devices))
 
 
 def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.graph.graph import Graph
-from jsrl.launch.launcher import Exit, Hosts, Start, Used
+from jsrl.launch.launcher import Exit, Hosts, ResourceUsage, Start
 from jsrl.launch.local.launcher import write_job
 from jsrl.workers.jobs import Job
 
@@ -92,9 +92,9 @@ class AgentHandle:
     def tail(self, lines: int) -> str:
         return self._ask("tail", lines)
 
-    def usage(self) -> Used | None:
+    def usage(self) -> ResourceUsage | None:
         used = self._ask("usage")
-        return None if used is None else Used(**used)
+        return None if used is None else ResourceUsage(**used)
 
     def stacks(self, timeout_s: float) -> str:
         return self._ask("stacks", timeout_s)

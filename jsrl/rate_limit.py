@@ -1,4 +1,4 @@
-"""An allowance: what may happen so many times within a window of time, because more often means that it does not help."""
+"""A limit on how often an event may happen within a window of time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Allowance:
-    """So many times within a window of time; what lies further back is forgiven.
+class RateLimit:
+    """At most `limit` events per window of `window_s` seconds.
 
     Args:
-      limit: times within `window_s`. clock: returns seconds.
+      limit: events per window. window_s: its length. clock: returns seconds.
     """
 
     def __init__(self, limit: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,13 +20,13 @@ class Allowance:
 
     @property
     def used(self) -> int:
-        """Return how much of it was used within the window that ends now."""
+        """Return the number of events within the window that ends now."""
         while self._spent_s and self._clock() - self._spent_s[0] > self.window_s:
             self._spent_s.popleft()
         return len(self._spent_s)
 
     def spend(self) -> bool:
-        """Use it once; return whether that was still allowed."""
+        """Count one event; return whether it was still allowed."""
         allowed = self.used < self.limit
         if allowed:
             self._spent_s.append(self._clock())
