@@ -126,7 +126,7 @@ class DataParallel:
 def forget_pmap(function: Callable[..., Any]) -> None:
     """Free what jax keeps of a function that `jax.pmap` was given, once nothing calls it any more.
 
-    jax 0.10 keeps it for ever: its cache is keyed weakly by the function, but what it holds refers to the function. That is
+    jax 0.10 keeps it forever: its cache is keyed weakly by the function, but what it holds refers to the function. That is
     about 20 MB of compiled program for each run that starts in one process. Another jax, without that cache, needs nothing.
     """
     try:

@@ -1,4 +1,4 @@
-"""Out of the run: a trained policy as numpy in, numpy out, with its normaliser and core, for one's own loop."""
+"""A trained policy as a numpy function, with its normaliser and recurrent state, for your own loop."""
 
 from __future__ import annotations
 

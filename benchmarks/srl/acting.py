@@ -36,7 +36,7 @@ class ActingSystem:
     """The acting half of an experiment, in processes of its own; a context manager.
 
     Args:
-      experiment: whose placement, actors, groups and road count; it acts by its first params for ever.
+      experiment: whose placement, actors, groups and road count; it acts by its first params forever.
       folder: for logs. actors: start the experiment's actors (False: whoever uses this asks the servers itself).
     """
 

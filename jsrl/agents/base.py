@@ -12,7 +12,7 @@ from jsrl.types import Array, Trajectory, Tree
 
 
 class ActParams(NamedTuple):
-    """All that acting needs, and the only thing that is published.
+    """Everything that acting needs; the only part that is published.
 
     Attributes:
       weights: network variables. moments: observation moments (a jsrl.agents.normalization.Moments tree, or ()).
@@ -27,7 +27,7 @@ class AgentState(NamedTuple):
 
     Attributes:
       params: ActParams, published. learner_params: critics, targets; never published.
-      opt_state: the optimizer's. extra: whatever else must survive (value moments, temperatures, ...).
+      opt_state: the optimizer's. extra: everything else that snapshots keep (value moments, temperatures, ...).
       updates: int32 scalar: updates so far.
     """
 

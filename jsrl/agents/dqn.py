@@ -151,7 +151,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
         weights = params.weights
-        if config.exploration == "linear":  # epsilon begins anew, where actors act as well
+        if config.exploration == "linear":  # epsilon starts over, where actors act as well
             weights = weights._replace(updates=state.params.weights.updates)
         return state._replace(params=params._replace(weights=weights), learner_params=av.Learned(weights.network))
 

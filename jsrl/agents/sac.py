@@ -41,7 +41,7 @@ class SACConfig:
       gamma: discount. tau, target_period: targets move by tau every so many updates.
       num_critics: ensemble of which the smallest value counts.
       policy_delay: critics are updated always, policy and temperature every so many updates.
-      temperature: weight alpha of the entropy, at the start or for ever. learn_temperature: move it so that the entropy
+      temperature: weight alpha of the entropy, at the start or forever. learn_temperature: move it so that the entropy
         comes to `target_entropy` (nats). None: minus the number of action dimensions (of tanh(u) on [-1, 1]);
         discrete: 0.5 log(number of actions). With an action mask the target of each row is scaled by
         log(legal actions) / log(actions).

@@ -26,7 +26,7 @@ class Flood:
 
     Attributes:
       sent: socket -> messages. per_s: trajectories produced per second meanwhile, while nothing else was done.
-      replaced: workers that did not outlive it. failed: why nothing was sent, or not to the end; empty: it was.
+      replaced: workers that died in it. failed: why nothing was sent, or not to the end; empty: it was.
     """
 
     sent: dict[str, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Flood:
 
     @property
     def passed(self) -> bool:
-        """Return whether messages were sent and harmed nobody."""
+        """Return whether messages were sent and every worker survived."""
         return bool(self.sent) and not self.replaced and not self.failed
 
 
@@ -46,7 +46,7 @@ class ScoreCard:
 
     Attributes:
       calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
-      left: processes that outlived the run. ended: why it ended before the storm did; empty: it did not.
+      left: processes that were left after the run. ended: why it ended before the storm did; empty: it did not.
       flood: what strangers did; None: there were none. scores: evaluations before and since the storm began.
     """
 
@@ -110,7 +110,7 @@ class ScoreCard:
         flood = self.flood
         share = flood.per_s / self.calm_per_s if self.calm_per_s else 0.0
         where = ", ".join(f"{name} {number:,}" for name, number in sorted(flood.sent.items()))
-        harm = f"; replaced: {', '.join(flood.replaced)}" if flood.replaced else "; nobody was replaced"
+        harm = f"; replaced: {', '.join(flood.replaced)}" if flood.replaced else "; no worker was replaced"
         lines = [f"  strangers: {sum(flood.sent.values()):,} messages ({where or 'none'}){harm}"]
         lines.append(f"    alone: {flood.per_s:.1f} trajectories/s ({share:.0%})")
         return [*lines, f"    failed: {flood.failed}"] if flood.failed else lines

@@ -124,7 +124,7 @@ def folders() -> Iterator[Finding]:
     if folder is None:
         yield Finding(
             "note",
-            "programs that jax compiled are not kept: every start compiles anew",
+            "programs that jax compiled are not kept: every start compiles again",
             "export XDG_CACHE_HOME=DIR, a folder that you can write",
         )
     else:

@@ -59,7 +59,7 @@ class VectorEnv(Protocol):
     num_envs: int
 
     def reset(self) -> EnvStep:
-        """Start every slot anew: is_first is True, reward 0, discount 1. Seeds were given at construction."""
+        """Reset every slot: is_first is True, reward 0, discount 1. Seeds were given at construction."""
         ...
 
     def step(self, action: Array) -> EnvStep:

@@ -75,7 +75,7 @@ def check_env(
     Raises:
       EnvironmentFault: it breaks the contract; the message names the rule, the slot and the values.
     """
-    # whatever the policy, faults are what is looked for
+    # ignore `on_fault`: report every fault
     build: Factory = partial(make, replace(env, on_fault="auto")) if isinstance(env, EnvConfig) else env
     raw = not isinstance(env, EnvConfig) or (env.reward_clip is None and env.reward_scale == 1.0)
     games = isinstance(env, EnvConfig) and env.id.startswith("ALE/") and env.atari.episodic_life

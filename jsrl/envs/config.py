@@ -76,9 +76,9 @@ class EnvConfig:
       reseed_episodes: seed every reset by (seed, slot, episode) instead of only the first one (`sync` only).
       on_fault: what follows when an environment of an actor raises, returns NaN or what does not fit its space, hangs, or ends
         its process: `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; `restart-env`
-        builds it anew and cuts its episode (what hangs or ends the process: as `auto`); `restart-actor` replaces the actor.
+        rebuilds it and cuts its episode (what hangs or ends the process: as `auto`); `restart-actor` replaces the actor.
       fault_limit: how often `restart-env` does so in each group, and `restart-actor` with each actor.
-      fault_window_s: seconds after which environments built anew no longer count (actors: supervision.window_s).
+      fault_window_s: seconds after which rebuilt environments no longer count (actors: supervision.window_s).
       atari: options of `ALE/...` ids.
     """
 

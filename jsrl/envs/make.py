@@ -39,7 +39,7 @@ def make(
       config: which environment. num_envs: B, slots of this vector (one group).
       seed: the experiment's; different (seed, group, slot) give different episodes, equal ones the same run.
       group: index of this group of environments.
-      tell: takes a line for people whenever a faulty environment is built anew (`on_fault` restart-env).
+      tell: takes a line of text whenever a faulty environment is rebuilt (`on_fault` restart-env).
 
     Raises:
       ConfigError: unknown id, unsupported space, or options that do not fit together.
@@ -280,7 +280,7 @@ class ScaledReward:
         self.num_envs = env.num_envs
 
     def reset(self) -> EnvStep:
-        """Start every slot anew."""
+        """Reset every slot."""
         return self._env.reset()
 
     def step(self, action: Array) -> EnvStep:

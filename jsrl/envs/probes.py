@@ -90,7 +90,7 @@ class Probe:
         raise NotImplementedError
 
     def reset(self) -> EnvStep:
-        """Start every slot anew."""
+        """Reset every slot."""
         started = self.clock > 0
         self.episode[started] += 1
         self.clock[:] = 0
@@ -184,7 +184,7 @@ class ActionByObservation(Probe):
 
 
 class Truncation(ConstantReward):
-    """Reward 1 for ever, cut off after 5 steps: only bootstrapping a truncation gives 1 / (1 - gamma)."""
+    """Reward 1 forever, cut off after 5 steps: only bootstrapping a truncation gives 1 / (1 - gamma)."""
 
     steps = 5
     truncates = True

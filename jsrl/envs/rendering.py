@@ -44,7 +44,7 @@ class RenderedEnv:
         self.spec, self.num_envs = env.spec, env.num_envs
 
     def reset(self) -> EnvStep:
-        """Start anew."""
+        """Start over."""
         return self._env.reset()
 
     def step(self, action: Array) -> EnvStep:

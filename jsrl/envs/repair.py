@@ -1,4 +1,4 @@
-"""What `env.on_fault` restart-env does: environments that fail are closed and built anew, with fresh seeds, so many times.
+"""What `env.on_fault` restart-env does: environments that fail are closed and rebuilt, with fresh seeds, up to a limit.
 
 The row at which it happens becomes a last observation (jsrl.types): its action was ignored, its mask is 0, and the row
 before it is a truncation, which bootstraps from what was last seen. Nothing is learned from the transition that failed, and
@@ -40,12 +40,12 @@ class Repairs:
         """Take a repair of what `fault` says by `cure`.
 
         Raises:
-          EnvironmentFault: all are used up; the fault, and that.
+          EnvironmentFault: the repair budget is exhausted.
         """
         limit, window_s = self._repairs_limit.limit, self._repairs_limit.window_s
         if not self._repairs_limit.spend():
             raise EnvironmentFault(
-                f"{fault}. Its vector's {limit} repair(s) within {window_s:g} s are used up: what fails again and "
+                f"{fault}. Its vector's {limit} repair(s) within {window_s:g} s are exhausted: what fails again and "
                 "again is not repaired so. See what it raised, or allow more with env.fault_limit"
             ) from fault
         count = f"repair {self._repairs_limit.used} of {limit} within {window_s:g} s"
@@ -63,7 +63,7 @@ def close_quietly(env: Any) -> None:
 
 
 class RebuiltVector:
-    """A vector that cannot replace one of its slots: after a fault all of it is built anew, and all slots begin episodes.
+    """A vector that cannot replace one of its slots: after a fault all of it is rebuilt, and all slots begin episodes.
 
     Args:
       vector: the first one. build: seed -> another one. seed: of the first. repairs: how often. name: what messages call it.
@@ -82,7 +82,7 @@ class RebuiltVector:
         self._name, self._lives = name, 0
 
     def reset(self) -> EnvStep:
-        """Start every slot anew.
+        """Reset every slot.
 
         Raises:
           EnvironmentFault: the environment failed, and no repair is left.
@@ -114,7 +114,7 @@ class RebuiltVector:
         """Return what begins the episodes of a vector that takes the place of the faulty one."""
         self._lives += 1
         seed = vector_seed(self._seed, self._lives)
-        self._repairs.take(fault, f"All {self.num_envs} slots of its vector are built anew, with seed {seed}")
+        self._repairs.take(fault, f"All {self.num_envs} slots of its vector are rebuilt, with seed {seed}")
         close_quietly(self._vector)
 
         def begin() -> EnvStep:

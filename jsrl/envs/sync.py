@@ -48,7 +48,7 @@ class SyncVectorEnv:
         self._rows = Rows(config, num_envs, self._seeds)
         self._envs: list[gymnasium.Env] = []
         self._started = False
-        self._at = 0  # the slot whose environment has the floor
+        self._at = 0  # the slot that is stepping
         self._opening: tuple[Any, dict[str, Any]] | None = None  # slot 0's first reset, made early
         try:
             for _ in range(num_envs):
@@ -79,7 +79,7 @@ class SyncVectorEnv:
         self.spec = EnvSpec(self._layout.spec, actions.spec, config.id)
 
     def reset(self) -> EnvStep:
-        """Start every slot anew; the first time with its seed, later with the random state it has come to."""
+        """Reset every slot; the first time with its seed, later with the random state it has come to."""
         step = self._visited(self._open_slots, lambda: self._rows.opened(self._tree))
         self._started = True
         return step
@@ -114,12 +114,12 @@ class SyncVectorEnv:
         """Put a fresh environment in the place of a faulty one; the step that is being made begins its first episode.
 
         Raises:
-          EnvironmentFault: all repairs are used up.
+          EnvironmentFault: the repair budget is exhausted.
         """
         opened = False
         while not opened:
             seed = vector_seed(self._seeds[slot], 0)
-            repairs.take(fault, f"Slot {slot} is built anew, with seed {seed}")
+            repairs.take(fault, f"Slot {slot} is rebuilt, with seed {seed}")
             close_quietly(self._envs[slot])
             self._rows.cut(slot)
             self._seeds[slot] = seed

@@ -1,4 +1,4 @@
-"""Gymnasium vector environments behind the vector protocol, whatever auto-reset they declare.
+"""Gymnasium vector environments behind the vector protocol, for every declared auto-reset mode.
 
 NEXT_STEP is the row table already. Under SAME_STEP and DISABLED every slot has to be stepped at every call, so in the
 call whose action is to be ignored the slot is stepped too, what it returns is thrown away, and
@@ -54,7 +54,7 @@ class GymVectorEnv:
         self.spec = EnvSpec(self._layout.spec, actions.spec, config.id)
 
     def reset(self) -> EnvStep:
-        """Start every slot anew; the first time with the group's seed, later with the random state it has come to."""
+        """Reset every slot; the first time with the group's seed, later with the random state it has come to."""
         opening, self._opening = self._opening, None
         observation, info = self._reset() if opening is None else opening
         return self._rows.opened(self._take(observation, info))

@@ -100,7 +100,7 @@ class ReplayConfig:
     threads: int = 1
     """Threads of each replay worker that draw batches (host)."""
     save: bool = False
-    """Write the rows into snapshots, too; without, a resumed run fills its replay anew."""
+    """Write the rows into snapshots, too; without, a resumed run refills its replay."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
 
 
 def _check_readers(graph: Graph, stream: Stream, sinks: list[tuple[WorkerNode, Link]]) -> None:
-    """Refuse readers for which the writers of a stream would wait for ever, or who would miss some of it."""
+    """Refuse readers that would block the stream's writers forever, or that would miss some of it."""
     if stream.routing == "broadcast" and stream.schema != "trajectory":
         raise ConfigError(
             f"{stream.name} carries {stream.schema}, which go to one reader; only trajectories are broadcast."
@@ -106,7 +106,7 @@ def _check_readers(graph: Graph, stream: Stream, sinks: list[tuple[WorkerNode, L
     for worker, link in sinks:
         if not graph.kind(worker.name).loss_ends_run:
             raise ConfigError(
-                f"{worker.name} reads {stream.name}, whose writers would wait for ever once its restarts are used up; "
+                f"{worker.name} reads {stream.name}, whose writers would wait forever once its restarts are exhausted; "
                 f"its kind {worker.kind} must have loss_ends_run=True."
             )
         if stream.routing == "broadcast" and set(graph.groups(link)) != set(stream.groups):

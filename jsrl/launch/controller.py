@@ -1,4 +1,4 @@
-"""The controller of one machine: starts worker processes, watches them, and ends them in order, whatever happens."""
+"""The controller of one machine: starts worker processes, watches them, and always ends them in order."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Controller:
             if not life.left:
                 self._died(life, f"ended unexpectedly: {life.ending}")
         if life.left:
-            self._died(life, "left although nobody asked it to (a SIGTERM from elsewhere?)")
+            self._died(life, "left without being asked to (a SIGTERM from elsewhere?)")
         elif not life.ready and now - life.started_s > limits.ready_s:
             self._died(life, f"was not ready within {limits.ready_s:g} s; it is still {life.stage!r}")
         elif life.ready and now - life.beat_s > limits.silence_s:  # before that, ready_s holds
@@ -239,7 +239,7 @@ class Controller:
         return True
 
     def _start_due(self) -> None:
-        """Start the next life of whoever's pause is over."""
+        """Start the next incarnation of each worker whose pause is over."""
         now = time.monotonic()
         for restart in [restart for restart in self._restarts if restart.due_s <= now]:
             self._restarts.remove(restart)

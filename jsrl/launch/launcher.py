@@ -23,7 +23,7 @@ class Hosts:
     """Where the workers of a run live.
 
     Attributes:
-      own: IP address of this host, at which workers on others reach the controller and whatever runs here; empty: there are
+      own: IP address of this host, at which workers on others reach the controller and the workers here; empty: there are
         no others. of: worker -> IP address of its host, where its streams listen; who is absent lives on this host.
     """
 
@@ -92,7 +92,7 @@ class ResourceUsage:
 
 
 class Handle(Protocol):
-    """One life of a worker, wherever it runs.
+    """One incarnation of a worker.
 
     Attributes:
       where: it runs, for people, such as `pid 4711`. log: where its output is kept, for people.
@@ -123,7 +123,7 @@ class Handle(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it and whatever it started, and wait a few seconds for that; what hangs inside the kernel may still live."""
+        """End it and the processes it started; wait a few seconds. A process that hangs in the kernel may still live."""
         ...
 
     def pause(self) -> None:

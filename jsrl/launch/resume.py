@@ -40,7 +40,7 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
     for name, (before, after) in differences(old, new).items():
         if not name.startswith(MAY_CHANGE):
             raise ConfigError(
-                f"--{name} cannot change on resume ({before} -> {after}); limits and placement may. To begin anew from "
+                f"--{name} cannot change on resume ({before} -> {after}); limits and placement may. To start over from "
                 "this run's params use --init-from RUN@TAG."
             )
         lines.append(f"changed: --{name} {before} -> {after}")
@@ -119,7 +119,7 @@ def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:
 
 
 def start_point_of(folder: RunFolder, policy: PolicyPart, hop: str) -> tuple[StartPoint, list[str]]:
-    """Return where the next life of a policy beside the first begins, and what to tell; one without snapshots begins anew.
+    """Return where the next life of a policy beside the first begins, and what to tell; one without snapshots starts over.
 
     Raises:
       ConfigError: it has snapshots, and none is good.
@@ -128,7 +128,7 @@ def start_point_of(folder: RunFolder, policy: PolicyPart, hop: str) -> tuple[Sta
     if SnapshotStore(folder.snapshots / policy.folder / "state").versions():
         return next_start_point(folder, policy.folder, ledger)
     life = read_page(ledger)
-    return StartPoint(life.epoch + 1 if life else 0), [f"policy {policy.name} has no snapshot, so that it begins anew"]
+    return StartPoint(life.epoch + 1 if life else 0), [f"policy {policy.name} has no snapshot, so that it starts over"]
 
 
 def continue_exactly(

@@ -148,7 +148,7 @@ def ready_plan(
             raise
         raise ConfigError(
             f"{str(error).removesuffix('.')}. The run goes on with the changed graph that it was started with ({FILE}); leave "
-            "out the options that do not go with it, or give --graph to change the experiment's graph anew."
+            "out the options that do not go with it, or give --graph to change the experiment's graph again."
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, start_point, resumed=resumed, tell=tell))
     check_shared_memory(plan)

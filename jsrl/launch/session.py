@@ -208,7 +208,7 @@ class Session:
             self.display.message(line)
 
     def read_ledgers(self) -> list[str]:
-        """Read the ledgers of all hops anew from the pages in the run folder; return a line for each."""
+        """Read the ledgers of all hops again from the pages in the run folder; return a line for each."""
         self.hops = {name: ledger.counts for name, ledger in read_hops(self.folder.path).items()}
         self.ledger = self.hops.pop(SAMPLES, {})
         return ledger_lines(self.ledger, self.hops)

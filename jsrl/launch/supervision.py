@@ -39,7 +39,7 @@ class Budget(RateLimit):
         self._backoff_s, self._max_backoff_s = backoff_s, max_backoff_s
 
     def take(self) -> float | None:
-        """Take a restart: return the seconds to wait before it, or None when all are used up."""
+        """Take a restart: return the seconds to wait before it, or None when all are exhausted."""
         used = self.used
         return min(self._backoff_s * 2.0 ** min(used, 60), self._max_backoff_s) if self.spend() else None
 
@@ -89,8 +89,8 @@ class Supervision:
         if not budget.used:
             return ""
         return (
-            f"{job.name}'s {budget.limit} restart(s) are used up, within {budget.window_s:g} s. What ends a worker again and "
-            "again is not repaired so: see the reason above, or allow more with --restart."
+            f"{job.name}'s {budget.limit} restart(s) within {budget.window_s:g} s are exhausted. "
+            "Restarts do not repair it: see the reason above, or allow more with --restart."
         )
 
 

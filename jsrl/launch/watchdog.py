@@ -23,7 +23,7 @@ KEPT = 50  # reports; the oldest go
 ANSWER_S, INSIST_S, LOOK_S = 0.4, 0.4, 0.02
 FRESH_S = 2.0  # for so long a worker that is not the subject is not asked again
 TAIL_LINES, MOST_CHARS = 20, 500
-# Whoever does anything counts it in one of them.
+# The progress counters.
 COUNTERS = ("env_steps", "trajectories", "episodes", "rows", "updates")
 # Of what a worker reports, what tells where rows, params and trajectories pile up.
 TELLING = re.compile(

@@ -136,7 +136,7 @@ class Recorder:
         self._spreads.setdefault(name, _Spread(self._rng)).add(np.asarray(values, np.float64).reshape(-1))
 
     def flush(self) -> dict[str, float]:
-        """Return everything since the last flush as a flat dict of full names, and begin anew (counts go on)."""
+        """Return everything since the last flush as a flat dict of full names, and start over (counts go on)."""
         passed_s = max(self._clock() - self._since_s, 1e-9)
         report = dict(self._totals)
         report.update({f"{name}_per_s": amount / passed_s for name, amount in self._amounts.items()})

@@ -109,7 +109,7 @@ class JsonLinesSink:
 class TensorBoardSink:
     """TensorBoard events by tensorboardX's protocol buffers (no torch, no TensorFlow); the step axis is env steps.
 
-    tensorboardX's own writer is not used: its thread ends on a full disk, and then its full queue blocks the caller for ever.
+    tensorboardX's own writer is not used: its thread ends on a full disk, and then its full queue blocks the caller forever.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):

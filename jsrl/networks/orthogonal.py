@@ -2,7 +2,7 @@
 
 jaxlib 0.10 shares one thread pool between the operations of a compiled program and the batches inside a LAPACK kernel, which
 blocks its thread until they have run: as many QR factorisations at once as there are cores (an `init` with a few layers on
-2 cores is enough) wait for each other for ever. So the columns are made orthonormal here, by products of matrices alone.
+2 cores is enough) wait for each other forever. So the columns are made orthonormal here, by products of matrices alone.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def importable_target(thing: Any) -> str | None:
 
 
 def is_same(found: Any, thing: Any) -> bool:
-    """Return whether two names lead to the same thing (class methods are made anew at each access)."""
+    """Return whether two names lead to the same thing (class methods are recreated at each access)."""
     return found is thing or (inspect.ismethod(thing) and inspect.ismethod(found) and found == thing)
 
 

@@ -1,4 +1,4 @@
-"""A run's report as one HTML page that needs nothing else: no network, no scripts. Whatever a run says is escaped."""
+"""A run's report as one HTML page that needs nothing else: no network, no scripts. All text from the run is escaped."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class RunReport:
 
 
 def make_report(folder: RunFolder) -> RunReport:
-    """Return the report of a run, whatever there is of it."""
+    """Return the report of a run, also of an incomplete one."""
     columns = Run(folder).metrics
     config, environment = folder.config, folder.environment
     result = _result(folder.path)

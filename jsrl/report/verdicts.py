@@ -47,7 +47,7 @@ def actors_advice(e: Evidence) -> str:
     room_for = e.facts.actors + max(1, int(free / max(e.cpu_per_actor, 0.1)))
     enough = math.ceil(
         e.facts.actors / max(1.0 - e.learner_waits, 0.05)
-    )  # more than the learner could take helps nobody
+    )  # more than the learner can take does not help
     fitting = [n for n in e.facts.more_actors if n <= min(room_for, enough)]
     if fitting:
         return f"raise --num-actors to {fitting[-1]}"

@@ -39,7 +39,7 @@ _logger = logging.getLogger("jsrl.control")
 MAX_MESSAGE_BYTES = 16 << 20
 HEARTBEAT_S = 0.2
 _HURRY_S = 0.02  # between looks at memory that grows fast
-MARGIN_BYTES = 256 << 20  # that the controller may grow before its socket is made anew
+MARGIN_BYTES = 256 << 20  # that the controller may grow before its socket is recreated
 MAX_MESSAGES = 4096  # taken in at once
 
 
@@ -117,7 +117,7 @@ class ControlClient:
       stop: set when the controller said stop, or is gone.
       refused: why the controller did not let this end in (which sets `stop` too), or None.
       commands: what else the controller asked for.
-      stuck_s: how long one turn of the worker's loop may take (None: for ever). turned_s: when the present turn began, by
+      stuck_s: how long one turn of the worker's loop may take (None: forever). turned_s: when the present turn began, by
         the monotonic clock; 0: the worker is not at work, nothing is expected of it.
       memory: what watches this process's memory; None: nothing does.
     """
@@ -304,7 +304,7 @@ class ControlServer:
             os.umask(old)
 
     def _relieve(self) -> list[AnyMessage]:
-        """Make the socket anew where this process has grown by the margin; return the messages that had come whole.
+        """Recreate the socket where this process has grown by the margin; return the messages that had come whole.
 
         A connection that sends messages without end, which ZeroMQ keeps and does not show, is lost with what it sent. Workers
         connect again by themselves.
@@ -320,7 +320,7 @@ class ControlServer:
         if before - now < self._margin_bytes // 2:  # the memory is somebody else's in this process
             self._baseline_bytes = now
         else:
-            told = "%s held %d MiB of messages that never end; its connections were made anew: look who else connects"
+            told = "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
             _logger.warning(told, self.address, (before - now) // MIB)
         return messages
 

@@ -45,7 +45,7 @@ class NameService(Protocol):
         """Return where `name` is found, waiting for it up to `timeout_s` (0: only look).
 
         Raises:
-          StreamTimeout: nobody alive had registered it in time; the message says what is known.
+          StreamTimeout: no live worker registered it in time; the message says what is known.
         """
         ...
 

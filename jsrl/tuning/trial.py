@@ -83,7 +83,7 @@ def measure(
     Args:
       experiment: what to run; its own limits do not count. limits: how long it may take.
       best: speed that others reached, so that a hopeless one is ended early (0: none is).
-      stopped: asked whether to end now. on_progress: told in a word what happens.
+      stopped: asked whether to end now. on_progress: told what happens.
     """
     with tempfile.TemporaryDirectory(prefix="jsrl-trial-") as folder:
         runs = Path(folder)

@@ -145,7 +145,7 @@ class _Host:
         return process.pid
 
     def _bury(self) -> None:
-        """Tell of actors that ended, after ending whatever they had started."""
+        """Tell of actors that ended, after ending the processes they started."""
         for pid, number in list(self._actors.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
@@ -215,7 +215,7 @@ def _redirect(path: str, flags: int, target: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """End a process and whatever it started, also one so young that it does not lead its group yet."""
+    """End a process and the processes it started, also one so young that it does not lead its group yet."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A worker's ends of its streams, made from its job: bound and registered, or connected to whoever has bound them."""
+"""A worker's ends of its streams, made from its job: bound and registered, or connected to the worker that has bound them."""
 
 from __future__ import annotations
 

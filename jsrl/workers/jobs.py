@@ -19,7 +19,7 @@ SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
 
 @dataclass(frozen=True)
 class Schemas:
-    """Everything that streams carry, as specs: computed once by whoever launches, so that actors need no jax.
+    """Everything that streams carry, as specs: computed once by the launcher, so that actors need no jax.
 
     Attributes:
       env: the environment. act: one environment's request and reply. trajectory: of one group (T rows + 1).

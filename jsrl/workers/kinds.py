@@ -83,7 +83,7 @@ class Kind(NamedTuple):
       saves: its orderly end may take as long as writing a snapshot. must_finish: the run fails where it does not succeed.
       least_restarts: how many restarts an experiment's other options promise it.
       may_restart: whether a death may be repaired at all, from (job, exit status, name of its last error or None).
-      loss_ends_run: False: the run goes on without it when its restarts are used up.
+      loss_ends_run: False: the run goes on without it when its restarts are exhausted.
       forks: one process may fork several of them, where they load no jax.
       declares: what its streams and state may take in bytes beyond what it has once it is ready, from (job), where others
         connect to it; None: nobody does.

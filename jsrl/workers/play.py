@@ -79,7 +79,7 @@ class Tally:
         return not self._quota.any()
 
     def count(self, episodes: list[Episode]) -> None:
-        """Count finished episodes; those beyond a slot's share are let go."""
+        """Count finished episodes; those beyond a slot's share are ignored."""
         for episode in episodes:
             if self._quota[episode.slot]:
                 self._quota[episode.slot] -= 1
@@ -102,7 +102,7 @@ class Play:
     ):
         self._engine, self._env, self._watch, self._phases = engine, env, watch, phases
         self._camera = camera
-        # The engine has these slots and serves nobody else; their cores begin anew with the reset below.
+        # The engine has these slots and serves nobody else; their cores start over with the reset below.
         self._served = GroupSlots(0, np.arange(env.num_envs, dtype=np.int32))
         phases.enter("env")
         with watch():

@@ -64,7 +64,7 @@ def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away()
     )
     assert flooded.passed
     for words in (
-        "5,007 messages (control 5,000, samples 7); nobody was replaced",
+        "5,007 messages (control 5,000, samples 7); no worker was replaced",
         "(90%)",
         "480.0 (1) before, 470.0 (2)",
     ):

@@ -1,4 +1,4 @@
-"""Environments that fail and are built anew: rows that stay true, other slots untouched, fresh seeds, a bounded number."""
+"""Environments that fail and are rebuilt: rows that stay true, other slots untouched, fresh seeds, a bounded number."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_slot_that_fails_is_built_anew_and_its_episode_cut(what: str) -> None:
     assert ended == [(5, 0, 5, 5.0, whole), (8, 1, 5, 5.0, whole), (11, 0, 5, 5.0, whole)]
     assert CLOSED == ["slot 1, life 0"]
     assert len(told) == 1
-    for part in ("Frail", "slot 1, episode 0, step 2, seed", "Slot 1 is built anew, with seed", "repair 1 of 10"):
+    for part in ("Frail", "slot 1, episode 0, step 2, seed", "Slot 1 is rebuilt, with seed", "repair 1 of 10"):
         assert part in told[0]
 
 
@@ -130,7 +130,7 @@ def test_a_fresh_seed_that_is_the_same_in_every_run_and_another_in_each_life() -
         SEEDS.clear()
         told: list[str] = []
         steps_of(frail("raise", told, lives=3), 12)
-        assert len(told) == 3 and f"built anew, with seed {SEEDS[-1]}" in told[-1] and f"seed {SEEDS[-2]})" in told[-1]
+        assert len(told) == 3 and f"rebuilt, with seed {SEEDS[-1]}" in told[-1] and f"seed {SEEDS[-2]})" in told[-1]
         runs.append(list(SEEDS))
     assert runs[0] == runs[1] and len(runs[0]) == 5 and len(set(runs[0])) == 5
 
@@ -149,7 +149,7 @@ def test_what_fails_again_and_again_ends_with_the_fault() -> None:
     told: list[str] = []
     env = frail("raise", told, lives=1000, fault_limit=4)
     with pytest.raises(
-        EnvironmentFault, match=r"slot 1, episode 4, step 2, .*the wheel came off.*4 repair\(s\).*used up"
+        EnvironmentFault, match=r"slot 1, episode 4, step 2, .*the wheel came off.*4 repair\(s\).*exhausted"
     ):
         steps_of(env, 100)
     assert len(told) == 4
@@ -213,7 +213,7 @@ def test_a_vector_of_its_own_is_built_anew_as_a_whole(name: str) -> None:
     steps = steps_of(env, 4)
     assert [s.is_first.tolist() for s in steps] == [[t in (0, 3)] * 2 for t in range(5)]
     assert all((s.discount == 1.0).all() and (s.reward[s.is_first] == 0.0).all() for s in steps)
-    assert len(told) == 1 and "All 2 slots of its vector are built anew" in told[0]
+    assert len(told) == 1 and "All 2 slots of its vector are rebuilt" in told[0]
     assert name in told[0] and ("the axle broke" in told[0] or "the wheel came off" in told[0])
     assert len(set(FrailVector.made)) == len(FrailVector.made)
     env.close()

@@ -127,7 +127,7 @@ FAULTS = (
         (ROWS,),
     ),
     Fault(
-        "the snapshot of open episodes loses who begins anew",
+        "the snapshot of open episodes loses who starts over",
         '            "first": self.first.copy(),\n',
         '            "first": np.zeros_like(self.first),\n',
         (ROWS,),

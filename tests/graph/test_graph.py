@@ -237,7 +237,7 @@ def broken(change: str) -> Graph:
         ("two kinds", "WATCH and .*WATCH_TOO have the same name"),
         ("two readers", "read by learner and x; each must be read by one worker .or let .* routing='broadcast'"),
         ("part of all", "samples is broadcast, so x must read all of its groups"),
-        ("may be lost", "x reads samples, whose writers would wait for ever .* must have loss_ends_run=True"),
+        ("may be lost", "x reads samples, whose writers would wait forever .* must have loss_ends_run=True"),
         ("broadcast batches", "batches carries batches, which go to one reader"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
         ("circle", "between a, b lead in a circle"),

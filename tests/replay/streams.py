@@ -12,7 +12,7 @@ FRAMES = 4
 
 
 class World:
-    """N environments that go on for ever: `trajectory()` gives the next T rows and the bootstrap row.
+    """N environments that go on forever: `trajectory()` gives the next T rows and the bootstrap row.
 
     Observations are float32 [2]: (row since the beginning, environment), or stacks of random frames uint8 [3, 3, 4],
     black before a game begins; every second end of an episode is a lost life, where the stack goes on.

@@ -54,7 +54,7 @@ def test_restart_env_goes_on_with_the_same_actor(launch, name: str) -> None:
     run = launch("--env.id", f"worlds:{name}", *arguments)
     text = run.expect(0, 40.0)
     assert re.search(rf"group \d: environment 'worlds:{name}' {PLACE.format('[0-9]+')}", text)
-    assert "is built anew, with seed" in text and "restart 1" not in text
+    assert "is rebuilt, with seed" in text and "restart 1" not in text
     last = [line["actor/env_faults"] for line in run.lines() if "actor/env_faults" in line][-1]
     assert last > 100  # each of 4 environments fails every 20 steps of 1,600
     assert not (run.folder / "watchdog").exists()
@@ -65,7 +65,7 @@ def test_restart_env_goes_on_with_the_same_actor(launch, name: str) -> None:
 def test_restart_env_ends_when_its_limit_is_reached(launch) -> None:
     arguments = ("--env.on-fault", "restart-env", "--env.fault-limit", "3")
     text = launch(*FOREVER, "--env.id", "worlds:RaisesInStep", *arguments).expect(1, 30.0)
-    assert "3 repair(s) within 600 s are used up" in text and "WorkerDied: actor-0: EnvironmentFault" in text
+    assert "3 repair(s) within 600 s are exhausted" in text and "WorkerDied: actor-0: EnvironmentFault" in text
 
 
 @pytest.mark.parametrize("name", ["HangsOnce", pytest.param("SegfaultsOnce", marks=pytest.mark.nightly)])

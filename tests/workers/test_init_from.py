@@ -1,4 +1,4 @@
-"""A run that begins with another run's params: targets follow them, and exploration begins anew where actors act as well."""
+"""A run that begins with another run's params: targets follow them, and exploration starts over where actors act as well."""
 
 import jax
 import jax.numpy as jnp

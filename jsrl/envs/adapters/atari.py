@@ -111,7 +111,7 @@ class AtariVector:
         self._game_over, self._life_lost = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
 
     def reset(self) -> EnvStep:
-        """Start every game anew; the first time with its slot's seed."""
+        """Reset every game; the first time with its slot's seed."""
         seeds, self._pending_seeds = self._pending_seeds, None
         frames, told = self._env.reset(seed=seeds)
         self._lives[:] = told["lives"]
@@ -162,7 +162,7 @@ class AtariVector:
         return episodes
 
     def _check(self, action: np.ndarray) -> None:
-        """Refuse what would leave ale-py's thread waiting for ever: an action that does not exist."""
+        """Refuse what would leave ale-py's thread waiting forever: an action that does not exist."""
         wrong = (action < 0) | (action >= self._num_actions)
         if wrong.any():
             slot = int(np.flatnonzero(wrong)[0])

@@ -74,7 +74,7 @@ class _Pool(gymnasium.vector.VectorEnv):
         self.single_observation_space = space
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start every slot anew; seeds were given as the pool was made."""
+        """Reset every slot; seeds were given as the pool was made."""
         observation, told = self._pool.reset()
         return self._seen(observation), told
 

@@ -92,7 +92,7 @@ class ActorHost:
             actor.status = fields.get("status")
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End the host, and with it whatever actors are left."""
+        """End the host and its remaining actors."""
         self._connection.close()
         try:
             self.popen.wait(0.0 if self.mute else timeout_s)
@@ -158,7 +158,7 @@ class HostedActor:
         return status
 
     def kill(self) -> None:
-        """End the actor and whatever it started; where the host has not come to fork it yet, the host and all its actors."""
+        """End the actor and the processes it started; if it is not forked yet, the host and all its actors."""
         if self.poll() is None and self.pid is None:
             self.host.popen.kill()
             self.host.popen.wait(5.0)

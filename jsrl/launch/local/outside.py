@@ -1,4 +1,4 @@
-"""The workers of a run in processes of this host, as somebody sees them who did not start them."""
+"""The worker processes of a run on this host, seen from outside."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class LocalHandle:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and whatever it started, and wait a few seconds for that."""
+        """End it and the processes it started, and wait a few seconds for that."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.pid is not None:
                 os.killpg(self.pid, signal.SIGKILL)
@@ -157,7 +157,7 @@ class HostedHandle(LocalHandle):
         return Exit(ended.status, f"with its actor host, {ending(host.popen.poll())} (log: {host.log})")
 
     def kill(self) -> None:
-        """End it and whatever it started; where it is not forked yet, its host and all whom that forked."""
+        """End it and the processes it started; if it is not forked yet, its host and all its actors."""
         with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
             self.popen.kill()
         self.wait(GONE_S)

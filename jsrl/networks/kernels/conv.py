@@ -162,7 +162,7 @@ def native_conv(
 # -- matrix products --------------------------------------------------------------------------------------------------
 #
 # A stride-s convolution with a k x k window, k a multiple of s, is a stride-1 convolution with a k/s x k/s window over the
-# image whose s x s cells became channels. What is left of any other k and s reads strided windows.
+# image whose s x s cells became channels. All other kernel sizes and strides read strided windows.
 #
 # Two forms, and whichever moves fewer numbers: `columns` lays all k k windows side by side and multiplies once
 # (k k C_in numbers a pixel); `products` multiplies the image once with all k k weights and adds shifted slices of the result

@@ -1,6 +1,6 @@
 """Gaps of a ring on the device: bootstrap rows whose trajectory was not followed by the next one.
 
-Row 0 of a trajectory takes the place of the bootstrap row before it. Where an environment began anew in between (its actor
+Row 0 of a trajectory takes the place of the bootstrap row before it. Where an environment started over in between (its actor
 was replaced), that row is lost, and with it the last transition before the gap: it is kept here, and windows that run over
 the gap get it back. Each environment keeps its last KEPT gaps; an older one ends a window one row earlier.
 """

@@ -2,7 +2,7 @@
 
 `add` writes the T rows of a trajectory behind those before, and its bootstrap row behind them, where row 0 of the next
 trajectory takes its place: windows run over the seams. A column is an environment, so trajectories of a column must
-follow each other; where an environment began anew in between, row 0 is_first although the bootstrap row was not: a gap, at
+follow each other; where an environment started over in between, row 0 is_first although the bootstrap row was not: a gap, at
 which windows end with the bootstrap row (jsrl/replay/device/gaps.py).
 
 A window starts at a row of mask 1 (of agents with a core: at row 0 of a trajectory, where the core is known) and has
@@ -218,7 +218,7 @@ def _where(shape: RingShape, rows: Array, ids: Array) -> Array:
 
 
 def _families(run: Array) -> Array:
-    """Return the families of a run of places; where it begins anew at 0, its largest and 0 are ends as well."""
+    """Return the families of a run of places; where it starts over at 0, its largest and 0 are ends as well."""
     return jnp.concatenate([run[::FAN_OUT], run[-1:], jnp.max(run)[None], jnp.zeros(1, run.dtype)]) // FAN_OUT
 
 

@@ -58,7 +58,7 @@ class Limiter:
         self.free, self.until = int(state["free"]), int(state["until"])
 
     def refill(self) -> None:
-        """Begin to fill anew, because the rows are gone: draws wait, and what fills is not paid for with draws."""
+        """Start to fill again, because the rows are gone: draws wait, and what fills is not paid for with draws."""
         self.free += self.min_size
         self.until = self.inserted + self.min_size
 

@@ -1,7 +1,7 @@
 """Replay on the host: who may be drawn, how often, and what became of it; the rows themselves are HostRows's.
 
 One thread inserts; any number of threads draw. A drawing thread reads without the lock: rows are given up before they
-are overwritten, so a look afterwards shows which windows were lost meanwhile, and those are drawn anew.
+are overwritten, so a look afterwards shows which windows were lost meanwhile, and those are drawn again.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def begin_life(
 
     Args:
       path: of the page. least_epoch: the epoch is at least this, and higher than that of every life before.
-      saved: ledger of the snapshot that the learner begins with: counts, `trained` and `epoch`; None: it begins anew.
+      saved: ledger of the snapshot that the learner begins with: counts, `trained` and `epoch`; None: it starts over.
       hop: folder of the connections' pages. They go where the snapshot knows more than the page.
       rolls_back: what was consumed after the snapshot is lost with the dead life. A replay worker's insertions stand.
 

@@ -69,7 +69,7 @@ def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
 
 
 def connect_socket(path: str | Path, timeout_s: float) -> socket.socket:
-    """Return a connection to whoever listens at `path`, waiting for it to appear.
+    """Return a connection to the listener at `path`, waiting for it to appear.
 
     Raises:
       StreamTimeout: nobody listened in time.

@@ -77,7 +77,7 @@ class Doorbell:
             pass  # the pipe is full of rings nobody has read: the waiter will wake anyway
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until somebody rings and forget all rings so far; return whether anybody did."""
+        """Wait until a worker rings and forget all rings so far; return whether anybody did."""
         if not self._poll.poll(max(0, math.ceil(timeout_s * 1000))):
             return False
         self.drain()

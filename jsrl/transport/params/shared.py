@@ -1,4 +1,4 @@
-"""The params road between processes of one host: one writer, many readers, nobody waits for anybody.
+"""The params road between processes of one host: one writer, many readers, neither waits for the other.
 
 A segment per policy holds three copies of the params; the writer fills the oldest one and then names it the latest. A
 reader copies the latest and looks once more: had the writer come round to that copy meanwhile (two publishes during one

@@ -75,7 +75,7 @@ class _ZmqBlock:
     trackers: list[zmq.MessageTracker] = field(default_factory=list)
 
     def untouched(self) -> bool:
-        """Return whether ZeroMQ has let go of the bytes."""
+        """Return whether ZeroMQ has released the bytes."""
         return all(tracker.done for tracker in self.trackers)
 
 

@@ -1,4 +1,4 @@
-"""The environments of an actor: made from its job, with a journal, and with a word for each one that is built anew."""
+"""The environments of an actor: made from its job, with a journal, and which reports each rebuilt environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jsrl.workers.jobs import Job
 
 
 def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> VectorEnv:
-    """Return a group's environments; whenever a faulty one is built anew, that is told and counted."""
+    """Return a group's environments; each rebuilt one is reported and counted."""
     e = job.experiment
 
     def tell(text: str) -> None:

@@ -161,7 +161,7 @@ class JournalWriter:
     """Appends a record per trajectory; a disk that does not want it ends the journal with a warning, never the run.
 
     Args:
-      path: of the journal. header: what it is of. keep: records of an existing journal to go on after; None: begin anew.
+      path: of the journal. header: what it is of. keep: records of an existing journal to go on after; None: start over.
       max_bytes: size beyond which the journal is given up. on_warning: called with one line when it is.
     """
 

@@ -29,7 +29,7 @@ def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | N
     if not e.snapshots.exact:
         return "snapshots.exact is off"
     if e.env.on_fault == "restart-env":
-        return "journals do not hold which environments were built anew (--env.on-fault restart-env)"
+        return "journals do not hold which environments were rebuilt (--env.on-fault restart-env)"
     if e.has_replay_workers:
         return "its replay workers draw ahead of the learner (--replay.kind device does not)"
     if e.order != "by_group":
@@ -67,7 +67,7 @@ class JournaledEnv:
         self._writer: JournalWriter | None = None
 
     def reset(self) -> EnvStep:
-        """Start every slot anew; the first time, come to where an earlier life was.
+        """Reset every slot; the first time, come to where an earlier life was.
 
         Raises:
           EnvironmentFault: playing the journal leads somewhere else.
@@ -126,7 +126,7 @@ class JournaledEnv:
 
 
 def where(env: VectorEnv) -> str:
-    """Return which slot of a vector has the floor and where in its life it is; empty where it does not tell."""
+    """Return which slot of a vector is stepping and where in its life it is; empty where it does not tell."""
     return env.where() if isinstance(env, SyncVectorEnv | JournaledEnv) else ""
 
 

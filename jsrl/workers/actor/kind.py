@@ -75,7 +75,7 @@ METRICS = (
     Metric("episodes", "episodes finished so far", "count", "rises", "total"),
     Metric("return_mean", "raw return of the episodes since the last line", "reward", "rises", "", "actor/episodes"),
     Metric("length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
-    Metric("env_faults", "faulty environments that were built anew so far (env.on_fault)", "count", "0", "total"),
+    Metric("env_faults", "faulty environments that were rebuilt so far (env.on_fault)", "count", "0", "total"),
     Metric("recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"),
     Metric(
         "recording_dropped",

@@ -91,7 +91,7 @@ class ActorStreams:
     def again(self, error: StreamClosed, timeout_s: float) -> tuple[InferenceClient, SampleProducer] | None:
         """Return both ends, taken up again as far as their peers changed; None: not yet, call again.
 
-        The client is always taken up anew, so that no request of before is answered.
+        The client is always reconnected, so that no request of before is answered.
 
         Raises:
           StreamClosed: the peers are who they were and do not take this worker back; `error` is why it lost them.

@@ -31,7 +31,7 @@ METRICS = (
     Metric("batch_rows_mean", "rows per batch, before padding", "rows", "half of the largest size or more"),
     Metric("compilations", "compilations of act so far", "count", "one per batch size", "total"),
     Metric("compilations_after_warmup", "compilations once warm", "count", "0", "total"),
-    Metric("refused", "strangers whose hello was turned away", "count", "0", "total"),
+    Metric("refused", "rejected connections", "count", "0", "total"),
     Metric("params_updates", "updates that the oldest params in use have seen", "updates", "updates - 1", "min"),
 )
 

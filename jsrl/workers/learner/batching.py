@@ -188,7 +188,7 @@ class Batcher:
         return self._full()
 
     def _pump_freshest(self, timeout_s: float) -> Batch | None:
-        """Keep what arrives; when a batch is there, take the newest and let go of what is older than two batches."""
+        """Keep what arrives; when a batch is there, take the newest and drop what is older than two batches."""
         assert self._staging is not None
         needed = self._plan.columns // self._plan.group_size
         try:
@@ -252,6 +252,6 @@ class Batcher:
         return batch
 
     def close(self) -> None:
-        """Let go of trajectories that no batch took."""
+        """Drop the trajectories that no batch took."""
         while self._waiting:
             self._consumer.release(self._waiting.popleft(), "closed")

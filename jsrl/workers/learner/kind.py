@@ -25,7 +25,7 @@ ACTIVITIES = (
 )
 
 METRICS = (
-    Metric("refused", "strangers and messages that streams turned away", "count", "0", "total"),
+    Metric("refused", "rejected connections and messages", "count", "0", "total"),
     Metric("updates_per_s", "updates", "1/s", "level"),
     Metric("rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
     Metric("trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),

@@ -173,7 +173,7 @@ class RecordedConsumer:
         """Do nothing: nobody writes to this stream."""
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Drop the rows."""
         if self._lent:
             self._ledger.settle("closed", len(self._lent))
         self._lent.clear()

@@ -43,7 +43,7 @@ METRICS = (
     Metric("trajectories_inserted", "trajectories inserted", "count", "near received", "sum"),
     Metric("trajectories_dropped", "trajectories dropped, all reasons", "count", "0", "sum"),
     Metric("trajectories_in_flight", "trajectories that wait in the replay worker", "count", "level", "sum"),
-    Metric("refused", "strangers and messages that streams turned away", "count", "0", "total"),
+    Metric("refused", "rejected connections and messages", "count", "0", "total"),
     Metric("size", "env steps that replay holds", "steps", "rises to replay.capacity", "sum"),
     Metric("updates_made", "updates made with the last batch", "count", "0 below replay.min_size, then K"),
 )
