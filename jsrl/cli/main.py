@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": "measure an experiment on this machine",
     "chaos": "kill workers of a run at random and see it recover",
     "new": "make a project of your own: config, environment, algorithm, test",
+    "docs": "build the documentation and serve it on this machine, without a network",
     "doctor": "say what is missing, slow or odd on this machine",
 }
 

@@ -1,0 +1,61 @@
+"""`jsrl docs`: the site is built from the docs, and its pages fetch nothing from the internet."""
+
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli import docs
+
+
+def test_a_missing_extra_is_named_with_its_command(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr(docs, "NEEDED", ("mkdocs_that_is_not_installed",))
+    assert docs.main(["--build", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "MissingExtra" in message
+    assert "pip install" in message and "[docs]" in message
+
+
+def test_a_folder_with_other_files_is_left_alone(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr(docs, "NEEDED", ())
+    (tmp_path / "thesis.tex").write_text("mine")
+    assert docs.main(["--build", str(tmp_path)]) == 2
+    assert "empty folder" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_served_pages_are_reached_on_loopback_only(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("first page")
+    source = f"from pathlib import Path; from jsrl.cli.docs import serve; serve(Path({str(tmp_path)!r}), 0)"
+    server = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    late = threading.Timer(60, server.kill)
+    late.start()
+    try:
+        address = re.search(r"http://127\.0\.0\.1:\d+/", server.stdout.readline()).group(0)
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            assert answer.read() == b"first page"
+    finally:
+        late.cancel()
+        server.kill()
+        server.communicate()
+
+
+@pytest.mark.slow
+def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    """The build is strict: mkdocs itself fails on a dead link between pages, or a page that no menu shows."""
+    docs.build(tmp_path / "site")
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > len(list((docs.FOLDER / "pages").glob("*.md"))) - 1
+    for page in pages:
+        text = page.read_text()
+        fetched = re.findall(r"<(?:script|img|iframe)\b[^>]*\bsrc=\"?([^\s\">]+)", text)
+        fetched += re.findall(r"<link\b[^>]*\brel=\"?(?:stylesheet|icon|preconnect|preload)\"?[^>]*", text)
+        assert fetched
+        assert not [one for one in fetched if "//" in one], page
+        assert 'class="mermaid"' not in text  # which the theme would fetch a program for
+    api = (tmp_path / "site" / "api.html").read_text()
+    assert "max_episode_steps" in api  # docstrings are there, not only titles
