@@ -14,12 +14,13 @@ import pytest
 
 from jsrl.cli import command_line
 from jsrl.cli.experiments import load, take_name
+from jsrl.cli.main import COMMANDS
 from jsrl.errors import ConfigError
 from jsrl.workers.kinds import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
+    (ROOT / "docs").rglob("*.md")
 )
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -37,7 +38,10 @@ def spans(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Every command line in the page's bash blocks and code spans that calls python, as words."""
+    """Every command line in the page's bash blocks and code spans that calls python or jsrl, as words.
+
+    `jsrl run NAME` comes as the script that is the same: `experiments/run.py NAME`.
+    """
     lines = [line for block in blocks(page, "bash") for line in block.splitlines()] + spans(page)
     found = []
     for line in lines:
@@ -45,6 +49,8 @@ def commands(page: Path) -> list[list[str]]:
             words = shlex.split(part, comments=True)
             if words and re.fullmatch(r"(\.venv/bin/)?python3?", words[0]) and len(words) > 1:
                 found.append(words[1:])
+            if words and re.fullmatch(r"(\.venv/bin/)?jsrl", words[0]) and len(words) > 1:
+                found.append(["experiments/run.py", *words[2:]] if words[1] == "run" else ["jsrl", *words[1:]])
     return found
 
 
@@ -86,6 +92,9 @@ def test_commands_can_be_given(name: str) -> None:
             continue
         if words[0].startswith("-"):
             continue
+        if words[0] == "jsrl":
+            assert words[1] in COMMANDS, f"{name}: there is no jsrl {words[1]}"
+            continue
         assert (ROOT / words[0]).is_file(), f"{name}: there is no {words[0]}"
         if words[0] == "experiments/run.py":
             wrong = error_of_run(tuple(word for word in words[1:] if word not in ("--help", "--help-all")))
@@ -115,16 +124,26 @@ def known_options() -> dict[str, command_line.Option]:
     return known
 
 
-@pytest.mark.parametrize("script", ["evaluate.py", "compare.py"])
-def test_other_scripts_know_the_options_that_are_mentioned(script: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, f"experiments/{script}", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+def test_other_commands_know_the_options_that_are_mentioned() -> None:
+    """Options of a command of jsrl, and of its script in `experiments/`; chaos and tune also take those of run."""
     for page in PAGES:
         for words in commands(page):
-            if words[0] == f"experiments/{script}":
-                for word in words[1:]:
-                    assert not word.startswith("--") or word in ended.stdout, f"{page.name}: {script} has no {word}"
+            command = words[1] if words[0] == "jsrl" else Path(words[0]).stem
+            if words[0].startswith("benchmarks/") or command not in COMMANDS or command == "run":
+                continue
+            given = words[: words.index("--")] if "--" in words else words
+            for word in given:
+                taken = not word.startswith("--") or word in help_of(command)
+                if not taken and command in ("chaos", "tune"):
+                    command_line.find_option(command_line.positive(word[2:], known_options()), known_options())
+                else:
+                    assert taken, f"{page.name}: jsrl {command} has no {word}"
+
+
+@functools.cache
+def help_of(command: str) -> str:
+    words = [sys.executable, "-m", "jsrl", command, "--help"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
@@ -133,6 +152,8 @@ def test_options_exist(name: str) -> None:
     known = known_options()
     elsewhere = {"help", "help-all", "shm-size"}
     for span in spans(ROOT / name):
+        if re.match(r"jsrl (?!run )", span):
+            continue  # the test above
         for option in re.findall(r"(?:^|\s)--([a-z][a-z0-9.-]*)", span):
             if option in elsewhere or any(full.startswith(f"{option}.") for full in known):
                 continue
