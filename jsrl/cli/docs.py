@@ -16,7 +16,7 @@ from pathlib import Path
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "site"
 NEEDED = ("mkdocs", "material", "mkdocstrings_handlers.python")
 
 
