@@ -190,7 +190,7 @@ def test_actors_killed_where_they_mostly_are(launch) -> None:
 def test_restart_budget_ends_the_run_by_name(launch) -> None:
     text = launch(*FOREVER, "--restart", "1", "--env.id", "worlds:RaisesInStep").expect(1, 40.0)
     assert "restart 1 of 1" in text
-    assert "WorkerDied: actor-0: EnvironmentFault" in text and "1 restart(s) are exhausted" in text
+    assert "WorkerDied: actor-0: EnvironmentFault" in text and "1 restart(s) within 600 s are exhausted" in text
 
 
 # -- not finite -------------------------------------------------------------------------------------------------------

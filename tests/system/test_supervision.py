@@ -205,7 +205,7 @@ def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
 
 def test_budgets_are_of_a_kind_and_say_when_they_are_used_up(launch) -> None:
     run = counting(launch, "--supervision.inference", "1")
-    for text in ("restart 1 of 1", "1 restart(s) are exhausted"):
+    for text in ("restart 1 of 1", "1 restart(s) within 600 s are exhausted"):
         run.await_worker("inference-0").kill()
         if "used" not in text:
             run.until(lambda words=text: words in run.text, text)
