@@ -14,6 +14,7 @@ JsrlError
 │   └── CodecError         bytes that are not a message of ours
 ├── SnapshotError          a snapshot that is missing, broken, or another experiment's
 ├── RecordingError         recorded trajectories that are missing or broken
+├── ExportError            a policy that cannot be exported, or a policy file that is broken
 ├── VideoError             a video that could not be written
 ├── NonFiniteUpdate        a loss or gradient that is not finite, found before it was published
 └── WorkerDied             a worker process ended, hung, or never became ready
@@ -76,6 +77,10 @@ class CodecError(StreamError):
 
 class SnapshotError(JsrlError):
     """A snapshot is missing, broken, or belongs to another experiment."""
+
+
+class ExportError(JsrlError):
+    """A policy cannot be exported, or a policy file is missing, broken or of another version."""
 
 
 class RecordingError(JsrlError):

@@ -13,6 +13,7 @@ from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.make import make_spec
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
+from jsrl.export.file import save
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
@@ -59,6 +60,16 @@ class Policy:
         self._step += 1
         action = np.array(engine.act(served, Request(observation, first, step=self._step)).action)
         return action if raw else to_environment(self.spec.action, action)
+
+    def save(self, path: str | os.PathLike[str]) -> list[str]:
+        """Write the policy to one file that plays without jsrl (docs/export.md); return its parity report, a line per player.
+
+        Greedy actions and the distribution's parameters; observation moments are inside, recurrent state goes in and out.
+
+        Raises:
+          ExportError: the params are not finite, the policy cannot be traced, or a player differs from it.
+        """
+        return save(path, self.agent, self.spec, self.params, origin=f"{self.spec.name}, version {self.version}")
 
     def reset(self) -> None:
         """Forget every recurrent state: the next call begins new episodes."""

@@ -117,15 +117,19 @@ class Continuous:
 ActionSpec: TypeAlias = Discrete | MultiDiscrete | Continuous
 
 
-def to_environment(spec: ActionSpec, action: np.ndarray) -> np.ndarray:
-    """Turn stored actions [..., A] into those the environment gets (numpy); see `Continuous` for the transforms."""
+def to_environment(spec: ActionSpec, action: Any, xp: Any = np) -> Any:
+    """Turn stored actions [..., A] into those the environment gets; see `Continuous` for the transforms.
+
+    Args:
+      xp: numpy, or jax.numpy where the actions are JAX's.
+    """
     if not isinstance(spec, Continuous):
         return action
     low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
     if spec.transform == "clip":
-        return np.clip(action, low, high)
-    unit = np.tanh(action) if spec.transform == "squash" else np.clip(action, -1.0, 1.0)
-    return np.clip(low + (unit + 1.0) * 0.5 * (high - low), low, high)
+        return xp.clip(action, low, high)
+    unit = xp.tanh(action) if spec.transform == "squash" else xp.clip(action, -1.0, 1.0)
+    return xp.clip(low + (unit + 1.0) * 0.5 * (high - low), low, high)
 
 
 @dataclass(frozen=True)

@@ -77,11 +77,13 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"jax", "numpy", "psutil", "tyro"},
     ),
+    "export": ({"agents", "errors", "extras", "types"}, {"jax", "numpy", "onnx"}),
     "policy": (
         {
             "agents",
             "envs",
             "experiment",
+            "export",
             "launch",
             "references",
             "runs",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jsrl.agents.base import Act, ActOutput, ActParams, Agent, masked_mean
-from jsrl.agents.distributions import Distribution, mask_logits
+from jsrl.agents.distributions import Distribution, mask_logits, named
 from jsrl.agents.normalization import ACTION_MASK, normalize
 from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic
@@ -134,7 +134,7 @@ def make_act(network: ActorCritic, chosen: Distribution, *, with_value: bool = F
         extras = {"value": network.value(params.weights.value, row, features)[0]} if with_value else ()
         outputs = mask_outputs(jax.tree.map(lambda x: x[0], outputs), observation)
         action = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
-        return ActOutput(action, chosen.log_prob(outputs, action), extras), core
+        return ActOutput(action, chosen.log_prob(outputs, action), extras, named(outputs)), core
 
     return act
 

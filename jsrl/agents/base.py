@@ -39,11 +39,18 @@ class AgentState(NamedTuple):
 
 
 class ActOutput(NamedTuple):
-    """What `act` chose. action [B, ...] (unclipped), log_prob [B] of the stored action, extras: tree of [B, ...]."""
+    """What `act` chose.
+
+    Attributes:
+      action: [B, ...], unclipped. log_prob: [B], of the stored action. extras: tree of [B, ...], stored beside it.
+      distribution: what the action was chosen by, name -> [B, ...]: logits, mean and log_std, or values. Exported policies
+        return it; nothing else reads it.
+    """
 
     action: Array
     log_prob: Array
     extras: Tree = ()
+    distribution: Any = ()
 
 
 class UpdateOutput(NamedTuple):

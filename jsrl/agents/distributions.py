@@ -55,6 +55,14 @@ def distribution(spec: ActionSpec) -> Distribution:
     raise TypeError(f"no distribution for the action spec {spec!r}; expected Discrete, MultiDiscrete or Continuous")
 
 
+def named(outputs: Any) -> dict[str, Array]:
+    """Return head outputs by name: `mean` and `log_std` [..., A] of a Gaussian, else `logits`."""
+    if not isinstance(outputs, tuple):
+        return {"logits": outputs}
+    mean, log_std = outputs
+    return {"mean": mean, "log_std": jnp.broadcast_to(log_std, mean.shape)}
+
+
 def mask_logits(logits: Array, mask: Array | None) -> Array:
     """Return logits [..., A] that give masked actions (mask 0) probability 0. A mask of only zeros gives uniform."""
     return logits if mask is None else jnp.where(mask.astype(bool), logits, MASKED_LOGIT)

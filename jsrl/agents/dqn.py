@@ -177,7 +177,7 @@ def make_act(parts: Components) -> Act:
             core = Core(av.episode_epsilon(rung_key, is_first, core.epsilon, **ladder))
             epsilon = jnp.where(weights.updates > 0, core.epsilon, 1.0)
         chosen = av.epsilon_greedy(action_key, values, epsilon, observation, greedy=greedy)
-        return ActOutput(*chosen), core
+        return ActOutput(*chosen, distribution={"values": values}), core
 
     return act
 

@@ -250,8 +250,8 @@ def action_box(spec: EnvSpec) -> ActionBox:
 class Choose(Protocol):
     """How an algorithm without a core acts."""
 
-    def __call__(self, weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
-        """Return action [B, ...] and log_prob [B] for normalised observations (an action mask is as it came)."""
+    def __call__(self, weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
+        """Return the actions for normalised observations (an action mask is as it came)."""
         ...
 
 
@@ -262,7 +262,7 @@ def make_act(choose: Choose) -> Act:
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
     ) -> tuple[ActOutput, Tree]:
         del is_first
-        return ActOutput(*choose(params.weights, key, norm.normalize(params.moments, observation), greedy=greedy)), core
+        return choose(params.weights, key, norm.normalize(params.moments, observation), greedy=greedy), core
 
     return act
 
@@ -276,15 +276,15 @@ def gaussian_around(network: Network, box: ActionBox, *, noise: float, random_st
       noise: standard deviation, as a share of half the action's range.
     """
 
-    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
+    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         unit = network.apply(weights.network, observation)
         log_prob = jnp.zeros(unit.shape[:-1])
         if greedy:
-            return box.from_unit(unit), log_prob
+            return ActOutput(box.from_unit(unit), log_prob)
         unit = jnp.clip(unit + noise * jax.random.normal(key, unit.shape), -1.0, 1.0)
         if not random_start:
-            return box.from_unit(unit), log_prob
-        return random_first(weights, key, box, box.from_unit(unit), log_prob)
+            return ActOutput(box.from_unit(unit), log_prob)
+        return ActOutput(*random_first(weights, key, box, box.from_unit(unit), log_prob))
 
     return choose
 

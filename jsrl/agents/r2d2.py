@@ -177,7 +177,7 @@ def make_act(parts: Components) -> Act:
         values, inside = parts.network.apply(params.weights.network, row, is_first[None], core.network)
         chance = jnp.where(params.weights.updates > 0, epsilon, 1.0) if config.random_start else epsilon
         chosen = av.epsilon_greedy(action_key, values[0, ..., 0], chance, observation, greedy=greedy)
-        return ActOutput(*chosen), Core(inside, epsilon)
+        return ActOutput(*chosen, distribution={"values": values[0, ..., 0]}), Core(inside, epsilon)
 
     return act
 

@@ -21,8 +21,8 @@ import optax
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
-from jsrl.agents.distributions import categorical, squashed_gaussian
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Split, UpdateOutput
+from jsrl.agents.distributions import categorical, named, squashed_gaussian
 from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import Published, Transition
 from jsrl.agents.split import make_split
@@ -305,13 +305,13 @@ def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.
         value = critics.apply(critic_weights, observation, jnp.tanh(raw))
         return jnp.min(value, axis=0), chosen.log_prob(outputs, raw)
 
-    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
+    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         outputs = policy.apply(weights.network, observation)
         raw = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
         action, log_prob = box.from_raw(raw), chosen.log_prob(outputs, raw)
-        if greedy or not config.random_start:
-            return action, log_prob
-        return off.random_first(weights, key, box, action, log_prob)
+        if not greedy and config.random_start:
+            action, log_prob = off.random_first(weights, key, box, action, log_prob)
+        return ActOutput(action, log_prob, distribution=named(outputs))
 
     entropy = config.target_entropy if config.target_entropy is not None else -float(num_dims)
     return Components(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose
@@ -335,13 +335,13 @@ def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Ch
         value = jnp.min(critics.apply(critic_weights, observation), axis=0)
         return jnp.sum(p * value, axis=-1), jnp.sum(p * log_p, axis=-1)
 
-    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> tuple[Array, Array]:
+    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         logits = policy.apply(weights.network, observation)
         if not greedy and config.random_start:
             logits = jnp.where(weights.updates > 0, logits, 0.0)
         logits = ac.mask_outputs(logits, observation)
         action = chosen.mode(logits) if greedy else chosen.sample(key, logits)
-        return action, chosen.log_prob(logits, action)
+        return ActOutput(action, chosen.log_prob(logits, action), distribution=named(logits))
 
     entropy = 0.5 * math.log(spec.action.num_actions) if config.target_entropy is None else config.target_entropy
     return Components(config, policy, critics, predict, evaluate, entropy, _optimizer(config)), choose

@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "run an experiment, or go on with a run",
     "list": "the experiments that there are",
     "evaluate": "play a run's snapshot and print its score",
+    "export": "write a trained policy to a file that plays without jsrl",
     "compare": "two runs side by side",
     "report": "make a run's report again",
     "record": "record a trained policy's episodes",

@@ -69,8 +69,11 @@ MAX_CHUNK, MIN_CHUNK = 48, 12  # images whose intermediate values stay in a core
 
 
 def _chunk(number: int) -> int:
-    """Return how many images to work on at a time: on CPUs so few that what lies between two layers stays in the cache."""
-    if jax.default_backend() != "cpu" or number <= MAX_CHUNK:
+    """Return how many images to work on at a time: on CPUs so few that what lies between two layers stays in the cache.
+
+    All at once where the number is a symbol, as in an exported policy.
+    """
+    if not isinstance(number, int) or jax.default_backend() != "cpu" or number <= MAX_CHUNK:
         return number
     return next((size for size in range(MAX_CHUNK, MIN_CHUNK - 1, -1) if number % size == 0), number)
 

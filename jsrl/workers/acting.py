@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import Agent
+from jsrl.agents.base import ActOutput, Agent
 from jsrl.errors import StreamError, StreamTimeout
 from jsrl.metrics.phases import Phases
 from jsrl.parallel import small_calls
@@ -94,6 +94,7 @@ class Engine:
         core = jax.tree.map(lambda rows: rows[index], table)
         output, new_core = self._agent.act(params, key, observation, is_first, core, greedy=self._greedy)
         table = jax.tree.map(lambda rows, new: rows.at[index].set(new), table, new_core)
+        output = ActOutput(output.action, output.log_prob, output.extras)  # what a row keeps
         return output, core, table
 
     def serve(self, group: int, num_envs: int) -> GroupSlots:

@@ -292,7 +292,8 @@ def _cells(stride: int, pads: Pads, batch_first: bool, size: int, x: Array) -> A
     if _step(size, stride) == stride:
         return jnp.transpose(x, (1, 2, 0, 3)) if batch_first else x
     rows, columns = used[0] // stride, used[1] // stride
-    if x.dtype == jnp.uint8 and x.shape[-1] == 4:  # a pixel's four bytes move as one number
+    known = all(isinstance(size, int) for size in x.shape)  # exported policies have a symbol for the number of images
+    if known and x.dtype == jnp.uint8 and x.shape[-1] == 4:  # a pixel's four bytes move as one number
         words = lax.bitcast_convert_type(x, jnp.uint32)[..., None]
         return lax.bitcast_convert_type(_space_to_depth(words, rows, columns, stride, batch_first), jnp.uint8).reshape(
             rows, columns, -1, 4 * stride * stride

@@ -1,0 +1,30 @@
+"""Write a run's snapshot to a file that plays without jsrl: `jsrl export RUN@TAG policy.zip`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jsrl.cli.experiments import use_working_directory
+from jsrl.cli.main import program
+from jsrl.errors import JsrlError
+from jsrl.policy import load_policy
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Export and print the parity report."""
+    parser = argparse.ArgumentParser(prog=program("export"), description=__doc__)
+    parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
+    parser.add_argument("file", help="where to write the policy, such as policy.zip")
+    parser.add_argument("--runs-dir", default="runs")
+    options = parser.parse_args(arguments)
+    use_working_directory()
+    run, _, tag = options.run.partition("@")
+    try:
+        report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file)
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    print("\n".join([f"{options.file}: the greedy policy of {options.run}", *(f"  {line}" for line in report)]))
+    return 0

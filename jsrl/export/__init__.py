@@ -1,0 +1,1 @@
+"""Policies that leave jsrl: as a numpy program, as StableHLO and as ONNX."""

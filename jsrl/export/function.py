@@ -1,0 +1,97 @@
+"""A trained policy as one pure function of arrays: observations and recurrent state in, greedy actions out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.agents.base import ActParams, Agent
+from jsrl.types import Array, EnvSpec, named_leaves, to_environment, unflatten
+
+
+class Port(NamedTuple):
+    """An array that goes in or out: its name, the shape of one row, dtype, and keys in the observation's dict."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: tuple[str, ...] = ()
+
+    def zeros(self, batch: Any) -> jax.ShapeDtypeStruct:
+        """Return the schema of a batch; its size may be a symbol."""
+        return jax.ShapeDtypeStruct((batch, *self.shape), self.dtype)
+
+
+class PolicyFunction(NamedTuple):
+    """A policy as a function.
+
+    Attributes:
+      call: (*inputs, is_first, *state) -> (*outputs, *new state), each [B, ...]; is_first only where there is a state.
+      inputs, state, outputs: what goes in and out. The first output is `action`, as the environment takes it; the others
+        are the distribution's parameters.
+    """
+
+    call: Callable[..., tuple[Array, ...]]
+    inputs: tuple[Port, ...]
+    state: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def arguments(self, batch: Any) -> list[jax.ShapeDtypeStruct]:
+        """Return the schema of all arguments of `call`, in order."""
+        first = [jax.ShapeDtypeStruct((batch,), bool)] if self.state else []
+        return [*(p.zeros(batch) for p in self.inputs), *first, *(p.zeros(batch) for p in self.state)]
+
+
+def policy_function(
+    agent: Agent, spec: EnvSpec, params: ActParams, kept: tuple[int, ...] | None = None
+) -> PolicyFunction:
+    """Return the greedy policy with its params (weights and observation moments) inside.
+
+    Args:
+      kept: which leaves of the core are the function's state, as numbers; the others are always as at an episode's start.
+        None: all.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    fresh = agent.initial_core(1)
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(fresh)]
+    first_rows, structure = jax.tree.flatten(fresh)
+    kept = tuple(range(len(paths))) if kept is None else kept
+    inputs = tuple(_input(path, leaf) for path, leaf in named_leaves(spec.observation))
+    state = tuple(Port(_state_name(paths[i]), first_rows[i].shape[1:], str(first_rows[i].dtype)) for i in kept)
+
+    def choose(*arrays: Array) -> tuple[dict[str, Array], list[Array]]:
+        batch = arrays[0].shape[0]
+        observation = unflatten(spec.observation, list(arrays[: len(inputs)]))
+        is_first = arrays[len(inputs)] if kept else jnp.ones((batch,), bool)
+        core = [jnp.broadcast_to(row, (batch, *row.shape[1:])) for row in first_rows]
+        for place, array in zip(kept, arrays[len(inputs) + 1 :], strict=True):
+            core[place] = array
+        output, new_core = agent.act(
+            params, jax.random.key(0), observation, is_first, jax.tree.unflatten(structure, core), greedy=True
+        )
+        action = to_environment(spec.action, output.action, jnp)
+        new_leaves = jax.tree.leaves(new_core)
+        return {"action": action, **dict(output.distribution)}, [new_leaves[i] for i in kept]
+
+    def call(*arrays: Array) -> tuple[Array, ...]:
+        outputs, new_state = choose(*arrays)
+        return (*(outputs[port.name] for port in found), *new_state)
+
+    bare = PolicyFunction(call, inputs, state, ())
+    shapes = jax.eval_shape(choose, *bare.arguments(1))[0]
+    names = ["action", *(name for name in shapes if name != "action")]  # jax sorts the keys of dicts
+    found = tuple(Port(name, shapes[name].shape[1:], str(shapes[name].dtype)) for name in names)
+    return bare._replace(outputs=found)
+
+
+def _input(path: str, leaf: Any) -> Port:
+    keys = tuple(path.split("/")) if path else ()
+    return Port("/".join(("observation", *keys)), tuple(leaf.shape), str(np.dtype(leaf.dtype)), keys)
+
+
+def _state_name(path: str) -> str:
+    return f"state/{path}" if path else "state"

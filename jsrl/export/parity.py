@@ -1,0 +1,112 @@
+"""Whether an exported policy does what the agent does: both play the same rows, and every number is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jsrl.agents.normalization import Moments
+from jsrl.errors import ExportError
+from jsrl.export.function import PolicyFunction, Port
+from jsrl.types import Tree, named_leaves
+
+ROWS, STEPS = 1000, 20
+TOLERANCE = 1e-5
+
+Player = Callable[[list[np.ndarray]], list[np.ndarray]]
+
+
+def rows_of(function: PolicyFunction, moments: Tree, seed: int = 0) -> list[list[np.ndarray]]:
+    """Return STEPS batches of observations, ROWS in all, and is_first where there is a state.
+
+    Numbers are normal, with the mean and twice the deviation of the agent's moments where it has them; pixels and masks are
+    uniform, each mask with an action that is allowed. A tenth of the rows begin an episode.
+    """
+    rng, batch = np.random.default_rng(seed), ROWS // STEPS
+    scales = _scales(moments)
+    steps = []
+    for step in range(STEPS):
+        arrays = [_random(port, batch, rng, scales) for port in function.inputs]
+        if function.state:
+            arrays.append(rng.random(batch) < 0.1 if step else np.ones(batch, bool))
+        steps.append(arrays)
+    return steps
+
+
+def _scales(moments: Tree) -> dict[str, tuple[Any, Any]]:
+    found = dict(named_leaves(moments))
+    names = {path.rpartition("/")[0] for path in found if path.rpartition("/")[2] in Moments._fields}
+    joined = {name: f"{name}/" if name else "" for name in names}
+    return {
+        n: (np.asarray(found[f"{at}mean"]), np.sqrt(np.asarray(found[f"{at}variance"]))) for n, at in joined.items()
+    }
+
+
+def _random(port: Port, batch: int, rng: np.random.Generator, scales: dict[str, tuple[Any, Any]]) -> np.ndarray:
+    shape = (batch, *port.shape)
+    if port.path[-1:] == ("action_mask",):
+        mask = rng.random(shape) < 0.5
+        np.put_along_axis(mask, rng.integers(0, shape[-1], (*shape[:-1], 1)), True, axis=-1)
+        return mask.astype(port.dtype)
+    kind = np.dtype(port.dtype)
+    if kind.kind == "f":
+        mean, deviation = scales.get("/".join(port.path), (0.0, 1.0))
+        return (mean + 2.0 * deviation * rng.standard_normal(shape)).astype(kind)
+    return rng.integers(0, 256 if kind == np.uint8 else 2, shape).astype(kind)
+
+
+def play(function: PolicyFunction, player: Player, steps: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+    """Return what a player gives for every step: outputs and new state; it is handed back its own state."""
+    batch = len(steps[0][0])
+    state, played = [np.zeros((batch, *port.shape), port.dtype) for port in function.state], []
+    for arrays in steps:
+        results = player([*arrays, *state])
+        state = list(results[len(function.outputs) :])
+        played.append(results)
+    return played
+
+
+def of_agent(function: PolicyFunction) -> Player:
+    """Return the agent itself as a player: JAX on this machine's CPU, in full float32."""
+    compiled = jax.jit(function.call)
+
+    def call(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]), jax.default_matmul_precision("highest"):
+            return [np.asarray(x) for x in compiled(*arrays)]
+
+    return call
+
+
+def compare(
+    name: str, function: PolicyFunction, played: list[list[np.ndarray]], reference: list[list[np.ndarray]]
+) -> str:
+    """Return a line about how far a player is from the agent.
+
+    Numbers may differ by 1e-5, times their size where that is above 1. Actions that are counted must be equal, but for two
+    rows, in which rounding may have decided between the two best ones.
+
+    Raises:
+      ExportError: they differ by more; the file must not be used.
+    """
+    largest, beyond, unequal = 0.0, 0.0, 0
+    for ours, theirs in zip(played, reference, strict=True):
+        for mine, true in zip(ours, theirs, strict=True):
+            if true.dtype.kind != "f":
+                unequal += int(np.sum(np.any((mine != true).reshape(len(true), -1), axis=1)))
+                continue
+            difference = np.abs(mine.astype(np.float64) - true.astype(np.float64))
+            largest = max(largest, float(difference.max(initial=0.0)))
+            beyond = max(beyond, float((difference / np.maximum(1.0, np.abs(true))).max(initial=0.0)))
+            beyond = beyond if np.isfinite(difference).all() else float("inf")
+    line = f"{name}: {ROWS} rows, largest difference {largest:.1e}, {ROWS - unequal} of {ROWS} actions equal"
+    if function.outputs[0].dtype[0] == "f":
+        line = f"{name}: {ROWS} rows, largest difference {largest:.1e}"
+    if not beyond <= TOLERANCE or unequal > ROWS // 500:
+        raise ExportError(
+            f"the exported policy differs from the agent: {line}; expected at most {TOLERANCE:g} (times the numbers where "
+            "they are above 1) and equal actions. Nothing was written; please report this with the network's config"
+        )
+    return line

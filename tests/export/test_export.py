@@ -1,0 +1,257 @@
+"""Exported policies: what they play, and which files are refused."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents.normalization import ACTION_MASK
+from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.r2d2 import R2D2Config, r2d2
+from jsrl.agents.sac import SACConfig, sac
+from jsrl.errors import ExportError
+from jsrl.export import file, player
+from jsrl.networks.model import NetworkConfig
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, to_environment
+
+VECTOR, IMAGE = ArraySpec((5,), "float32"), ArraySpec((36, 36, 4), "uint8")
+SMALL = NetworkConfig(hidden=(8,))
+CASES = {
+    "mlp": lambda: (ppo(PPOConfig(network=SMALL), of := EnvSpec(VECTOR, Discrete(3))), of),
+    "cnn": lambda: (ppo(PPOConfig(), of := EnvSpec(IMAGE, Discrete(3))), of),
+    "lstm": lambda: (ppo(recurrent("lstm"), of := EnvSpec(VECTOR, Discrete(3))), of),
+    "gru": lambda: (ppo(recurrent("gru"), of := EnvSpec(VECTOR, Discrete(3))), of),
+    "masked": lambda: (ppo(PPOConfig(network=SMALL), of := EnvSpec(masked(), Discrete(4))), of),
+    "gaussian": lambda: (ppo(PPOConfig(network=SMALL), of := EnvSpec(VECTOR, box("clip"))), of),
+    "tanh": lambda: (
+        sac(SACConfig(normalize_observations=True, network=SMALL), of := EnvSpec(VECTOR, box("squash"))),
+        of,
+    ),
+    "r2d2": lambda: (r2d2(R2D2Config(network=recurrent("lstm").network), of := EnvSpec(VECTOR, Discrete(3))), of),
+}
+SLOW = ("cnn", "gru")
+
+
+def recurrent(core: str) -> PPOConfig:
+    return PPOConfig(network=NetworkConfig(hidden=(8,), core=core, core_size=8))
+
+
+def masked() -> dict:
+    return {"x": VECTOR, ACTION_MASK: ArraySpec((4,), "bool")}
+
+
+def box(transform: str) -> Continuous:
+    return Continuous((-2.0, -1.0), (2.0, 3.0), transform)
+
+
+@functools.cache
+def exported(name: str, folder: str) -> tuple:
+    """Return (path, agent, spec, params, report) of a case, its params and moments moved away from their start."""
+    agent, spec = CASES[name]()
+    params = agent.init(jax.random.key(1)).params
+    params = jax.tree.map(lambda x: x + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+    path = f"{folder}/{name}.zip"
+    return path, agent, spec, params, file.save(path, agent, spec, params, origin=name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("exported"))
+
+
+def observations(spec: EnvSpec, rng: np.random.Generator, rows: int):
+    def draw(leaf: ArraySpec) -> np.ndarray:
+        scale = 255 if leaf.dtype == "uint8" else 1
+        return (scale * rng.random((rows, *leaf.shape))).astype(leaf.dtype)
+
+    if not isinstance(spec.observation, dict):
+        return draw(spec.observation)
+    mask = rng.random((rows, 4)) < 0.4
+    mask[:, 2] = True
+    return {"x": draw(VECTOR), ACTION_MASK: mask}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
+def test_plays_what_the_agent_plays(name, folder):
+    path, agent, spec, params, report = exported(name, folder)
+    assert [line.partition(":")[0] for line in report] == ["StableHLO", "numpy"]
+    policy, rng = file.load(path), np.random.default_rng(3)
+    assert policy.contract["parity"] == report
+    act = jax.jit(functools.partial(agent.act, greedy=True))
+    core = agent.initial_core(7)
+    for step in range(3):
+        seen, first = observations(spec, rng, 7), np.arange(7) % 3 == step
+        if step == 0:
+            first[:] = True
+        output, core = act(params, jax.random.key(0), seen, first, core)
+        wanted = to_environment(spec.action, np.asarray(output.action))
+        np.testing.assert_allclose(policy(seen, first), wanted, atol=1e-5, rtol=0)
+    assert [port["name"] for port in policy.contract["state"]] == {
+        "lstm": ["state/0", "state/1"],
+        "gru": ["state"],
+        "r2d2": ["state/network/0", "state/network/1"],  # not the epsilon of its episode
+    }.get(name, [])
+
+
+def test_a_state_is_handed_from_step_to_step(folder):
+    policy = file.load(exported("lstm", folder)[0])
+    rows = [np.full((2, 5), float(n), np.float32) for n in (1, 2)]
+    _, state = policy.step(rows[0])
+    carried, _ = policy.step(rows[1], state, np.array([False, True]))
+    fresh, _ = policy.step(rows[1])
+    assert np.allclose(carried["logits"][1], fresh["logits"][1])
+    assert not np.allclose(carried["logits"][0], fresh["logits"][0])
+
+
+def test_a_mask_forbids_actions(folder):
+    policy = file.load(exported("masked", folder)[0])
+    for allowed in range(4):
+        mask = np.arange(4)[None] == allowed
+        outputs, _ = policy.step({"x": np.ones((1, 5), np.float32), ACTION_MASK: mask})
+        assert outputs["action"].tolist() == [allowed]
+        assert (outputs["logits"][0] == -1e9).tolist() == (~mask[0]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (np.ones((1, 4), np.float32), "observation has shape \\(1, 4\\); expected \\(B, 5\\)"),
+        (np.full((1, 5), "x"), "dtype <U1; expected float32"),
+        (None, "observation is missing"),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_refused(given, told, folder):
+    with pytest.raises(player.PolicyInputError, match=told):
+        file.load(exported("mlp", folder)[0])(given)
+
+
+class Sorted(nn.Module):
+    """A torso with an operation that the numpy player does not know."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Encode."""
+        return jnp.sort(nn.Dense(8)(x))
+
+
+def test_an_unknown_operation_goes_to_stablehlo_only(tmp_path):
+    spec = EnvSpec(VECTOR, Discrete(3))
+    agent = ppo(PPOConfig(network=NetworkConfig(torso=Sorted())), spec)
+    report = file.save(tmp_path / "own.zip", agent, spec, agent.init(jax.random.key(0)).params)
+    assert report[1] == "numpy: not exported: the policy uses operations that the numpy player does not know: sort"
+    with pytest.raises(ExportError, match=r"by its policy.stablehlo only, with JAX: .*: sort"):
+        file.load(tmp_path / "own.zip")
+
+
+def test_params_that_are_not_finite_are_refused(tmp_path):
+    agent, spec = CASES["mlp"]()
+    params = jax.tree.map(lambda x: x * jnp.nan, agent.init(jax.random.key(0)).params)
+    with pytest.raises(ExportError, match=r"weights/.* holds numbers that are not finite"):
+        file.save(tmp_path / "policy.zip", agent, spec, params)
+    assert not (tmp_path / "policy.zip").exists()
+
+
+# -- broken files ------------------------------------------------------------------------------------------------------
+
+
+def members_of(folder: str) -> dict[str, bytes]:
+    return player.read_members(exported("mlp", folder)[0])
+
+
+def refused(tmp_path, written: bytes, told: str | None = None) -> None:
+    (tmp_path / "broken.zip").write_bytes(written)
+    with pytest.raises(player.PolicyFileError, match=told):
+        player.load(tmp_path / "broken.zip")
+
+
+def test_a_thousand_broken_files_are_refused(tmp_path, folder):
+    with open(exported("mlp", folder)[0], "rb") as whole:
+        written = whole.read()
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        at = int(rng.integers(len(written)))
+        refused(tmp_path, written[:at])
+        refused(tmp_path, written[:at] + bytes([written[at] ^ (1 << rng.integers(8))]) + written[at + 1 :])
+
+
+def with_contract(members: dict[str, bytes], **changed) -> dict[str, bytes]:
+    return {**members, "policy.json": json.dumps({**json.loads(members["policy.json"]), **changed}).encode()}
+
+
+def test_files_that_are_whole_but_wrong_are_refused(tmp_path, folder):
+    members = members_of(folder)
+    contract = json.loads(members["policy.json"])
+    refused(tmp_path, file.pack(with_contract(members, format_version=99)), "version 99; this player reads")
+    refused(tmp_path, file.pack({k: v for k, v in members.items() if k != "weights.bin"}), "lacks .*weights.bin")
+    refused(tmp_path, file.pack({**members, "policy.json": b"[]"}), "no JSON object")
+    refused(tmp_path, file.pack({**members, "weights.bin": members["weights.bin"][:-4]}), "fewer than policy.json says")
+    nan = np.frombuffer(members["weights.bin"], np.float32) * np.nan
+    refused(tmp_path, file.pack({**members, "weights.bin": nan.tobytes()}), "hold NaN")
+    program = contract["program"]
+    foreign = {**program, "operations": [{**program["operations"][0], "op": "system"}]}
+    refused(tmp_path, file.pack(with_contract(members, program=foreign)), r"does not know: \['system'\]")
+    refused(tmp_path, file.pack(with_contract(members, program={**program, "operations": []})), "does not run")
+    huge = {"op": "iota", "in": [], "out": [0], "shape": [2**40], "dtype": "int32", "dimension": 0}
+    bomb = {**program, "operations": [huge, *program["operations"]]}
+    refused(tmp_path, file.pack(with_contract(members, program=bomb)), "too large")
+    swapped = [{**contract["outputs"][0], "shape": [7]}, *contract["outputs"][1:]]
+    refused(tmp_path, file.pack(with_contract(members, outputs=swapped)), "other arrays than the file says")
+
+
+def test_compressed_members_are_refused(tmp_path, folder):
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in {**members_of(folder), "weights.bin": b"\0" * 10**7}.items():
+            archive.writestr(name, content)
+        archive.comment = b"0" * 64
+    written = (tmp_path / "bomb.zip").read_bytes()[:-64]
+    refused(tmp_path, written + hashlib.sha256(written).hexdigest().encode(), "compressed members")
+
+
+# -- another process ---------------------------------------------------------------------------------------------------
+
+ALONE = """
+import sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {banned}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Nowhere())
+import zipfile
+import numpy as np
+rows = np.load(sys.argv[2])
+{play}
+np.save(sys.argv[3], action)
+"""
+NUMPY = "sys.path.insert(0, sys.argv[1])\nimport player\naction = player.load()(rows)"
+JAX = (
+    "import jax\nread = zipfile.ZipFile(sys.argv[1]).read('policy.stablehlo')\n"
+    "action = jax.jit(jax.export.deserialize(read).call)(rows)[0]"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("play", "banned"), [(NUMPY, {"jsrl", "jax", "jaxlib", "flax"}), (JAX, {"jsrl", "flax"})])
+def test_plays_in_a_process_without_jsrl(play, banned, tmp_path, folder):
+    for name in ("mlp", "cnn", "tanh"):
+        path, agent, spec, params, _ = exported(name, folder)
+        rows = observations(spec, np.random.default_rng(0), 5)
+        np.save(tmp_path / "rows.npy", rows)
+        program = ALONE.format(banned=banned, play=play)
+        paths = [path, str(tmp_path / "rows.npy"), str(tmp_path / "action.npy")]
+        subprocess.run([sys.executable, "-c", program, *paths], check=True, cwd=tmp_path, timeout=120)
+        act = jax.jit(functools.partial(agent.act, greedy=True))
+        output, _ = act(params, jax.random.key(0), rows, np.ones(5, bool), agent.initial_core(5))
+        wanted = to_environment(spec.action, np.asarray(output.action))
+        np.testing.assert_allclose(np.load(tmp_path / "action.npy"), wanted, atol=1e-5, rtol=0)
+    described = subprocess.run([sys.executable, path], check=True, capture_output=True, text=True, timeout=60)
+    assert "output  action: float32 [B, 2]" in described.stdout
