@@ -15,6 +15,7 @@ COMMANDS = {
     "list": "the experiments that there are",
     "evaluate": "play a run's snapshot and print its score",
     "export": "write a trained policy to a file that plays without jsrl",
+    "play": "show a run's policy in a window",
     "compare": "two runs side by side",
     "report": "make a run's report again",
     "record": "record a trained policy's episodes",

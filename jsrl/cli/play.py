@@ -1,0 +1,174 @@
+"""Show a run's policy in a window: `jsrl play RUN@TAG`.
+
+Keys: space pauses, N starts the next episode, + and - change the speed, Esc ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from jsrl.cli.experiments import use_working_directory
+from jsrl.cli.main import program
+from jsrl.envs.rendering import RenderedEnv, make_rendered
+from jsrl.errors import ConfigError, JsrlError, MissingExtra
+from jsrl.extras import install_command
+from jsrl.policy import Policy, load_policy
+
+SLOWEST, FASTEST = 1 / 16, 16.0
+SMALL = 400  # pixels: lower pictures are shown larger
+
+
+class Window:
+    """A window of pictures; `handle_keys` reads what the user pressed.
+
+    Attributes:
+      ended: the user closed it. paused: nothing is stepped. skipped: the user wants the next episode. speed: factor.
+
+    Raises:
+      ConfigError: the display cannot be opened.
+    """
+
+    def __init__(self, fps: float, speed: float) -> None:
+        import pygame
+
+        self._pygame: Any = pygame
+        try:
+            pygame.display.init()
+        except pygame.error as error:
+            raise ConfigError(
+                f"no window can be opened: {error}; film the policy with --recorder.enabled while it trains."
+            ) from error
+        self._fps, self.speed = fps, speed
+        self._clock = pygame.time.Clock()
+        self._screen: Any = None
+        self.ended = self.paused = self.skipped = False
+
+    def show(self, picture: np.ndarray, title: str) -> None:
+        """Show a picture, uint8 [height, width, 3], then wait until the next one is due."""
+        pygame = self._pygame
+        height, width = picture.shape[:2]
+        scale = max(1, -(-SMALL // height))
+        if self._screen is None:
+            self._screen = pygame.display.set_mode((width * scale, height * scale), pygame.RESIZABLE)
+        surface = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
+        self._screen.blit(pygame.transform.scale(surface, self._screen.get_size()), (0, 0))
+        pygame.display.set_caption(title)
+        pygame.display.flip()
+        self._clock.tick(self._fps * self.speed)
+
+    def handle_keys(self) -> None:
+        """Do what the user pressed since the last call."""
+        pygame = self._pygame
+        for event in pygame.event.get():
+            if event.type == pygame.QUIT:
+                self.ended = True
+            elif event.type == pygame.KEYDOWN:
+                self._press(event.key)
+
+    def _press(self, key: int) -> None:
+        pygame = self._pygame
+        if key == pygame.K_ESCAPE:
+            self.ended = True
+        elif key == pygame.K_SPACE:
+            self.paused = not self.paused
+        elif key == pygame.K_n:
+            self.skipped = True
+        elif key in (pygame.K_PLUS, pygame.K_EQUALS, pygame.K_KP_PLUS):
+            self.speed = min(FASTEST, self.speed * 2)
+        elif key in (pygame.K_MINUS, pygame.K_KP_MINUS):
+            self.speed = max(SLOWEST, self.speed / 2)
+
+    def close(self) -> None:
+        """Close the window."""
+        self._pygame.display.quit()
+
+
+def check_display() -> None:
+    """Check, before anything is loaded, that a window can be opened here.
+
+    Raises:
+      MissingExtra: pygame is not installed. ConfigError: this machine has no display.
+    """
+    if find_spec("pygame") is None:
+        raise MissingExtra(f"a window needs pygame, which is not installed: {install_command('video')}")
+    named = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
+    if not named and sys.platform not in ("darwin", "win32"):
+        raise ConfigError(
+            "there is no display (DISPLAY is not set); run this on a machine that has one, or film the policy with "
+            "--recorder.enabled while it trains."
+        )
+
+
+def play(
+    policy: Policy, env: RenderedEnv, window: Window, name: str, episodes: int | None, greedy: bool
+) -> list[float]:
+    """Play until the user ends it or `episodes` are complete (None: no limit); return the return of each complete one."""
+    returns: list[float] = []
+    step, return_, length = env.reset(), 0.0, 0
+    while True:
+        number = len(returns) + bool(step.is_first[0] or not step.episodes)
+        paused = "   paused" if window.paused else ""
+        progress = f"return {return_:,.1f}   step {length:,}   x{window.speed:g}{paused}"
+        window.show(env.picture(), f"{name}   episode {number}   {progress}")
+        window.handle_keys()
+        if window.ended or len(returns) == episodes:
+            return returns
+        if window.skipped:
+            window.skipped, return_, length = False, 0.0, 0
+            policy.reset()
+            step = env.reset()
+        elif not window.paused:
+            step = env.step(policy(step.observation, step.is_first, greedy=greedy, raw=True))
+            if step.is_first[0]:
+                return_, length = 0.0, 0
+            else:
+                return_, length = return_ + float(step.reward.sum()), length + 1
+            for episode in step.episodes:
+                returns.append(episode.return_)
+                print(f"episode {len(returns)}: return {episode.return_:,.1f}, length {episode.length:,}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play a policy in a window."""
+    parser = argparse.ArgumentParser(
+        prog=program("play"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
+    parser.add_argument("--episodes", type=int, help="end after so many (default: when the window is closed)")
+    parser.add_argument("--seed", type=int, default=12345)
+    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
+    parser.add_argument("--speed", type=float, default=1.0, help="times the environment's own speed")
+    parser.add_argument("--runs-dir", default="runs")
+    options = parser.parse_args(arguments)
+    if options.episodes is not None and options.episodes < 1:
+        parser.error(f"argument --episodes: {options.episodes}, expected at least 1")
+    if not SLOWEST <= options.speed <= FASTEST:
+        parser.error(f"argument --speed: {options.speed:g}, expected {SLOWEST:g} to {FASTEST:g}")
+    use_working_directory()
+    run, _, tag = options.run.partition("@")
+    try:
+        check_display()
+        policy = load_policy(run, tag or "best", runs_dir=options.runs_dir)
+        env = make_rendered(policy.experiment.filmed_env, options.seed)
+        try:
+            env.reset()
+            window = Window(env.fps, options.speed)
+            try:
+                play(policy, env, window, options.run, options.episodes, not options.sampled)
+            finally:
+                window.close()
+        finally:
+            env.close()
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
