@@ -140,6 +140,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 
 # Files that may import more than their room does, each with its reason.
 MORE: dict[str, tuple[set[str], str]] = {
+    "cli/play.py": ({"pygame"}, "a window, of the extra `video`"),
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
     "launch/run.py": ({"jsrl.report"}, "a run writes its report as it ends"),
     "recordings/video.py": ({"PIL", "imageio_ffmpeg"}, "captions and the encoder, of the extra `video`"),
