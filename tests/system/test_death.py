@@ -68,7 +68,7 @@ def test_worker_that_leaves_unasked_ends_the_run(launch) -> None:
     run = launch(*FOREVER)
     run.await_updates()
     run.workers()["actor-0"].terminate()
-    assert_died(run, "actor-0", "left although nobody asked it to")
+    assert_died(run, "actor-0", "left without being asked to")
 
 
 def test_workers_leave_when_the_controller_is_killed_and_the_next_start_sweeps(launch) -> None:
