@@ -16,6 +16,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "envpool": (("envpool",), "EnvPool environments"),
     "tensorboard": (("tensorboardX",), "TensorBoard events"),
     "video": (("imageio_ffmpeg", "PIL", "pygame"), "videos"),
+    "onnx": (("onnx",), "exported policies in ONNX"),
     "notebook": (("ipykernel", "matplotlib"), "notebooks"),
 }
 

@@ -61,15 +61,21 @@ class Policy:
         action = np.array(engine.act(served, Request(observation, first, step=self._step)).action)
         return action if raw else to_environment(self.spec.action, action)
 
-    def save(self, path: str | os.PathLike[str]) -> list[str]:
+    def save(self, path: str | os.PathLike[str], *, onnx: bool = False) -> list[str]:
         """Write the policy to one file that plays without jsrl (docs/export.md); return its parity report, a line per player.
 
         Greedy actions and the distribution's parameters; observation moments are inside, recurrent state goes in and out.
 
+        Args:
+          onnx: write `policy.onnx` into the file as well.
+
         Raises:
+          MissingExtra: onnx is wanted, and its package is not installed.
           ExportError: the params are not finite, the policy cannot be traced, or a player differs from it.
         """
-        return save(path, self.agent, self.spec, self.params, origin=f"{self.spec.name}, version {self.version}")
+        return save(
+            path, self.agent, self.spec, self.params, onnx=onnx, origin=f"{self.spec.name}, version {self.version}"
+        )
 
     def reset(self) -> None:
         """Forget every recurrent state: the next call begins new episodes."""

@@ -17,12 +17,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=program("export"), description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument("file", help="where to write the policy, such as policy.zip")
+    parser.add_argument("--onnx", action="store_true", help="write policy.onnx into the file as well")
     parser.add_argument("--runs-dir", default="runs")
     options = parser.parse_args(arguments)
     use_working_directory()
     run, _, tag = options.run.partition("@")
     try:
-        report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file)
+        report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file, onnx=options.onnx)
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -15,27 +15,35 @@ import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
 from jsrl.errors import ExportError
-from jsrl.export import parity, player
+from jsrl.export import onnx_file, parity, player
 from jsrl.export.function import PolicyFunction, policy_function
 from jsrl.export.program import Program, reached, trace, without_unused
 from jsrl.types import Continuous, EnvSpec, named_leaves
 
-STABLEHLO = "policy.stablehlo"
+STABLEHLO, ONNX = "policy.stablehlo", "policy.onnx"
 PLATFORMS = ("cpu", "cuda", "tpu")
 _MAIN = "import player\n\nprint(player.describe(player.read_contract()))\n"
 
 
 def save(
-    path: str | os.PathLike[str], agent: Agent, spec: EnvSpec, params: ActParams, *, origin: str = "jsrl"
+    path: str | os.PathLike[str],
+    agent: Agent,
+    spec: EnvSpec,
+    params: ActParams,
+    *,
+    onnx: bool = False,
+    origin: str = "jsrl",
 ) -> list[str]:
     """Write a policy file and return its parity report, a line per player.
 
     Args:
-      agent, spec, params: what acts, where, and with what. origin: where the policy comes from, for people.
+      agent, spec, params: what acts, where, and with what. onnx: write `policy.onnx` into the file as well.
+      origin: where the policy comes from, for people.
 
     Raises:
       ExportError: params are not finite, the policy cannot be traced for batches of any size, a player differs from the agent,
-        or the file cannot be written.
+        ONNX is wanted and cannot say what the policy computes, or the file cannot be written.
+      MissingExtra: ONNX is wanted, and the package onnx is not installed.
     """
     _check_finite(params)
     function, program, why = _traced(agent, spec, params)
@@ -48,6 +56,13 @@ def save(
     else:
         played = parity.play(function, _of_program(program), steps)
         report.append(parity.compare("numpy", function, played, reference))
+    members = {STABLEHLO: exported.serialize()}
+    if onnx:
+        if program is None:
+            raise ExportError(f"the policy cannot be written as ONNX: {why}; export without ONNX")
+        members[ONNX] = onnx_file.model(function, program)
+        played = parity.play(function, onnx_file.reference_player(function, members[ONNX]), steps)
+        report.append(parity.compare("ONNX", function, played, reference))
     contract = {
         "format": player.FORMAT,
         "format_version": player.FORMAT_VERSION,
@@ -59,7 +74,7 @@ def save(
         "parity": report,
         "no_program": why,
     }
-    _write(path, contract, program, exported.serialize())
+    _write(path, contract, program, members)
     return report
 
 
@@ -145,7 +160,9 @@ def _action(spec: EnvSpec) -> dict[str, Any]:
     return facts
 
 
-def _write(path: str | os.PathLike[str], contract: dict[str, Any], program: Program | None, stablehlo: bytes) -> None:
+def _write(
+    path: str | os.PathLike[str], contract: dict[str, Any], program: Program | None, compiled: dict[str, bytes]
+) -> None:
     constants = {} if program is None else program.constants
     little = {i: np.asarray(a, a.dtype.newbyteorder("<")) for i, a in sorted(constants.items())}
     contract["program"] = None if program is None else _as_json(program)
@@ -153,7 +170,7 @@ def _write(path: str | os.PathLike[str], contract: dict[str, Any], program: Prog
     members = {
         "policy.json": json.dumps(contract, indent=1).encode(),
         "weights.bin": b"".join(a.tobytes() for a in little.values()),
-        STABLEHLO: stablehlo,
+        **compiled,
         "player.py": Path(player.__file__).read_bytes(),
         "__main__.py": _MAIN.encode(),
     }

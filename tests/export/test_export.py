@@ -19,7 +19,7 @@ from jsrl.agents.normalization import ACTION_MASK
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.sac import SACConfig, sac
-from jsrl.errors import ExportError
+from jsrl.errors import ExportError, MissingExtra
 from jsrl.export import file, player
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, to_environment
@@ -61,7 +61,7 @@ def exported(name: str, folder: str) -> tuple:
     params = agent.init(jax.random.key(1)).params
     params = jax.tree.map(lambda x: x + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
     path = f"{folder}/{name}.zip"
-    return path, agent, spec, params, file.save(path, agent, spec, params, origin=name)
+    return path, agent, spec, params, file.save(path, agent, spec, params, onnx=True, origin=name)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def observations(spec: EnvSpec, rng: np.random.Generator, rows: int):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_plays_what_the_agent_plays(name, folder):
     path, agent, spec, params, report = exported(name, folder)
-    assert [line.partition(":")[0] for line in report] == ["StableHLO", "numpy"]
+    assert [line.partition(":")[0] for line in report] == ["StableHLO", "numpy", "ONNX"]
     policy, rng = file.load(path), np.random.default_rng(3)
     assert policy.contract["parity"] == report
     act = jax.jit(functools.partial(agent.act, greedy=True))
@@ -101,6 +101,25 @@ def test_plays_what_the_agent_plays(name, folder):
         "gru": ["state"],
         "r2d2": ["state/network/0", "state/network/1"],  # not the epsilon of its episode
     }.get(name, [])
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
+def test_onnxruntime_plays_what_the_player_plays(name, folder):
+    import onnxruntime
+
+    path, _, spec, *_ = exported(name, folder)
+    policy, rng = file.load(path), np.random.default_rng(4)
+    session = onnxruntime.InferenceSession(player.read_members(path)["policy.onnx"], providers=["CPUExecutionProvider"])
+    kept = policy.contract["state"]
+    state = {port["name"]: rng.standard_normal((6, *port["shape"])).astype(port["dtype"]) for port in kept}
+    seen, first = observations(spec, rng, 6), np.arange(6) == 2
+    outputs, new_state = policy.step(seen, state, first)
+    wanted = {**outputs, **{f"next_{key}": value for key, value in new_state.items()}}
+    arrays = {port["name"]: seen[port["path"][0]] if port["path"] else seen for port in policy.contract["inputs"]}
+    given = {**arrays, **({"is_first": first} if kept else {}), **state}
+    assert [x.name for x in session.get_inputs()] == list(given)
+    for got, (key, true) in zip(session.run(None, given), wanted.items(), strict=True):
+        np.testing.assert_allclose(got, true, atol=1e-5, rtol=1e-5, err_msg=key)
 
 
 def test_a_state_is_handed_from_step_to_step(folder):
@@ -149,6 +168,8 @@ def test_an_unknown_operation_goes_to_stablehlo_only(tmp_path):
     agent = ppo(PPOConfig(network=NetworkConfig(torso=Sorted())), spec)
     report = file.save(tmp_path / "own.zip", agent, spec, agent.init(jax.random.key(0)).params)
     assert report[1] == "numpy: not exported: the policy uses operations that the numpy player does not know: sort"
+    with pytest.raises(ExportError, match=r"cannot be written as ONNX: .*: sort"):
+        file.save(tmp_path / "none.zip", agent, spec, agent.init(jax.random.key(0)).params, onnx=True)
     with pytest.raises(ExportError, match=r"by its policy.stablehlo only, with JAX: .*: sort"):
         file.load(tmp_path / "own.zip")
 
@@ -159,6 +180,13 @@ def test_params_that_are_not_finite_are_refused(tmp_path):
     with pytest.raises(ExportError, match=r"weights/.* holds numbers that are not finite"):
         file.save(tmp_path / "policy.zip", agent, spec, params)
     assert not (tmp_path / "policy.zip").exists()
+
+
+def test_a_missing_onnx_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    agent, spec = CASES["mlp"]()
+    with pytest.raises(MissingExtra, match=r"pip install .*\[onnx\]"):
+        file.save(tmp_path / "policy.zip", agent, spec, agent.init(jax.random.key(0)).params, onnx=True)
 
 
 # -- broken files ------------------------------------------------------------------------------------------------------
