@@ -29,13 +29,15 @@ class BCConfig:
     """Hyperparameters of behaviour cloning.
 
     Attributes:
-      learning_rate: of Adam. schedule: constant, or linear to 0 at update `total_updates`.
-      max_grad_norm: global clip, None off.
+      learning_rate: learning rate of Adam.
+      schedule: learning rate over time: `constant`, or `linear` to 0 at update `total_updates`.
+      total_updates: updates of the whole run; filled in by Experiment.
+      max_grad_norm: clip the gradient to this global norm; None: no clipping.
       loss: `log_prob`: minus the log-probability of the recorded action; `mse`: half the squared distance to the most
         likely action (continuous actions only).
-      entropy_coef: weight of the policy's entropy.
-      normalize_observations: by running moments of the recorded rows (floating-point leaves only).
-      network: the network (its value function is not trained).
+      entropy_coef: weight of the entropy bonus.
+      normalize_observations: normalise floating-point observations by running moments of the recorded rows.
+      network: options of the network (its value function is not trained).
     """
 
     factory: ClassVar[str] = "jsrl.agents.bc:bc"

@@ -24,13 +24,15 @@ class DDPGConfig:
     """Hyperparameters of DDPG.
 
     Attributes:
-      learning_rate: of the policy and, where not given, of the critic. critic_learning_rate: its own. Adam.
-      max_grad_norm: global clip of each gradient, None off.
-      gamma: discount. tau, target_period: targets move by tau every so many updates.
-      exploration_noise: standard deviation of the noise on actions played, as a share of half the action's range.
+      learning_rate: learning rate of Adam for the policy. critic_learning_rate: that of the critic; None: learning_rate.
+      max_grad_norm: clip each gradient to this global norm; None: no clipping.
+      gamma: discount factor.
+      tau: share of the online networks in each step of the target networks; 1 replaces them.
+      target_period: updates between steps of the target networks.
+      exploration_noise: standard deviation of the noise on played actions, as a share of half the action's range.
       random_start: play uniformly random actions until the first update is published.
-      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
-      network: of policy and critic each.
+      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      network: options of the policy's network and of the critic's.
     """
 
     factory: ClassVar[str] = "jsrl.agents.ddpg:ddpg"

@@ -35,16 +35,23 @@ class DQNConfig:
     """Hyperparameters of DQN.
 
     Attributes:
-      learning_rate: of Adam. adam_eps: its epsilon. max_grad_norm: global clip, None off.
-      gamma: discount. tau, target_period: the target network moves by tau every so many updates (1: is replaced).
-      double: the online network chooses the action whose target value counts. dueling: value and advantage streams.
-      num_atoms: 1, or points of the distribution over values (C51), between `value_min` and `value_max`.
-      loss: huber or mse (one atom). huber_delta: where Huber's loss turns linear.
-      exploration: `linear`: epsilon falls from 1 to `epsilon` over `exploration_updates` (None: a tenth of the run's);
-        `ladder`: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1] (1 before any update).
-      total_updates: of the whole run; an Experiment fills it in.
-      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
-      network: the network; feed-forward.
+      learning_rate: learning rate of Adam. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global
+        norm; None: no clipping.
+      gamma: discount factor.
+      tau: share of the online network in each step of the target network; 1 replaces it.
+      target_period: updates between steps of the target network.
+      double: double Q-learning: the online network chooses the action that the target network values.
+      dueling: separate streams for state value and advantages.
+      num_atoms: 1, or the number of atoms of the value distribution (C51). value_min: lowest atom. value_max: highest
+        atom.
+      loss: huber or mse (one atom). huber_delta: error at which the Huber loss becomes linear.
+      exploration: `linear`: epsilon falls from 1 to `epsilon` over `exploration_updates`; `ladder`: an episode is played
+        with epsilon^(1 + ladder_alpha x), x uniform in [0, 1] (1 before the first update).
+      epsilon: final epsilon (linear), or base of the ladder. ladder_alpha: exponent of the ladder.
+      exploration_updates: updates until the final epsilon; None: a tenth of the run's.
+      total_updates: updates of the whole run; filled in by Experiment.
+      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      network: options of the network; feed-forward.
     """
 
     factory: ClassVar[str] = "jsrl.agents.dqn:dqn"

@@ -32,14 +32,19 @@ class IMPALAConfig:
     """Hyperparameters of IMPALA.
 
     Attributes:
-      learning_rate: of the optimizer. schedule: constant, or linear to 0 at update `total_updates`.
-      optimizer: adam, sgd or rmsprop. optimizer_eps: its epsilon. max_grad_norm: global clip, None off.
-      gamma: discount. vtrace_lambda: trace decay. rho_clip, c_clip: ceilings of the importance ratios.
-      value_loss: mse or huber. huber_delta: where Huber's loss turns linear.
-      value_coef, entropy_coef: weights in the loss.
-      normalize_advantages: mean 0, std 1 over the unmasked rows of all devices.
-      normalize_observations: by running moments (floating-point leaves only). normalize_values: PopArt.
-      network: the network.
+      learning_rate: learning rate of the optimizer.
+      schedule: learning rate over time: `constant`, or `linear` to 0 at update `total_updates`.
+      total_updates: updates of the whole run; filled in by Experiment.
+      optimizer: adam, sgd or rmsprop. optimizer_eps: epsilon of the optimizer. max_grad_norm: clip the gradient to this
+        global norm; None: no clipping.
+      gamma: discount factor. vtrace_lambda: trace decay of V-trace.
+      rho_clip: ceiling of the importance ratio rho. c_clip: ceiling of the importance ratio c.
+      value_loss: mse or huber. huber_delta: error at which the Huber loss becomes linear.
+      value_coef: weight of the value loss. entropy_coef: weight of the entropy bonus.
+      normalize_advantages: scale advantages to mean 0 and std 1 over the unmasked rows of all devices.
+      normalize_observations: normalise floating-point observations by running moments.
+      normalize_values: normalise the value function by PopArt.
+      network: options of the network.
     """
 
     factory: ClassVar[str] = "jsrl.agents.impala:impala"

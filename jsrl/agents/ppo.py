@@ -36,22 +36,30 @@ class PPOConfig:
     """Hyperparameters of PPO.
 
     Attributes:
-      learning_rate: of the optimizer. schedule: constant, or linear to 0 at update `total_updates`.
-      optimizer: adam, sgd or rmsprop. adam_eps: its epsilon. max_grad_norm: global clip over all devices, None off.
-      gamma: discount. gae_lambda: trace decay of either kind of `returns` (gae, vtrace).
-      clip_ratio: of the policy. dual_clip: bound for negative advantages (> 1), None off.
-      value_clip: of the value function, in units of its (normalised) output, None off.
-      value_loss: mse or huber. huber_delta: where Huber's loss turns linear.
-      value_coef, entropy_coef: weights in the loss.
-      num_epochs, num_minibatches: passes over the rows, and gradient steps per pass. Feed-forward networks shuffle
-        rows, recurrent ones keep whole sequences together and shuffle environments.
-      values: of rows before the first gradient step: by the learner (a forward pass over the batch), or by acting (the
-        actors send what the params that acted said; saves that pass, the same where the policy lag is 0). Acting needs
+      learning_rate: learning rate of the optimizer.
+      schedule: learning rate over time: `constant`, or `linear` to 0 at update `total_updates`.
+      total_updates: updates of the whole run; filled in by Experiment.
+      optimizer: adam, sgd or rmsprop. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global norm;
+        None: no clipping.
+      gamma: discount factor. gae_lambda: trace decay of GAE or V-trace.
+      returns: advantages and value targets by `gae` or `vtrace`.
+      clip_ratio: clip range of the probability ratio. dual_clip: bound of the loss for negative advantages (> 1); None:
+        off.
+      value_clip: clip range of the change of the value function, in units of its (normalised) output; None: off.
+      value_loss: mse or huber. huber_delta: error at which the Huber loss becomes linear.
+      value_coef: weight of the value loss. entropy_coef: weight of the entropy bonus.
+      num_epochs: passes over the rows of a batch.
+      num_minibatches: gradient steps per pass. Feed-forward networks shuffle rows; recurrent ones keep sequences together
+        and shuffle environments.
+      values: values of rows before the first gradient step are computed by the `learner` (a forward pass over the batch),
+        or by `acting` (the actors send them, which saves that pass; equal where the policy lag is 0). `acting` needs
         `returns` gae, a feed-forward network and no normalize_values.
-      normalize_advantages: mean 0, std 1 over the unmasked rows of all devices, once per update.
-      normalize_observations: by running moments (floating-point leaves only). normalize_values: PopArt.
-      target_kl: stop the update's remaining gradient steps once approx_kl exceeds this (all devices agree), None off.
-      network: the network.
+      normalize_advantages: scale advantages to mean 0 and std 1 over the unmasked rows of all devices, once per update.
+      normalize_observations: normalise floating-point observations by running moments.
+      normalize_values: normalise the value function by PopArt.
+      target_kl: skip the update's remaining gradient steps once approx_kl exceeds this on average over devices; None:
+        off.
+      network: options of the network.
     """
 
     factory: ClassVar[str] = "jsrl.agents.ppo:ppo"

@@ -35,17 +35,21 @@ class R2D2Config:
     """Hyperparameters of R2D2.
 
     Attributes:
-      learning_rate: of Adam. adam_eps: its epsilon. max_grad_norm: global clip, None off.
-      gamma: discount. n_step: rows of a return at most.
-      burn_in: rows of each window that only bring the core up to date; the rest is trained on.
-      tau, target_period: the target network moves by tau every so many updates (1: is replaced).
-      double: the online network chooses the action whose target value counts. dueling: value and advantage streams.
+      learning_rate: learning rate of Adam. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global
+        norm; None: no clipping.
+      gamma: discount factor. n_step: most rows of an n-step return.
+      burn_in: rows of each window that only update the recurrent state; the others are trained on.
+      tau: share of the online network in each step of the target network; 1 replaces it.
+      target_period: updates between steps of the target network.
+      double: double Q-learning: the online network chooses the action that the target network values.
+      dueling: separate streams for state value and advantages.
       rescale_values: learn h(value), h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000, in place of clipped rewards.
-      priority_max_share: a window's priority is this share of its largest and the rest of its mean |error|.
-      epsilon, ladder_alpha: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1].
+      priority_max_share: weight eta of the largest |error| in a window's priority; the rest is the weight of the mean.
+      epsilon: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1]. ladder_alpha: exponent of the
+        ladder.
       random_start: play uniformly random actions until the first update is published.
-      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
-      network: the network; recurrent.
+      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      network: options of the network; recurrent.
     """
 
     factory: ClassVar[str] = "jsrl.agents.r2d2:r2d2"

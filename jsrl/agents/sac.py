@@ -36,18 +36,23 @@ class SACConfig:
     """Hyperparameters of SAC.
 
     Attributes:
-      learning_rate: of the policy and, where not given, of the rest. critic_learning_rate, temperature_learning_rate: Adam's.
-      max_grad_norm: global clip of each gradient, None off.
-      gamma: discount. tau, target_period: targets move by tau every so many updates.
-      num_critics: ensemble of which the smallest value counts.
-      policy_delay: critics are updated always, policy and temperature every so many updates.
-      temperature: weight alpha of the entropy, at the start or forever. learn_temperature: move it so that the entropy
-        comes to `target_entropy` (nats). None: minus the number of action dimensions (of tanh(u) on [-1, 1]);
-        discrete: 0.5 log(number of actions). With an action mask the target of each row is scaled by
+      learning_rate: learning rate of Adam for the policy.
+      critic_learning_rate: that of the critics; None: learning_rate.
+      temperature_learning_rate: that of the temperature; None: learning_rate.
+      max_grad_norm: clip each gradient to this global norm; None: no clipping.
+      gamma: discount factor.
+      tau: share of the critics in each step of the target critics; 1 replaces them.
+      target_period: updates between steps of the target critics.
+      num_critics: number of critics; the smallest value counts.
+      policy_delay: updates of the critics per update of policy and temperature.
+      temperature: weight alpha of the entropy, at the start, or fixed where learn_temperature is false.
+      learn_temperature: learn alpha so that the entropy reaches target_entropy.
+      target_entropy: target of the entropy in nats. None: minus the number of action dimensions (of tanh(u) on [-1, 1]),
+        or for discrete actions 0.5 log(number of actions). With an action mask the target of each row is scaled by
         log(legal actions) / log(actions).
       random_start: play uniformly random actions until the first update is published.
-      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
-      network: of policy and critics each.
+      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      network: options of the policy's network and of each critic's.
     """
 
     factory: ClassVar[str] = "jsrl.agents.sac:sac"

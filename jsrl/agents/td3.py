@@ -32,16 +32,19 @@ class TD3Config:
     """Hyperparameters of TD3.
 
     Attributes:
-      learning_rate: of the policy and, where not given, of the critics. critic_learning_rate: theirs. Adam.
-      max_grad_norm: global clip of each gradient, None off.
-      gamma: discount. tau, target_period: targets move by tau every so many updates of the policy.
-      num_critics: ensemble of which the smallest value counts in targets.
-      policy_delay: critics are updated always, policy and targets every so many updates.
-      exploration_noise: standard deviation of the noise on actions played, as a share of half the action's range.
-      target_noise, target_noise_clip: of the noise on the target policy's actions, in the same unit.
+      learning_rate: learning rate of Adam for the policy. critic_learning_rate: that of the critics; None: learning_rate.
+      max_grad_norm: clip each gradient to this global norm; None: no clipping.
+      gamma: discount factor.
+      tau: share of the online networks in each step of the target networks; 1 replaces them.
+      target_period: updates of the policy between steps of the target networks.
+      num_critics: number of critics; the smallest value counts in targets.
+      policy_delay: updates of the critics per update of the policy and the targets.
+      exploration_noise: standard deviation of the noise on played actions, as a share of half the action's range.
+      target_noise: standard deviation of the noise on the target policy's actions, in the same unit.
+      target_noise_clip: largest noise on the target policy's actions, in the same unit.
       random_start: play uniformly random actions until the first update is published.
-      normalize_observations: by running moments of the sampled rows (floating-point leaves only).
-      network: of policy and critics each.
+      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      network: options of the policy's network and of each critic's.
     """
 
     factory: ClassVar[str] = "jsrl.agents.td3:td3"

@@ -69,59 +69,62 @@ class Experiment:
     """A config such as PPOConfig (its class names its factory), or an AgentReference."""
     env: EnvConfig = field(default_factory=EnvConfig)
     name: str = "experiment"
+    """Name of the experiment; its runs go to RUNS_DIR/NAME."""
     total_env_steps: int = 1_000_000
     """Stop after this many env steps were trained on (whole updates)."""
     max_minutes: float | None = None
-    """Stop so many minutes after the first update; making environments and compiling do not count."""
+    """Stop this many minutes after the first update; making environments and compiling do not count."""
     stop_at_return: float | None = None
     """Stop when one snapshot's greedy evaluation reaches this mean return."""
     seed: int = 0
-    """Of environments, acting and learning; evaluations use others."""
+    """Seed of environments, acting and learning; evaluations use other seeds."""
 
     num_envs: int = 16
-    """Environments in all, over every actor."""
+    """Number of environments, over all actors."""
     rollout_length: int = 128
     """Rows T of a trajectory."""
     batch_envs: int | None = None
     """Environments (columns) of one update's batch; None: num_envs, so that each update sees every environment once."""
     max_policy_lag: int | None = 0
-    """Updates that rows may be behind the learner: 0 is synchronous (on-policy), None unbounded (IMPALA)."""
+    """How many updates old the params of a trained row may be: 0 is synchronous (on-policy), None has no limit (IMPALA)."""
 
     placement: PlacementKind = "served"
     """serial: one process; inline: actors act; served: inference server on the learner's device; apart: on its own."""
     num_actors: int = 1
-    """Actor processes; whole groups of environments are shared out over them."""
+    """Number of actor processes; groups of environments are divided among them."""
     num_groups: int | None = None
-    """Groups of environments (each steps, acts and travels as one); None: chosen. Groups per actor = its ring."""
+    """Number of groups of environments; a group is stepped and sent as one. None: chosen from the number
+    of actors, so give it to get the same bits with any number of actors."""
     num_inference_servers: int = 1
-    """Inference servers, which share the actors between them."""
+    """Number of inference servers; the actors are divided among them."""
     road: Literal["shared-memory", "zeromq"] = "shared-memory"
-    """What streams between processes go over; zeromq also between hosts, and without shared memory."""
+    """What carries the streams between processes; zeromq works between hosts and without shared memory."""
     bind: str = "127.0.0.1"
     """IP address of this host that streams listen on, with road zeromq: ADDRESS or ADDRESS:FIRST_PORT (else free ports).
-    Streams over TCP are encrypted and only take who has the run's keys; 127.0.0.1 without a port means no TCP at all."""
+    Streams over TCP are encrypted and accept only holders of the run's keys; 127.0.0.1 without a port uses no TCP."""
     encrypt: bool = False
     """With road zeromq: streams over TCP with keys, also on loopback, instead of over Unix sockets."""
     deterministic: bool = False
-    """Same bits for any placement and number of actors: fixed groups, never merged, taken in order (serial always is)."""
+    """Give the same bits with any placement and number of actors (for the same num_groups): groups are never
+    merged, and taken in order. Serial placement always does."""
     restart: int = 0
-    """How often each worker that died or hung is replaced (within supervision.window-s)."""
+    """Most restarts of each worker that died or hung, within supervision.window-s."""
     record: str | None = None
     """Write every trajectory of the actors to this folder, for `recording` to read; None: nothing is written."""
     record_limit_mb: int = 10_000
-    """Stop recording at so many MiB, over all actors; the run goes on."""
+    """Stop recording at this many MiB, over all actors; the run goes on."""
     recording: str | None = None
-    """Learn from the trajectories in this folder; no actors then, and num_envs is the windows of a batch."""
+    """Learn from the trajectories in this folder, without actors; num_envs is then the number of windows in a batch."""
     trace: bool = False
-    """Write trace.json for ui.perfetto.dev: what every thread of every worker did when."""
+    """Write trace.json for ui.perfetto.dev: a timeline of every thread of every worker."""
     trace_spans: int = 200_000
-    """Spans that a trace keeps at most, shared out over the workers; of each, the newest stay (about 100 bytes a span)."""
+    """Most spans in a trace, divided among the workers; the newest of each are kept (about 100 bytes a span)."""
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig | None = None
-    """Where an off-policy agent's rows are kept and drawn from; None: rows are trained on as they come."""
+    """Where an off-policy agent's rows are kept and sampled from; None: no replay."""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     recorder: RecorderConfig = field(default_factory=RecorderConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)

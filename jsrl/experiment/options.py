@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import re
+import shutil
 import textwrap
 import types
 import typing
@@ -88,6 +89,7 @@ class RunOptions:
     """Tune the number of environments and the batch as well, which changes what is learned."""
 
 
+INDENT = " " * 8  # of an option's text
 COMMON = (
     ("how long", ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds")),
     ("what", ("env.id", "env.kwargs.KEY", "num-envs", "rollout-length", "batch-envs", "max-policy-lag")),
@@ -238,16 +240,46 @@ def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
 
 
 def full_help(default: Any) -> str:
-    """Return every option, a line each."""
+    """Return every option with its default, its choices and its whole text, by part of the experiment."""
     options = options_of(default) | options_of(RunOptions())
-    return "\n".join(option_line(option) for option in options.values())
+    lines: list[str] = []
+    title = None
+    for option in options.values():
+        part = option.name.rpartition(".")[0] or "run"
+        if part != title:
+            lines += ["", f"{part}:"]
+            title = part
+        lines.append(f"  --{option.name}  (default {_shown(option)})")
+        lines += textwrap.wrap(
+            _explained(option, option.text), _width(), initial_indent=INDENT, subsequent_indent=INDENT
+        )
+    return "\n".join(lines[1:])
 
 
 def option_line(option: Option) -> str:
-    """Return one option as a line of help."""
-    default = ",".join(map(str, option.default)) if isinstance(option.default, tuple) else str(option.default)
-    text = option.text.split(". ")[0].rstrip(".")
+    """Return one option as a line of help: its default and the first sentence of its text, cut to fit."""
+    text = _explained(option, option.text.split(". ")[0].rstrip("."))
+    return (
+        textwrap.shorten(text, 76, placeholder=" ...")
+        .join((f"  --{option.name:<24} {_shown(option):<13} ", ""))
+        .rstrip()
+    )
+
+
+def _explained(option: Option, text: str) -> str:
+    """Return the text with the choices that it does not name."""
     choices = typing.get_args(option.kind) if typing.get_origin(option.kind) is typing.Literal else ()
-    if choices and str(choices[0]) not in text:
-        text = f"{' | '.join(map(str, choices))}. {text}" if text else " | ".join(map(str, choices))
-    return textwrap.shorten(text, 76, placeholder=" ...").join((f"  --{option.name:<24} {default:<13} ", "")).rstrip()
+    if not choices or str(choices[0]) in text:
+        return text
+    return f"{' | '.join(map(str, choices))}. {text}" if text else " | ".join(map(str, choices))
+
+
+def _shown(option: Option) -> str:
+    """Return a default as text, as the command line takes it."""
+    if option.default is None:
+        return "none"
+    return ",".join(map(str, option.default)) if isinstance(option.default, tuple) else str(option.default)
+
+
+def _width() -> int:
+    return min(120, max(60, shutil.get_terminal_size((100, 24)).columns))

@@ -20,11 +20,11 @@ class ActorConfig:
     """How actors work."""
 
     blocks_per_group: int = 2
-    """Room for trajectories that each group may fill ahead of the learner (back-pressure beyond)."""
+    """Trajectories that each group may write ahead of the learner; then its actor waits."""
     step_deadline_s: float = 60.0
-    """An environment that does not return from reset or step within this time ends its actor, by name."""
+    """An actor ends with an error when its environment does not return from reset or step within this many seconds."""
     rows_in_place: bool = True
-    """Write rows straight into the stream's memory; false: aside, copied when a trajectory is complete (to compare)."""
+    """Write rows directly into the stream's memory; false: into a buffer that is copied when the trajectory is complete."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class InferenceConfig:
     """How inference servers batch."""
 
     max_rows: int = 1024
-    """Rows in one batch at most; requests of whole groups are never split."""
+    """Most rows in one batch; the request of a group is never split."""
     max_wait_s: float = 0.0
-    """After the first request, wait this long for more of them (0: take what has arrived)."""
+    """Seconds to wait for more requests after the first; 0: batch what has arrived."""
     device: str = "auto"
     """Where servers act: auto (served: the learner's device; apart: its own), cpu, or an index such as gpu:1."""
     threads: int = 1
@@ -50,19 +50,20 @@ class LearnerConfig:
     split: Literal["none", "actor-critic"] = "none"
     """actor-critic: policy and critics on two devices, updating side by side and exchanging params (sac, td3, ddpg)."""
     split_lead: int = 2
-    """Compiled calls that either side may be ahead of the other; 0: they take turns (deterministic runs always do)."""
+    """Compiled calls by which either side may be ahead of the other; 0: they take turns, as in deterministic runs."""
     order: Literal["auto", "by_group", "fifo", "freshest"] = "auto"
     """Which trajectories make a batch: one of every group, first in, or newest first (older ones stay behind)."""
     reuse: int = 1
-    """How many updates each batch is used for."""
+    """Number of updates with each batch."""
     prefetch: bool = True
-    """Join the next batch while an update runs; false: after it (serial placement never does)."""
+    """Assemble the next batch while an update runs; false: after it, as in serial placement."""
     check_finite: bool = True
-    """Stop before publishing when a metric, the params, learner_params or extra hold NaN or infinity (undonated)."""
+    """Stop before publishing when a metric, the params, learner_params or extra hold NaN or infinity. Costs the memory of a
+    second state."""
     threads: int | None = None
     """CPU threads of the learner's matrix products; None: as many as there are cores."""
     memory_share: float = 0.6
-    """Share of the accelerator's memory that the learner takes when others use it as well."""
+    """Share of the accelerator's memory for the learner when other workers use it as well."""
 
 
 @dataclass(frozen=True)
@@ -70,52 +71,53 @@ class ReplayConfig:
     """How an off-policy agent's rows are kept and drawn: windows of `window` rows and a bootstrap row."""
 
     kind: Literal["device", "host"] = "device"
-    """device: inside the learner's state, added and drawn in its compiled call; host: workers between actors and learner."""
+    """device: in the learner's state, inserted and sampled in its compiled call; host: in replay workers."""
     capacity: int = 1_000_000
-    """Env steps kept, over all environments; the oldest go first."""
+    """Env steps kept, over all environments; the oldest are overwritten."""
     batch_size: int = 256
-    """Windows of one update."""
+    """Windows in one update."""
     window: int = 1
     """Rows of a window: n for n-step returns, burn-in + unroll for sequences of a recurrent agent."""
     min_size: int = 1_000
     """Env steps inserted before the first update."""
     samples_per_insert: float | None = None
-    """Windows drawn per env step inserted (batch_size x updates per env step); None: free-running."""
+    """Windows sampled per env step inserted (batch_size x updates per env step); None: no limit."""
     tolerance: float = 0.1
     """Share of min_size x samples_per_insert by which either side may run ahead (host)."""
     updates_per_call: int | None = None
-    """Updates in one compiled call; None: what samples_per_insert asks for (device), or 1."""
+    """Updates in one compiled call; None: chosen from samples_per_insert (device), or 1."""
     prioritised: bool = False
-    """Draw windows in proportion to priority^alpha instead of evenly."""
+    """Sample windows in proportion to priority^alpha instead of uniformly."""
     alpha: float = 0.6
     """Exponent of priorities: 0 is uniform."""
     beta: float = 0.4
-    """Exponent of importance weights, at first."""
+    """Exponent of importance weights at the start."""
     beta_end: float = 1.0
-    """Exponent of importance weights when total_env_steps are reached (linear in between; equal to beta: fixed)."""
+    """Exponent of importance weights at total_env_steps; linear in between."""
     epsilon: float = 1e-6
-    """Added to each priority, so that every window can be drawn."""
+    """Added to each priority, so that every window can be sampled."""
     num_replays: int = 1
-    """Replay workers (host); the actors' streams are shared out over them."""
+    """Number of replay workers (host); the actors' streams are divided among them."""
     threads: int = 1
-    """Threads of each replay worker that draw batches (host)."""
+    """Sampling threads of each replay worker (host)."""
     save: bool = False
-    """Write the rows into snapshots, too; without, a resumed run refills its replay."""
+    """Save the rows in snapshots as well; false: a resumed run refills its replay."""
 
 
 @dataclass(frozen=True)
 class EvaluatorConfig:
-    """How snapshots are played without learning: own environment options, own seeds, a fixed number per slot."""
+    """How snapshots are evaluated: environment options and seeds of its own, a fixed number of episodes per slot."""
 
     enabled: bool = True
+    """Evaluate snapshots while the run trains, and after its end."""
     episodes: int = 20
-    """Greedy episodes of one snapshot for one score."""
+    """Greedy episodes per evaluation."""
     sampled_episodes: int = 0
-    """Episodes with sampled actions as well (reported apart)."""
+    """Further episodes with sampled actions, reported separately."""
     final_episodes: int = 100
-    """Episodes with fresh seeds after the end, outside the clock (0: none)."""
+    """Episodes of the final evaluation, on other seeds; 0: none. Its time does not count as training."""
     num_envs: int = 20
-    """Environments stepped together; `episodes` is shared out evenly."""
+    """Environments stepped together; each plays the same number of episodes."""
     period_env_steps: int | None = None
     """Env steps of training between evaluations; None: a fortieth of the total."""
     env: dict[str, Any] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class EvaluatorConfig:
 
 @dataclass(frozen=True)
 class RecorderConfig:
-    """How episodes of the newest params are filmed (extra `video`), by a process that gives way to all others."""
+    """How episodes of the newest params are filmed (extra `video`), by a process of low priority."""
 
     enabled: bool = False
     """Film episodes to RUN/videos; the best video and the newest ones are kept, and shown in the report."""
@@ -133,35 +135,35 @@ class RecorderConfig:
     episodes: int = 1
     """Greedy episodes in one video."""
     final: bool = True
-    """Film the last params after the end, outside the clock."""
+    """Film the last params after the end. Its time does not count as training."""
     keep_newest: int = 5
     """Videos kept besides the best one."""
     fps: float | None = None
-    """Pictures (env steps) per second of video; None: as the environment asks, which is its real time."""
+    """Frames (env steps) per second of video; None: the environment's render_fps, which is real time."""
     max_seconds: float = 60.0
-    """Length of a video at most; an episode that takes longer is played to its end unseen."""
+    """Most seconds of a video; a longer episode is played to its end without being filmed."""
     niceness: int = 10
-    """How much the recorder's process gives way to the others: 0 (not at all) to 19."""
+    """Niceness of the recorder's process: 0 (normal priority) to 19 (lowest)."""
     env: dict[str, Any] = field(default_factory=dict)
     """Options that differ from the evaluator's environment."""
 
 
 @dataclass(frozen=True)
 class DeadlineConfig:
-    """How long the controller waits before it calls a worker lost."""
+    """Time limits of the controller."""
 
     ready_s: float = 180.0
-    """From a worker's start until it works; the message says which stage it is in."""
+    """Seconds from a worker's start until it is ready; the error says at which stage it was."""
     silence_s: float = 30.0
-    """Without a heartbeat (each has a thread for it) a worker that was ready counts as stopped, or stuck in one call."""
+    """Seconds without a heartbeat after which a worker counts as dead. A thread of its own sends the heartbeats."""
     stuck_s: float = 300.0
-    """A worker at work whose loop has not come round for so long is stuck: a thread that hangs behind a living process."""
+    """Seconds that one turn of a worker's loop may take; then the worker counts as stuck, although its process lives."""
     still_s: float = 60.0
-    """Without any step, answer or update for so long the run says so, and what every worker is doing; it goes on."""
+    """Seconds without any step, reply or update after which the run reports what every worker is doing; it goes on."""
     leave_s: float = 10.0
-    """For a worker to leave in order; a tenth of it after Ctrl-C."""
+    """Seconds for a worker to shut down; a tenth of it after Ctrl-C."""
     snapshot_s: float = 60.0
-    """For the final snapshot."""
+    """Seconds for the final snapshot."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,11 @@ class SupervisionConfig:
     """How dead, stopped and stuck workers are replaced where `restart` allows it."""
 
     window_s: float = 600.0
-    """`restart` counts the restarts of one worker within so many seconds; older ones are forgiven."""
+    """Restarts of a worker count against `restart` for this many seconds."""
     backoff_s: float = 0.25
-    """Before a worker's first restart; doubled at each further one within the window."""
+    """Seconds before a worker's first restart; doubled at each further one within the window."""
     max_backoff_s: float = 30.0
-    """At most so long before a restart."""
+    """Most seconds before a restart."""
     memory_margin_mb: int = 1024
     """With road zeromq: how many MiB a worker that others connect to may take beyond what it had once it was settled and
     what its streams and state declare; then it is replaced, as a connection may have taken it all."""
@@ -188,7 +190,7 @@ class SupervisionConfig:
     evaluator: int | None = None
     """Restarts of the evaluator; None: `restart`."""
     recorder: int | None = None
-    """Restarts of the recorder, without which a run goes on; None: `restart`."""
+    """Restarts of the recorder; when they are exhausted, the run goes on without it. None: `restart`."""
     parameter_server: int | None = None
     """Restarts of the parameter server; None: `restart`."""
 
@@ -198,8 +200,11 @@ class SnapshotConfig:
     """When durable copies are written."""
 
     period_s: float = 60.0
+    """Seconds between snapshots."""
     keep: int = 3
+    """Newest snapshots kept, besides best and final."""
     exact: bool = True
-    """Deterministic runs keep a journal of actions, so that resumed they equal runs that were never stopped, to the bit."""
+    """Deterministic runs keep a journal of actions, so that a resumed run has the same bits as one that was never stopped."""
     journal_mb: float = 256.0
-    """Size of a run's journals beyond which they are given up (resuming plays them again, which takes its time)."""
+    """Most MB of a run's journals; larger ones are dropped. Resuming replays them, which
+    takes as long as the original stepping."""

@@ -45,9 +45,9 @@ class NetworkConfig:
       torso: auto (images by nature_cnn, or impala_resnet where smaller than 36 pixels; all else by mlp), mlp,
         nature_cnn, impala_resnet, a flax module that maps observations [..., *shape] to features [..., F], or
         `module:Class` of one that needs no arguments.
-      hidden, activation: of the MLP that reads all leaves that are not images.
-      core: none, gru or lstm. core_size: H.
-      shared: whether policy and value share torso and core. None: shared for images and recurrent networks, else not.
+      hidden: layer sizes of the MLP that reads all leaves that are not images. activation: its activation.
+      core: recurrent core: none, gru or lstm. core_size: units of the core.
+      shared: share torso and core between policy and value. None: share them for images and recurrent networks.
       log_std_init: initial log standard deviation of continuous actions.
       precision: float32, or bfloat16: the torso's layers round what they multiply and sum in float32, but for the layer that
         reads numbers. Weights, optimizer, core and heads stay in float32.

@@ -233,6 +233,24 @@ def test_every_option_of_the_short_help_is_explained():
 
 
 def test_the_full_help_has_every_option_once():
-    names = [line.split()[0] for line in full_help(real()).splitlines()]
+    names = [line.split()[0] for line in full_help(real()).splitlines() if line.startswith("  --")]
     assert len(names) == len(set(names)) > 80
     assert {"--agent.network.torso", "--learner.memory-share", "--env.atari.noop-max", "--seeds"} <= set(names)
+
+
+def test_the_full_help_shows_whole_texts_at_the_width_of_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = full_help(real())
+    assert max(map(len, text.splitlines())) <= 80
+    joined = " ".join(text.split())
+    missing = [o.name for o in options_of(real()).values() if o.text not in joined]
+    assert not missing, "texts are cut"
+
+
+def test_every_option_is_explained():
+    from jsrl.agents.sac import SACConfig
+    from jsrl.experiment import ReplayConfig
+
+    for each in (real(), Experiment(agent=SACConfig(), replay=ReplayConfig())):
+        unexplained = {o.name for o in (options_of(each) | options_of(RunOptions())).values() if not o.text}
+        assert not unexplained
