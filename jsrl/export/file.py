@@ -46,7 +46,7 @@ def save(
       MissingExtra: ONNX is wanted, and the package onnx is not installed.
     """
     _check_finite(params)
-    function, program, why = _traced(agent, spec, params)
+    function, program, why = traced(agent, spec, params)
     exported = _stablehlo(function)
     steps = parity.rows_of(function, params.moments)
     reference = parity.play(function, parity.of_agent(function), steps)
@@ -97,7 +97,7 @@ def _check_finite(params: ActParams) -> None:
             raise ExportError(f"{name} holds numbers that are not finite; export another snapshot")
 
 
-def _traced(agent: Agent, spec: EnvSpec, params: ActParams) -> tuple[PolicyFunction, Program | None, str]:
+def traced(agent: Agent, spec: EnvSpec, params: ActParams) -> tuple[PolicyFunction, Program | None, str]:
     """Return the policy's function with the state that its outputs depend on, its program, or why there is none."""
     whole = policy_function(agent, spec, params)
     try:

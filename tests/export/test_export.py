@@ -19,9 +19,13 @@ from jsrl.agents.normalization import ACTION_MASK
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.sac import SACConfig, sac
+from jsrl.cli import export
 from jsrl.errors import ExportError, MissingExtra
-from jsrl.export import file, player
+from jsrl.experiment import Experiment
+from jsrl.export import file, parity, player
+from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
+from jsrl.policy import load_policy
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, to_environment
 
 VECTOR, IMAGE = ArraySpec((5,), "float32"), ArraySpec((36, 36, 4), "uint8")
@@ -59,7 +63,8 @@ def exported(name: str, folder: str) -> tuple:
     """Return (path, agent, spec, params, report) of a case, its params and moments moved away from their start."""
     agent, spec = CASES[name]()
     params = agent.init(jax.random.key(1)).params
-    params = jax.tree.map(lambda x: x + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+    weights = jax.tree.map(lambda x: 1.5 * x + 1e-3 if jnp.issubdtype(x.dtype, jnp.floating) else x, params.weights)
+    params = params._replace(weights=weights, moments=jax.tree.map(lambda x: x + 0.5, params.moments))
     path = f"{folder}/{name}.zip"
     return path, agent, spec, params, file.save(path, agent, spec, params, onnx=True, origin=name)
 
@@ -256,30 +261,70 @@ class Nowhere:
 sys.meta_path.insert(0, Nowhere())
 import zipfile
 import numpy as np
-rows = np.load(sys.argv[2])
+for path in sys.argv[1:]:
+    with np.load(path + ".npz") as rows:
+        rows = dict(rows)
 {play}
-np.save(sys.argv[3], action)
+    np.savez(path + ".played.npz", *results)
 """
-NUMPY = "sys.path.insert(0, sys.argv[1])\nimport player\naction = player.load()(rows)"
-JAX = (
-    "import jax\nread = zipfile.ZipFile(sys.argv[1]).read('policy.stablehlo')\n"
-    "action = jax.jit(jax.export.deserialize(read).call)(rows)[0]"
-)
+NUMPY = """
+    sys.path.insert(0, sys.argv[1])
+    import player
+    observation = rows["observation"] if "observation" in rows else {k.split("/")[1]: rows[k] for k in rows if "/" in k}
+    state = {k: rows[k] for k in rows if k.startswith("state")}
+    outputs, state = player.load(path).step(observation, state or None, rows["is_first"])
+    results = [*outputs.values(), *state.values()]
+"""
+JAX = """
+    import jax
+    exported = jax.export.deserialize(zipfile.ZipFile(path).read("policy.stablehlo"))
+    if not any(k.startswith("state") for k in rows):
+        del rows["is_first"]
+    results = jax.jit(exported.call)(*rows.values())
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("play", "banned"), [(NUMPY, {"jsrl", "jax", "jaxlib", "flax"}), (JAX, {"jsrl", "flax"})])
 def test_plays_in_a_process_without_jsrl(play, banned, tmp_path, folder):
-    for name in ("mlp", "cnn", "tanh"):
+    rng, wanted = np.random.default_rng(0), {}
+    for name in CASES:
         path, agent, spec, params, _ = exported(name, folder)
-        rows = observations(spec, np.random.default_rng(0), 5)
-        np.save(tmp_path / "rows.npy", rows)
-        program = ALONE.format(banned=banned, play=play)
-        paths = [path, str(tmp_path / "rows.npy"), str(tmp_path / "action.npy")]
-        subprocess.run([sys.executable, "-c", program, *paths], check=True, cwd=tmp_path, timeout=120)
-        act = jax.jit(functools.partial(agent.act, greedy=True))
-        output, _ = act(params, jax.random.key(0), rows, np.ones(5, bool), agent.initial_core(5))
-        wanted = to_environment(spec.action, np.asarray(output.action))
-        np.testing.assert_allclose(np.load(tmp_path / "action.npy"), wanted, atol=1e-5, rtol=0)
-    described = subprocess.run([sys.executable, path], check=True, capture_output=True, text=True, timeout=60)
-    assert "output  action: float32 [B, 2]" in described.stdout
+        function, *_ = file.traced(agent, spec, params)
+        rows = parity.rows_of(function, params.moments)[1]
+        state = [rng.standard_normal((len(rows[0]), *port.shape)).astype(port.dtype) for port in function.state]
+        names = [
+            *(port.name for port in function.inputs),
+            *(["is_first"] if state else []),
+            *(p.name for p in function.state),
+        ]
+        given = dict(zip(names, [*rows, *state], strict=True))
+        np.savez(f"{path}.npz", **{"is_first": np.zeros(len(rows[0]), bool), **given} if not state else given)
+        wanted[path] = jax.jit(function.call)(*rows, *state)
+    program = ALONE.format(banned=banned, play=play)
+    subprocess.run([sys.executable, "-c", program, *wanted], check=True, cwd=tmp_path, timeout=240)
+    for path, results in wanted.items():
+        with np.load(f"{path}.played.npz") as played:
+            for got, true in zip(played.values(), results, strict=True):
+                np.testing.assert_allclose(got, true, atol=1e-5 if play == NUMPY else 0, rtol=0, err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_file_says_what_it_reads_and_returns(folder):
+    path = exported("tanh", folder)[0]
+    told = subprocess.run([sys.executable, path], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert "input   observation: float32 [B, 5]" in told
+    assert "output  action: float32 [B, 2]" in told
+
+
+@pytest.mark.slow
+def test_the_command_exports_what_a_run_has_learned(tmp_path, capsys):
+    experiment = Experiment(agent=PPOConfig(network=SMALL), total_env_steps=2000)
+    run(experiment, placement="serial", runs_dir=str(tmp_path), name="short", display="quiet")
+    at, written = ["--runs-dir", str(tmp_path)], str(tmp_path / "policy.zip")
+    assert export.main(["short@latest", written, "--onnx", *at]) == 0
+    assert capsys.readouterr().out.count("1000 of 1000 actions equal") == 3
+    rows = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    trained = load_policy("short", "latest", runs_dir=str(tmp_path))
+    assert file.load(written)(rows).tolist() == trained(rows).tolist()
+    assert export.main(["short@nothing", written, *at]) == 2
