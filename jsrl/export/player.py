@@ -352,7 +352,7 @@ def _contract(text: bytes) -> dict:
             f"the file is {found[0]!r} of version {found[1]!r}; this player reads {FORMAT!r} of version {FORMAT_VERSION}: "
             "play it with the player.py that lies in the file"
         )
-    lacking = {"inputs", "state", "outputs", "weights", "program"} - set(contract)
+    lacking = {"inputs", "state", "outputs", "weights", "program", "no_program", "origin", "parity"} - set(contract)
     if lacking:
         raise PolicyFileError(f"policy.json lacks {sorted(lacking)}; export the policy again")
     return contract

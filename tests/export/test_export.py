@@ -230,6 +230,10 @@ def test_files_that_are_whole_but_wrong_are_refused(tmp_path, folder):
     refused(tmp_path, file.pack({**members, "weights.bin": members["weights.bin"][:-4]}), "fewer than policy.json says")
     nan = np.frombuffer(members["weights.bin"], np.float32) * np.nan
     refused(tmp_path, file.pack({**members, "weights.bin": nan.tobytes()}), "hold NaN")
+    without_inputs = {key: value for key, value in contract.items() if key != "inputs"}
+    refused(
+        tmp_path, file.pack({**members, "policy.json": json.dumps(without_inputs).encode()}), "lacks \\['inputs'\\]"
+    )
     program = contract["program"]
     foreign = {**program, "operations": [{**program["operations"][0], "op": "system"}]}
     refused(tmp_path, file.pack(with_contract(members, program=foreign)), r"does not know: \['system'\]")
