@@ -97,3 +97,11 @@ class NonFiniteUpdate(JsrlError):
 
 class WorkerDied(JsrlError):
     """A worker process ended, hung, or never became ready; the message carries its traceback."""
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """Return the divisors of `number` next to `wanted`, for messages."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    below = max((d for d in divisors if d <= wanted), default=None)
+    above = min((d for d in divisors if d >= wanted), default=None)
+    return " or ".join(str(d) for d in dict.fromkeys((below, above)) if d is not None)

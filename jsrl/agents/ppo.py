@@ -26,7 +26,7 @@ from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
 from jsrl.agents.minibatches import flat, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
 
@@ -88,6 +88,19 @@ class PPOConfig:
     normalize_values: bool = False
     target_kl: float | None = None
     network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    def check_batch(self, rows: int, columns: int) -> None:
+        """Check that the minibatches divide a device's batch [rows, columns].
+
+        Raises:
+          ConfigError: they do not; with the nearest numbers that do.
+        """
+        number, what = (rows * columns, "rows") if self.network.core == "none" else (columns, "environments")
+        if number % self.num_minibatches:
+            nearest = nearest_divisors(number, self.num_minibatches)
+            raise ConfigError(
+                f"agent.num_minibatches={self.num_minibatches} does not divide the {number} {what} of a batch; use {nearest}."
+            )
 
     def __post_init__(self) -> None:
         """Check the values.

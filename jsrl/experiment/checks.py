@@ -7,19 +7,11 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, nearest_divisors
 
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
     from jsrl.experiment.settings import ReplayConfig
-
-
-def nearest_divisors(number: int, wanted: int) -> str:
-    """Return the divisors of `number` next to `wanted`, for messages."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below = max((d for d in divisors if d <= wanted), default=None)
-    above = min((d for d in divisors if d >= wanted), default=None)
-    return " or ".join(str(d) for d in dict.fromkeys((below, above)) if d is not None)
 
 
 def check(experiment: Experiment) -> None:
@@ -35,6 +27,8 @@ def check(experiment: Experiment) -> None:
             "its graph: see Two policies in docs/dataflow.md."
         )
     _check_positive(e)
+    if e.seed < 0:
+        raise ConfigError(f"seed is {e.seed}; it must be 0 or more.")
     check_supervision(e)
     if e.max_minutes is not None and not e.max_minutes > 0:
         raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")

@@ -180,8 +180,12 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
     for known in options.values():
         if name.startswith(known.name + ".") and isinstance(known.default, dict):
             return known
-    if name in ELSEWHERE and ELSEWHERE[name] in options:
-        raise ConfigError(f"there is no option --{name}; here it is called --{ELSEWHERE[name]}.")
+    usual = ELSEWHERE.get(name) or ELSEWHERE.get(name.rpartition(".")[2])
+    if usual in options and usual != name:
+        raise ConfigError(f"there is no option --{name}; here it is called --{usual}.")
+    off = options.get(name.partition(".")[0])
+    if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
+        raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
     tails = {known.rpartition(".")[2]: known for known in reversed(list(options))}
     near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
     near += [tails[t] for t in difflib.get_close_matches(name.rpartition(".")[2], tails, n=2, cutoff=0.6)]

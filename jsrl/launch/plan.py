@@ -48,6 +48,10 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
       EnvironmentFault: making it raised or hung. AgentFault: the agent's code raised.
     """
     spec = find_spec(experiment) if spec is None else spec
+    check_batch = getattr(experiment.agent, "check_batch", None)
+    if check_batch is not None:
+        columns = experiment.batch_columns // (experiment.learner.num_devices or 1)
+        check_batch(experiment.rollout_length, columns * (spec.num_agents or 1))
     agent = build_agent(experiment.agent, spec)
     if experiment.learner.split != "none":
         check_split(agent, agent_name(experiment.agent))

@@ -8,7 +8,9 @@ import functools
 import os
 import secrets
 import shutil
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,11 +85,18 @@ def run(
     """
     experiment, resumed = dataclasses.replace(experiment, **changes), resume is not None
     launcher = Local() if launcher is None else fitting(launcher, experiment)
+    check_address(experiment)
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
-    with remembered(), claimed(folder), own_memory_folder(folder.path) as memory:
+    begun = threading.Event()
+    with (
+        removed_unless(begun, folder, resumed),
+        remembered(),
+        claimed(folder),
+        own_memory_folder(folder.path) as memory,
+    ):
         start, told = next_start_point(folder) if resumed else (StartPoint(), [])
         if init_from is not None:
             start = StartPoint(restore=params_source(init_from, runs_dir), params_only=True)
@@ -101,6 +110,7 @@ def run(
         except BaseException:
             screen.close()
             raise
+        begun.set()
         sources = (str(folder.path / "source"),)
         session = make_session(plan, folder, screen, sinks)
         try:
@@ -109,6 +119,37 @@ def run(
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
+
+
+def check_address(experiment: Experiment) -> None:
+    """Check that streams can listen on the address that the experiment binds.
+
+    Raises:
+      ConfigError: it is not an address of this host.
+    """
+    if experiment.road != "zeromq" or not experiment.where.has_processes:
+        return
+    host, _ = experiment.bind_to
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        raise ConfigError(
+            f"bind is {experiment.bind}, on which this host cannot listen ({error.strerror}); give an address of this host "
+            "(`hostname -I` lists them)."
+        ) from error
+
+
+@contextlib.contextmanager
+def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool) -> Iterator[None]:
+    """Remove the folder of a new run that was refused before it began."""
+    try:
+        yield
+    finally:
+        if not resumed and not begun.is_set():
+            shutil.rmtree(folder.path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it holds other runs
+                folder.path.parent.rmdir()
 
 
 def fitting(launcher: Launcher, experiment: Experiment) -> Launcher:
