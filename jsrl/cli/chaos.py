@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsrl.chaos.chaos import Storm, StormSettings, storm_command
+from jsrl.cli import command_line as cli
+from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
-from jsrl.errors import JsrlError
+from jsrl.errors import ConfigError, JsrlError
 
 STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  # of a checkout
 
@@ -53,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.messages_per_s > 0 and not floods:
         print("no strangers' messages: what sends them is in the source checkout (benchmarks/strangers.py).")
     try:
+        use_working_directory()
+        check_words(list(words))
         command = storm_command(words, options.runs_dir, name, hangs=options.hangs > 0)
         card = Storm(command, options.runs_dir, name, settings, stranger if floods else None).run()
     except JsrlError as error:
@@ -60,3 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(card.text())
     return 0 if card.passed else 1
+
+
+def check_words(words: list[str]) -> None:
+    """Check the experiment's name and options before the run is started.
+
+    Raises:
+      ConfigError: there is no such experiment, or an option is wrong.
+    """
+    name = take_name(words)
+    if name is None:
+        raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
+    cli.parse(words, load(name))

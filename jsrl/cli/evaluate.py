@@ -25,6 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument("--runs-dir", default="runs")
     options = parser.parse_args(arguments)
+    for name, value, least in (
+        ("episodes", options.episodes, 1),
+        ("num-envs", options.num_envs, 1),
+        ("seed", options.seed, 0),
+    ):
+        if value < least:
+            parser.error(f"argument --{name}: {value}, expected at least {least}")
     use_working_directory()
     run, _, tag = options.run.partition("@")
     try:

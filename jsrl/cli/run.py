@@ -15,7 +15,7 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
 from jsrl.cli.list import listing
 from jsrl.cli.main import program
-from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
+from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import full_help, short_help
 from jsrl.launch.interrupts import remembered
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, AgentFault | EnvironmentFault):  # somebody's own code: show where
             traceback.print_exception(error.__cause__ or error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, ConfigError | RecordingError) else 1
     except KeyboardInterrupt:
         print("interrupted before the run had begun.", file=sys.stderr)
         return 130

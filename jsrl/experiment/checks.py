@@ -84,6 +84,7 @@ def _check_positive(e: Experiment) -> None:
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
         "recorder.episodes": e.recorder.episodes,
+        "snapshots.keep": e.snapshots.keep,
         "recorder.keep_newest": e.recorder.keep_newest,
     }
     for name, value in positive.items():

@@ -202,7 +202,7 @@ class SnapshotConfig:
     period_s: float = 60.0
     """Seconds between snapshots."""
     keep: int = 3
-    """Newest snapshots kept, besides best and final."""
+    """Newest snapshots kept, besides best and final; at least 3 are kept, because a reader may be in the oldest."""
     exact: bool = True
     """Deterministic runs keep a journal of actions, so that a resumed run has the same bits as one that was never stopped."""
     journal_mb: float = 256.0

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,14 @@ def run(
     experiment, resumed = dataclasses.replace(experiment, **changes), resume is not None
     launcher = Local() if launcher is None else fitting(launcher, experiment)
     check_address(experiment)
+    made = [path for path in (Path(runs_dir) / experiment.name, Path(runs_dir)) if not path.exists()]
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
     begun = threading.Event()
     with (
-        removed_unless(begun, folder, resumed),
+        removed_unless(begun, folder, resumed, made),
         remembered(),
         claimed(folder),
         own_memory_folder(folder.path) as memory,
@@ -141,15 +142,16 @@ def check_address(experiment: Experiment) -> None:
 
 
 @contextlib.contextmanager
-def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool) -> Iterator[None]:
-    """Remove the folder of a new run that was refused before it began."""
+def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool, made: Sequence[Path]) -> Iterator[None]:
+    """Remove the folder of a new run that was refused before it began, and the folders `made` for it where they are empty."""
     try:
         yield
     finally:
         if not resumed and not begun.is_set():
             shutil.rmtree(folder.path, ignore_errors=True)
-            with contextlib.suppress(OSError):  # it holds other runs
-                folder.path.parent.rmdir()
+            with contextlib.suppress(OSError):  # another run lies there
+                for parent in made:
+                    parent.rmdir()
 
 
 def fitting(launcher: Launcher, experiment: Experiment) -> Launcher:

@@ -1,0 +1,103 @@
+"""Wrong commands: each is refused before anything starts, in one sentence that says what was expected; nothing is left."""
+
+import os
+
+import pytest
+
+from jsrl.cli import main
+
+RUN = [  # what stands behind `jsrl run`, and what the sentence names
+    ("ppo_cartpol", "did you mean ppo_cartpole?"),
+    ("ppo_cartpole stray", "options begin with --"),
+    ("ppo_cartpole --xyzzy 3", "no option --xyzzy; --help-all"),
+    ("ppo_cartpole --total-env-steps", "--total-env-steps needs a value"),
+    ("ppo_cartpole --total-env-steps many", "'many', expected a whole number"),
+    ("ppo_cartpole --total-env-steps 0", "total_env_steps is 0; it must be at least 1"),
+    ("ppo_cartpole --seed -1", "seed is -1; it must be 0 or more"),
+    ("ppo_cartpole --seed one", "--seed is 'one', expected a whole number"),
+    ("ppo_cartpole --seeds 3-1", "expected a range such as 0-4"),
+    ("ppo_cartpole --num-envs 0", "num_envs is 0; it must be at least 1"),
+    ("ppo_cartpole --num-envs 7 --num-actors 2", "use num_actors 1 or 7, or num_envs 6 or 8"),
+    ("ppo_cartpole --num-actors 3", "use num_actors 2 or 4, or num_envs 15 or 18"),
+    ("ppo_cartpole --num-groups 5", "use num_groups 4 or 8"),
+    ("ppo_cartpole --batch-envs 5", "batch_envs equal to num_envs"),
+    ("ppo_cartpole --rollout-length 0", "rollout_length is 0"),
+    ("ppo_cartpole --placement everywhere", "expected one of serial, inline, served, apart"),
+    ("ppo_cartpole --placement fused", "use serial or inline"),
+    ("ppo_cartpole --road tcp", "expected one of shared-memory, zeromq"),
+    ("ppo_cartpole --bind 203.0.113.9", "add --road zeromq"),
+    ("ppo_cartpole --bind 203.0.113.9 --road zeromq", "give an address of this host"),
+    ("ppo_cartpole --bind localhost --road zeromq", "expected an IP address"),
+    ("ppo_cartpole --bind 127.0.0.1:99999 --road zeromq", "expected an IP address"),
+    ("ppo_cartpole --encrypt", "add --road zeromq"),
+    ("ppo_cartpole --max-minutes 0", "max_minutes is 0.0; it must be above 0"),
+    ("ppo_cartpole --stop-at-return 400 --evaluator.enabled false", "set evaluator.enabled"),
+    ("ppo_cartpole --max-policy-lag -1", "use 0 (synchronous)"),
+    ("ppo_cartpole --restart -1", "restart is -1; it must be 0"),
+    ("ppo_cartpole --learner.num-devices 3", "use 2 or 4 devices"),
+    ("ppo_cartpole --learner.order random", "expected one of auto, by_group, fifo, freshest"),
+    ("ppo_cartpole --inference.device tpu", "use auto, cpu, or an index such as gpu:1"),
+    ("ppo_cartpole --agent.lr 0.1", "here it is called --agent.learning-rate"),
+    ("ppo_cartpole --agent.learning-rate fast", "expected a number"),
+    ("ppo_cartpole --agent.learning-rate -1", "learning_rate must be positive"),
+    ("ppo_cartpole --agent.num-minibatches 7", "use 4 or 8"),
+    ("ppo_cartpole --agent.num-minibatches 3 --agent.network.core lstm", "16 environments of a batch; use 2 or 4"),
+    ("ppo_cartpole --agent.gamma 2", "gamma must be at least 0 and at most 1"),
+    ("ppo_cartpole --agent.returns mc", "expected one of gae, vtrace"),
+    ("ppo_cartpole --agent.network.core transformer", "expected one of none, gru, lstm"),
+    ("ppo_cartpole --agent.network.torso resnet", "did you mean 'impala_resnet'?"),
+    ("ppo_cartpole --replay.kind host", "this experiment has no replay"),
+    ("sac_pendulum --replay.capacity 10", "above replay.capacity 10"),
+    ("sac_pendulum --replay.kind disk", "expected one of device, host"),
+    ("dqn --env.id Pendulum-v1", "use sac, td3 or ddpg"),
+    ("ddpg --env.id CartPole-v1", "choose dqn or sac"),
+    ("ppo --env.id Nope-v9", "nearest:"),
+    ("ppo --env.id nowhere:Env", "there is no module 'nowhere'"),
+    ("ppo --env.kwargs.colour red", "Check env.kwargs"),
+    ("ppo --env.max-episode-steps 0", "give at least 1, or None"),
+    ("ppo --env.on-fault ignore", "expected one of auto, stop, restart-env, restart-actor"),
+    ("ppo_cartpole --run-name a/b", "use letters, digits"),
+    ("ppo_cartpole --resume nothing", "there is no run nothing"),
+    ("ppo_cartpole --init-from nothing@best", "there is no run nothing"),
+    ("ppo_cartpole --graph nothing", "expected module:function"),
+    ("ppo_cartpole --graph nothing:at_all", "Expected a module that can be imported"),
+    ("ppo_cartpole --recording nowhere", "holds no recording"),
+    ("ppo_cartpole --profile nowhere", "cannot be read as profile"),
+    ("ppo_cartpole --tune --tune-minutes 0", "give more than 0"),
+    ("ppo_cartpole --snapshots.keep 0", "snapshots.keep is 0; it must be at least 1"),
+    ("ppo_cartpole --deadlines.silence-s 0", "it must be a number of seconds above 0"),
+]
+OTHERS = [
+    ("frobnicate", "there are: run,"),
+    ("ppo_cartpole", "jsrl run ppo_cartpole"),
+    ("evaluate nothing", "there is no run nothing"),
+    ("evaluate nothing --episodes 0", "--episodes: 0, expected at least 1"),
+    ("export nothing policy.zip", "there is no run nothing"),
+    ("compare nothing another", "there is no run nothing"),
+    ("report nothing", "there is no run nothing"),
+    ("record nothing", "--to"),
+    ("tune nothing", "there is no experiment 'nothing'"),
+    ("bench nothing", "there is no experiment 'nothing'"),
+    ("chaos nothing", "there is no experiment 'nothing'"),
+    ("chaos ppo_cartpole --placement serial", "take --placement served, inline or apart"),
+    ("new 3d", "a letter first"),
+    ("list nothing", "unrecognized arguments: nothing"),
+    ("docs --port x", "invalid int value: 'x'"),
+    ("doctor now", "unrecognized arguments: now"),
+]
+
+
+@pytest.mark.parametrize(("command", "sentence"), [*((f"run {c}", s) for c, s in RUN), *OTHERS])
+def test_a_wrong_command_is_refused_in_one_sentence_and_leaves_nothing(
+    command, sentence, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main.main(command.split())
+    except SystemExit as end:  # of argparse
+        status = end.code
+    told = capsys.readouterr().err.strip()
+    assert status == 2
+    assert sentence in told.splitlines()[-1]
+    assert "Traceback" not in told
+    assert not os.listdir(tmp_path)
