@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, RecordingError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
 from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
@@ -146,12 +146,13 @@ def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool, mad
     """Remove the folder of a new run that was refused before it began, and the folders `made` for it where they are empty."""
     try:
         yield
-    finally:
+    except (ConfigError, RecordingError):
         if not resumed and not begun.is_set():
             shutil.rmtree(folder.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # another run lies there
                 for parent in made:
                     parent.rmdir()
+        raise
 
 
 def fitting(launcher: Launcher, experiment: Experiment) -> Launcher:
