@@ -84,14 +84,12 @@ def run(
       WorkerDied: a worker failed; says which and why.
     """
     experiment, resumed = dataclasses.replace(experiment, **changes), resume is not None
-    launcher = Local() if launcher is None else fitting(launcher, experiment)
-    check_address(experiment)
-    made = [path for path in (Path(runs_dir) / experiment.name, Path(runs_dir)) if not path.exists()]
+    launcher = fitting(launcher, experiment)
+    begun, made = threading.Event(), [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
     else:
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
-    begun = threading.Event()
     with (
         removed_unless(begun, folder, resumed, made),
         remembered(),
@@ -106,17 +104,17 @@ def run(
         for line in (*told, *changed):
             screen.message(line)
         try:
-            tell = screen.message
-            plan = ready_plan(experiment, folder, memory, start, graph, launcher, resumed=resumed, tell=tell)
+            plan = ready_plan(experiment, folder, memory, start, graph, launcher, resumed=resumed, tell=screen.message)
         except BaseException:
             screen.close()
             raise
         begun.set()
-        sources = (str(folder.path / "source"),)
         session = make_session(plan, folder, screen, sinks)
         try:
-            processes = plan.experiment.where.has_processes
-            result = (Controller(plan, session, launcher, sources) if processes else SerialRun(plan, session)).run()
+            if plan.experiment.where.has_processes:
+                result = Controller(plan, session, launcher, (str(folder.path / "source"),)).run()
+            else:
+                result = SerialRun(plan, session).run()
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
@@ -155,15 +153,16 @@ def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool, mad
         raise
 
 
-def fitting(launcher: Launcher, experiment: Experiment) -> Launcher:
-    """Return the launcher.
+def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
+    """Return what starts the workers (None: processes of this host), on an address that streams can bind.
 
     Raises:
-      ConfigError: the experiment starts no workers.
+      ConfigError: the experiment starts no workers, or binds no address of this host.
     """
-    if not experiment.where.has_processes:
+    if launcher is not None and not experiment.where.has_processes:
         raise ConfigError("a serial run starts no workers, so it takes no launcher; choose another placement.")
-    return launcher
+    check_address(experiment)
+    return launcher or Local()
 
 
 def ready_plan(
