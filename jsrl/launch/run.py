@@ -101,23 +101,34 @@ def run(
             start = StartPoint(restore=params_source(init_from, runs_dir), params_only=True)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
-        for line in (*told, *changed):
-            screen.message(line)
-        try:
+        with closed_on_error(screen, (*told, *changed)):
             plan = ready_plan(experiment, folder, memory, start, graph, launcher, resumed=resumed, tell=screen.message)
-        except BaseException:
-            screen.close()
-            raise
         begun.set()
         session = make_session(plan, folder, screen, sinks)
         try:
-            if plan.experiment.where.has_processes:
-                result = Controller(plan, session, launcher, (str(folder.path / "source"),)).run()
-            else:
-                result = SerialRun(plan, session).run()
+            result = train(plan, session, launcher)
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
+
+
+def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
+    """Run a plan to its end, in processes or in this one."""
+    if plan.experiment.where.has_processes:
+        return Controller(plan, session, launcher, (str(session.folder.path / "source"),)).run()
+    return SerialRun(plan, session).run()
+
+
+@contextlib.contextmanager
+def closed_on_error(screen: Display, lines: Sequence[str]) -> Iterator[None]:
+    """Show the lines; close the display where an error leaves the block."""
+    for line in lines:
+        screen.message(line)
+    try:
+        yield
+    except BaseException:
+        screen.close()
+        raise
 
 
 def check_address(experiment: Experiment) -> None:
