@@ -217,3 +217,12 @@ def test_python_examples_of_the_docs_run(tmp_path: Path) -> None:
 def test_readme_and_contributing_stay_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 60
+
+
+def test_learning_curves_are_those_of_the_committed_results(tmp_path: Path) -> None:
+    script = [sys.executable, "benchmarks/curves.py", "--to", str(tmp_path)]
+    subprocess.run(script, cwd=ROOT, capture_output=True, check=True)
+    drawn = sorted(tmp_path.iterdir())
+    assert drawn
+    for picture in drawn:
+        assert (ROOT / "docs" / "pictures" / picture.name).read_text() == picture.read_text(), picture.name
