@@ -205,7 +205,8 @@ def test_the_examples_environment_trains(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_python_examples_of_the_docs_run(tmp_path: Path) -> None:
-    source = "\n".join(blocks(ROOT / "docs" / "operations.md", "python"))
+    pages = ("operations.md", "environments.md")
+    source = "\n".join(block for page in pages for block in blocks(ROOT / "docs" / page, "python"))
     (tmp_path / "example.py").write_text(source)
     ended = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
