@@ -110,6 +110,7 @@ def execute(asked: cli.CommandLine) -> int:
             init_from=options.init_from,
             graph=options.graph,
             display=options.display,
+            hooks=options.hooks,
         )
         if options.display != "quiet":
             print(result)

@@ -69,6 +69,8 @@ class RunOptions:
     """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0)."""
     graph: str | None = None
     """Change the dataflow: MODULE:FUNCTION that is given the experiment's graph and returns the one to run."""
+    hooks: tuple[str, ...] = ()
+    """Call your own code while the run trains: MODULE:FUNCTION that makes a hook or a list of hooks (docs/hooks.md)."""
     display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
     """What is shown; auto: live on a terminal, else plain lines."""
     plan: bool = False

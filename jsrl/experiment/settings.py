@@ -164,6 +164,8 @@ class DeadlineConfig:
     """Seconds for a worker to shut down; a tenth of it after Ctrl-C."""
     snapshot_s: float = 60.0
     """Seconds for the final snapshot."""
+    hooks_s: float = 10.0
+    """Seconds that the end of a run waits for hooks."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,12 @@ from typing import Any
 from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
+STOPPED = "stopped by hook"  # and its name
+
+
+def is_intended(ended: str) -> bool:
+    """Return whether a run ended for a reason that it was given, or because a hook of the user wanted it."""
+    return ended in INTENDED or ended.startswith(STOPPED)
 
 
 @dataclass(frozen=True)
@@ -16,8 +22,8 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-      folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, or interrupted. (The result.json of a run
-        that raised says failed.)
+      folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, `stopped by hook NAME`, or interrupted.
+        (The result.json of a run that raised says failed.)
       env_steps, updates, wall_s: reached. process_s: from the start of this process (imports and all) to the end of the
         training.
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
@@ -42,7 +48,7 @@ class Result:
     @property
     def as_intended(self) -> bool:
         """Return whether the run ended for a reason that it was given."""
-        return self.ended in INTENDED
+        return is_intended(self.ended)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -65,8 +71,9 @@ class Result:
 
     def __str__(self) -> str:
         """Return the closing lines for people."""
+        how = self.ended if self.ended.startswith(STOPPED) else f"ended by {self.ended}"
         lines = [
-            f"ended by {self.ended} after {self.env_steps:,} env steps, {self.updates:,} updates, {self.wall_s:.1f} s "
+            f"{how} after {self.env_steps:,} env steps, {self.updates:,} updates, {self.wall_s:.1f} s "
             f"({self.process_s:.1f} s from the start of the process)",
         ]
         if self.evaluation:

@@ -20,6 +20,7 @@ from jsrl.errors import ConfigError, RecordingError
 from jsrl.experiment import Experiment
 from jsrl.launch.controller import Controller
 from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
+from jsrl.launch.hooks import Hooks, load_hooks
 from jsrl.launch.interrupts import remembered
 from jsrl.launch.launcher import Launcher
 from jsrl.launch.links import begin_encryption, learner_hop
@@ -49,6 +50,7 @@ from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 from jsrl.workers.jobs import StartPoint
 
 ALIVE = "alive"
+LOG = "controller.log"
 
 
 def run(
@@ -63,6 +65,7 @@ def run(
     launcher: Launcher | None = None,
     display: str = "auto",
     sinks: tuple[Any, ...] = (),
+    hooks: Sequence[Any] = (),
     **changes: Any,
 ) -> Result:
     """Train, and return the outcome. Interrupting (Ctrl-C, or a notebook's stop) ends every process in order.
@@ -77,6 +80,8 @@ def run(
       launcher: what starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
       sinks: further places for metrics (see jsrl.metrics.sinks.Sink).
+      hooks: objects whose methods are called as the run goes on (jsrl.launch.hooks.METHODS), or where a function that makes
+        some is, as `module:function`.
 
     Raises:
       ConfigError: something cannot work; says what would.
@@ -84,7 +89,7 @@ def run(
       WorkerDied: a worker failed; says which and why.
     """
     experiment, resumed = dataclasses.replace(experiment, **changes), resume is not None
-    launcher = fitting(launcher, experiment)
+    launcher, hooks = fitting(launcher, experiment), load_hooks(hooks)
     begun, made = threading.Event(), [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
@@ -100,14 +105,16 @@ def run(
         if init_from is not None:
             start = StartPoint(restore=params_source(init_from, runs_dir), params_only=True)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
-        screen = make_display(display, log=RunLog(folder.logs / "controller.log"))
+        screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, (*told, *changed)):
             plan = ready_plan(experiment, folder, memory, start, graph, launcher, resumed=resumed, tell=screen.message)
         begun.set()
-        session = make_session(plan, folder, screen, sinks)
+        session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
+        session.begin()
         try:
             result = train(plan, session, launcher)
         finally:
+            session.finish()
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
 
@@ -238,11 +245,13 @@ def begin_policies(
     return start_points
 
 
-def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: tuple[Any, ...]) -> Session:
+def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: tuple[Any, ...], hooks: Hooks) -> Session:
     """Return the session of a plan, in which each policy goes on from where its learner begins."""
     policies = [Progress(policy, plan.job(policy.learner).start_point.updates) for policy in plan.policies.values()]
     policy_of = {job.name: job.policy for job in plan.jobs}
-    return Session(plan.experiment, folder, screen, sinks, kinds=plan.kinds, policies=policies, policy_of=policy_of)
+    return Session(
+        plan.experiment, folder, screen, sinks, kinds=plan.kinds, policies=policies, policy_of=policy_of, hooks=hooks
+    )
 
 
 def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: bool) -> tuple[Experiment, list[str]]:

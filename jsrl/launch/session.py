@@ -14,6 +14,7 @@ import psutil
 
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
+from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.metrics.display import Display
@@ -25,6 +26,7 @@ from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
+from jsrl.types import version_updates
 from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
@@ -37,6 +39,7 @@ class Session:
     Attributes:
       policies: by name, how far each has come; the first is what lines of metrics count by.
       finals: workers whose last task is done. reason: why it shall end (None: it shall not).
+      hooks: that are called. outcome: the result, once there is one.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class Session:
         kinds: Mapping[str, Kind] | None = None,
         policies: Sequence[Progress] = (),
         policy_of: Mapping[str, str] | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """Take the run's experiment, folder and display.
 
         Args:
           sinks: further places for metrics. kinds: of each worker, by its name. policies: of the run; none: the
             experiment's only one. policy_of: worker -> the policy that it belongs to; others belong to the first.
+          hooks: of the run.
         """
         self._kinds = dict(kinds or {})
         own = list(policies) or [Progress(PolicyPart(POLICY, "", experiment, (), ""))]
@@ -62,10 +67,11 @@ class Session:
         self._first, self._others = own[0], own[1:]
         self._policy_of = {worker: self.policies[policy] for worker, policy in (policy_of or {}).items()}
         self.experiment, self.folder, self.display = experiment, folder, display
+        self.hooks = hooks or Hooks()
         self.hub = MetricsHub(
             folder.metrics_path,
             tensorboard=folder.tensorboard,
-            sinks=sinks,
+            sinks=(*sinks, self.hooks),
             catalogue=catalogue(dict.fromkeys(self._kinds.values()), [p.policy.folder for p in self._others]),
             on_warning=functools.partial(display.message, level="warning"),
         )
@@ -82,6 +88,7 @@ class Session:
         self._warned: set[str] = set()
         self.finished_s: float | None = None
         self._closed = False
+        self.outcome: Result | None = None
 
     @property
     def env_steps(self) -> int:
@@ -143,9 +150,13 @@ class Session:
             progress.final = dict(facts)
             line = {f"evaluator/final_{name}": value for name, value in facts.items()}
             self._write(progress, line, progress.env_steps, progress.updates)
+            counts = {"env_steps": progress.env_steps, "updates": progress.updates}
+            self._tell_score(progress, facts | counts, final=True)
         elif message.name == "filmed":
             env_steps = progress.env_steps_before(facts["updates"], facts["env_steps"])
             self._write(progress, facts["metrics"], env_steps, facts["updates"])
+        elif message.name == "saved":
+            self._saved(progress, facts)
         elif message.name == "finished":
             self.facts(message.worker, facts)
             progress.end("total_env_steps")
@@ -167,7 +178,20 @@ class Session:
         facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
         progress.evaluated(facts, keep=self.reason is None)
         self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
+        self._tell_score(progress, facts, final=False)
         self._end_with_policies()
+
+    def _tell_score(self, progress: Progress, facts: dict[str, Any], *, final: bool) -> None:
+        """Tell the hooks of a score."""
+        score = {name: value for name, value in facts.items() if name != "metrics"}
+        self.hooks.evaluated(score | {"policy": progress.policy.name, "final": final})
+
+    def _saved(self, progress: Progress, facts: dict[str, Any]) -> None:
+        """Tell the hooks of a snapshot that was written."""
+        policy, version = progress.policy, facts["version"]
+        path = self.folder.snapshots / policy.folder / facts["store"] / str(version)
+        updates, tags = version_updates(version), tuple(facts["tags"])
+        self.hooks.saved(SavedSnapshot(path, tags, updates, policy.name, facts["store"] == "state"))
 
     def _write(self, progress: Progress, metrics: dict[str, float], env_steps: int, updates: int) -> None:
         """Write a line of metrics of a policy, as it was after so many env steps and updates."""
@@ -224,10 +248,27 @@ class Session:
         self._look_s = self.now() + LOOK_S
         if self._trained_s is not None and self.now() - self._trained_s >= self._limit_s:
             self.end("max_minutes")
+        self._hear_hooks()
         self.display.update(self.state())
         if self.line_due:
             self._line_s = self.now() + LINE_S
             self._tick()
+
+    def _hear_hooks(self) -> None:
+        """Show what the hooks have to say; end the run where one wants it."""
+        for text, level in self.hooks.messages():
+            self.display.message(text, level)
+        if self.hooks.stop_reason:
+            self.end(self.hooks.stop_reason)
+
+    def begin(self) -> None:
+        """Tell the hooks that the run starts."""
+        self.hooks.start(LiveRun(self))
+
+    def finish(self) -> None:
+        """Tell the hooks of the outcome, and wait for them as long as `deadlines.hooks_s` allows."""
+        self.hooks.end(self.outcome, self.experiment.deadlines.hooks_s)
+        self._hear_hooks()
 
     def _tick(self) -> None:
         """Write a line of what workers have reported, once something was trained."""
@@ -275,6 +316,7 @@ class Session:
             final=self._first.final,
             others={progress.policy.name: progress.outcome for progress in self._others},
         )
+        self.outcome = result
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
         text = json.dumps(facts, indent=2, default=float)
         try:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import numpy as np
 
 from jsrl.launch.graph_file import kinds_of
-from jsrl.launch.result import INTENDED
+from jsrl.launch.result import is_intended
 from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.charts import Series, chart
 from jsrl.report.graph import dataflow
@@ -59,7 +59,7 @@ def _section(title: str, content: str, kind: str = "") -> str:
 def _header(report: RunReport) -> str:
     mood = (
         "good"
-        if report.ended in INTENDED
+        if is_intended(report.ended)
         else "bad"
         if report.error or report.ended.startswith("killed")
         else "neutral"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -53,6 +53,14 @@ class Filmed(msgspec.Struct):
     metrics: dict[str, float]
 
 
+class Saved(msgspec.Struct):
+    """A snapshot that was written, and in which store."""
+
+    store: Literal["state", "params"]
+    version: Annotated[int, msgspec.Meta(ge=0)]
+    tags: list[str]
+
+
 class Notice(msgspec.Struct):
     """A warning or note."""
 
@@ -64,6 +72,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "evaluated": Evaluated,
     "evaluated finally": Score,
     "filmed": Filmed,
+    "saved": Saved,
     "warning": Notice,
     "note": Notice,
 }

@@ -32,12 +32,18 @@ class WriteQueue:
       written, failed, superseded: counts. last_write_s: duration of the last write.
     """
 
-    def __init__(self, write: Callable[[Job], None], on_warning: Callable[[str], None], place: str):
-        """Call `write` for each job; report failures to `on_warning` (from the thread), naming `place`."""
+    def __init__(
+        self,
+        write: Callable[[Job], None],
+        on_warning: Callable[[str], None],
+        place: str,
+        on_written: Callable[[Job], None] = lambda job: None,
+    ):
+        """Call `write` for each job, then `on_written`; report failures to `on_warning`, naming `place` (in the thread)."""
         self.written = self.failed = self.superseded = 0
         self.last_write_s = 0.0
         self._write = write
-        self._on_warning = on_warning
+        self._on_warning, self._on_written = on_warning, on_written
         self._place = place
         self._pending: list[Job] = []
         self._changed = threading.Condition()
@@ -76,6 +82,7 @@ class WriteQueue:
             started_s = time.monotonic()
             try:
                 self._write(job)
+                self._on_written(job)
             except Exception as error:  # whatever it is, it must not end a training run: reported, counted, gone on
                 self._fail(job, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
             else:

@@ -71,6 +71,7 @@ class SnapshotStore:
         *,
         keep_last: int = 3,
         on_warning: Callable[[str], None] | None = None,
+        on_written: Callable[[Job], None] = lambda job: None,
         write_timeout_s: float = 600.0,
     ):
         """Use `folder`, made at the first save.
@@ -79,6 +80,7 @@ class SnapshotStore:
           folder: where snapshots lie. keep_last: newest versions kept besides the tagged ones, at least 3 (a reader
             may be inside the oldest).
           on_warning: called, from the writing thread, with one line per failed write; default: logged.
+          on_written: called, from the writing thread, with each job that is on the disk (its version, tags and meta).
           write_timeout_s: how long `save(wait=True)` and `wait` wait.
         """
         if keep_last < 3:
@@ -86,7 +88,7 @@ class SnapshotStore:
         self.folder = Path(folder).absolute()
         self._keep_last = keep_last
         self._write_timeout_s = write_timeout_s
-        self.queue = WriteQueue(self._write, on_warning or _logger.warning, str(self.folder))
+        self.queue = WriteQueue(self._write, on_warning or _logger.warning, str(self.folder), on_written)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 from jsrl.agents.base import Agent
 from jsrl.experiment.building import build_agent
 from jsrl.metrics.phases import Phases
+from jsrl.snapshots.queue import Job as WrittenJob
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.ends import subscribe
@@ -55,4 +56,10 @@ def params_store(job: Job, reporter: Any) -> SnapshotStore:
     return SnapshotStore(
         job.snapshots / PARAMS_STORE,
         on_warning=functools.partial(reporter.event, "warning", once="snapshots"),
+        on_written=functools.partial(tell_saved, reporter, PARAMS_STORE),
     )
+
+
+def tell_saved(reporter: Any, store: str, written: WrittenJob) -> None:
+    """Tell the controller of a snapshot that was written to a store."""
+    reporter.event("saved", store=store, version=written.version, tags=list(written.tags))

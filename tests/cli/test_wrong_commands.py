@@ -61,6 +61,8 @@ RUN = [  # what stands behind `jsrl run`, and what the sentence names
     ("ppo_cartpole --init-from nothing@best", "there is no run nothing"),
     ("ppo_cartpole --graph nothing", "expected module:function"),
     ("ppo_cartpole --graph nothing:at_all", "Expected a module that can be imported"),
+    ("ppo_cartpole --hooks nothing", 'expected "module:name"'),
+    ("ppo_cartpole --hooks nothing:at_all", "there is no module 'nothing'"),
     ("ppo_cartpole --recording nowhere", "holds no recording"),
     ("ppo_cartpole --profile nowhere", "cannot be read as profile"),
     ("ppo_cartpole --tune --tune-minutes 0", "give more than 0"),

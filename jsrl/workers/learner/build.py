@@ -23,6 +23,7 @@ from jsrl.workers.learner.build_source import begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.worker import Learner, LearnerSettings
+from jsrl.workers.players import tell_saved
 
 STATE_STORE = "state"
 
@@ -44,7 +45,9 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return make_source(job, devices, life, recorder, reporter), bind_publisher(job, "params")
 
     warn = functools.partial(reporter.event, "warning", once="snapshots")
-    store = SnapshotStore(job.snapshots / STATE_STORE, keep_last=max(3, e.snapshots.keep), on_warning=warn)
+    saved = functools.partial(tell_saved, reporter, STATE_STORE)
+    keep = max(3, e.snapshots.keep)
+    store = SnapshotStore(job.snapshots / STATE_STORE, keep_last=keep, on_warning=warn, on_written=saved)
     settings = LearnerSettings(
         seed=e.seed,
         total_env_steps=e.total_env_steps,

@@ -1,0 +1,252 @@
+"""Hooks: a user's own code that the launching process calls while a run trains, in a thread of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jsrl.errors import ConfigError
+from jsrl.launch.result import STOPPED, Result
+from jsrl.metrics.call_thread import CallThread
+from jsrl.references.importing import import_target, nearest
+
+if TYPE_CHECKING:
+    from jsrl.launch.session import Session
+
+STOP = "stop"  # what on_metrics, on_evaluation and on_snapshot return to end the run
+METHODS = {
+    "on_start": ("run",),
+    "on_metrics": ("run", "row"),
+    "on_evaluation": ("run", "score"),
+    "on_snapshot": ("run", "snapshot"),
+    "on_end": ("run", "result"),
+}
+MAY_STOP = ("on_metrics", "on_evaluation", "on_snapshot")
+SLOW_S = 10.0  # a call that takes longer is told of
+
+
+class SavedSnapshot(NamedTuple):
+    """A snapshot that was written.
+
+    Attributes:
+      path: its folder. tags: that point at it, such as `latest` or `best`. updates: of its params. policy: which one it is of.
+      whole: it is the agent's whole state, from which a run resumes; else params alone.
+    """
+
+    path: Path
+    tags: tuple[str, ...]
+    updates: int
+    policy: str
+    whole: bool
+
+
+class LiveRun:
+    """A run as its hooks see it; everything may be read at any time.
+
+    Attributes:
+      name: EXPERIMENT/RUN. folder: the run's, a Path. experiment: what runs.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.name, self.folder, self.experiment = session.folder.name, session.folder.path, session.experiment
+
+    @property
+    def env_steps(self) -> int:
+        """Return the env steps that the first policy was trained on so far."""
+        return self._session.env_steps
+
+    @property
+    def updates(self) -> int:
+        """Return the updates of the first policy so far."""
+        return self._session.updates
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the wall-clock seconds of this life of the run."""
+        return self._session.elapsed_s
+
+
+@dataclass
+class _Hook:
+    """A hook, how long its calls took, and whether it was switched off."""
+
+    value: Any
+    name: str
+    calls: int = 0
+    busy_s: float = 0.0
+    off: bool = False
+    told_slow: bool = False
+
+
+class Hooks:
+    """Calls the hooks of a run, one after another, in one thread.
+
+    Attributes:
+      stop_reason: why a hook wants the run to end; empty: none does.
+    """
+
+    def __init__(self, hooks: Sequence[Any] = (), log: Callable[[str], None] = lambda text: None) -> None:
+        """Take checked hooks (load_hooks); `log` is given tracebacks."""
+        self._hooks = [_Hook(hook, hook_name(hook)) for hook in hooks]
+        self._log = log
+        self._thread = CallThread("jsrl-hooks")
+        self._messages: deque[tuple[str, str]] = deque()
+        self._present: tuple[_Hook, str, float] | None = None
+        self._told_dropped = False
+        self._run: LiveRun | None = None
+        self.stop_reason = ""
+
+    def start(self, run: LiveRun) -> None:
+        """Call on_start, and the other methods with this run from now on."""
+        self._run = run
+        self._tell("on_start")
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Call on_metrics with a row; rows are dropped while too many wait."""
+        self._tell("on_metrics", dict(row), may_drop=True)
+
+    def close(self) -> None:
+        """Do nothing: hooks end after the files of the run."""
+
+    def evaluated(self, score: dict[str, Any]) -> None:
+        """Call on_evaluation with a score."""
+        self._tell("on_evaluation", score)
+
+    def saved(self, snapshot: SavedSnapshot) -> None:
+        """Call on_snapshot with a snapshot that was written."""
+        self._tell("on_snapshot", snapshot)
+
+    def end(self, result: Result | None, limit_s: float) -> None:
+        """Call on_end and wait for all calls, but no longer than `limit_s`."""
+        if not self._hooks:
+            return
+        if result is not None:
+            self._tell("on_end", result)
+        try:
+            left = self._thread.finish(time.monotonic() + limit_s)
+        except KeyboardInterrupt:  # the user waits no longer
+            left = self._thread.finish(time.monotonic())
+        if left:
+            hook, method, _ = self._present or (_Hook(None, "?"), "?", 0.0)
+            text = f"hooks: {hook.name}.{method} did not return within {limit_s:g} s of the end (deadlines.hooks_s)"
+            self._messages.append((f"{text}; {left} calls were not finished", "warning"))
+        times = ", ".join(f"{hook.name} {hook.busy_s:.2f} s in {hook.calls} calls" for hook in self._hooks)
+        lost = f"; {self._thread.dropped} rows of metrics were dropped" if self._thread.dropped else ""
+        self._log(f"hooks: {times}{lost}")
+
+    def messages(self) -> list[tuple[str, str]]:
+        """Return (text, level) of what is new to tell the user."""
+        present = self._present
+        if present is not None and time.monotonic() - present[2] > SLOW_S and not present[0].told_slow:
+            present[0].told_slow = True
+            text = f"hook {present[0].name}: {present[1]} has not returned for {SLOW_S:g} s"
+            self._messages.append((f"{text}; the run goes on, and further calls wait behind it", "warning"))
+        if self._thread.dropped and not self._told_dropped:
+            self._told_dropped = True
+            self._messages.append(("hooks are slower than the run: rows of metrics are dropped for them", "warning"))
+        return [self._messages.popleft() for _ in range(len(self._messages))]
+
+    def _tell(self, method: str, *values: Any, may_drop: bool = False) -> None:
+        for hook in self._hooks:
+            if not hook.off and hasattr(hook.value, method):
+                self._thread.put(functools.partial(self._call, hook, method, values), may_drop=may_drop)
+
+    def _call(self, hook: _Hook, method: str, values: tuple[Any, ...]) -> None:
+        """Call one method of a hook; a hook that raises is switched off."""
+        if hook.off:
+            return
+        begun_s = time.monotonic()
+        self._present = hook, method, begun_s
+        try:
+            answer = getattr(hook.value, method)(self._run, *values)
+        except (Exception, SystemExit) as error:
+            hook.off = True
+            self._log(f"hook {hook.name}: {method} raised\n{traceback.format_exc().rstrip()}")
+            text = f"hook {hook.name}: {method} raised {type(error).__name__}: {error}"
+            self._messages.append((f"{text}; it is switched off, and the run goes on without it", "warning"))
+        else:
+            if method in MAY_STOP and isinstance(answer, str) and answer == STOP and not self.stop_reason:
+                self.stop_reason = f"{STOPPED} {hook.name}"
+        hook.calls, hook.busy_s = hook.calls + 1, hook.busy_s + time.monotonic() - begun_s
+        self._present = None
+
+
+def hook_name(hook: Any) -> str:
+    """Return what messages call a hook: its attribute `name`, or the name of its class."""
+    name = getattr(hook, "name", None)
+    return name if isinstance(name, str) and name else type(hook).__name__
+
+
+def load_hooks(hooks: Sequence[Any]) -> list[Any]:
+    """Return hooks, those given as `module:name` imported and made.
+
+    Args:
+      hooks: objects with some of the methods METHODS; or where a function or class without arguments is that makes one or
+        several, as `module:name`.
+
+    Raises:
+      ConfigError: one cannot be imported or made, or is no hook.
+    """
+    if isinstance(hooks, str) or not isinstance(hooks, Sequence):
+        raise ConfigError(f"hooks is a value of type {type(hooks).__name__}, expected a list of hooks.")
+    found: list[Any] = []
+    for hook in hooks:
+        found += made_by(hook) if isinstance(hook, str) else [hook]
+    for hook in found:
+        check_hook(hook)
+    return found
+
+
+def made_by(reference: str) -> list[Any]:
+    """Return the hooks that `module:name` makes, or is.
+
+    Raises:
+      ConfigError: it cannot be imported, or raises.
+    """
+    found = import_target(reference)
+    if callable(found) and (inspect.isclass(found) or not known_methods(found)):
+        try:
+            found = found()
+        except Exception as error:
+            raise ConfigError(
+                f"hooks {reference}: calling it raised {type(error).__name__}: {error}. Expected a function or class without "
+                "arguments that makes a hook, or a list of hooks."
+            ) from error
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def known_methods(hook: Any) -> list[str]:
+    """Return which methods of a hook a value has."""
+    return [name for name in METHODS if callable(getattr(hook, name, None))]
+
+
+def check_hook(hook: Any) -> None:
+    """Check that a value is a hook.
+
+    Raises:
+      ConfigError: it has no method of a hook, one of another name, or one that takes other arguments.
+    """
+    what, known = f"hook {hook_name(hook)}", ", ".join(f"{name}({', '.join(a)})" for name, a in METHODS.items())
+    if inspect.isclass(hook):
+        raise ConfigError(f"hook {hook.__name__} is a class, expected an object of it; write {hook.__name__}().")
+    strange = [n for n in dir(hook) if n.startswith("on_") and n not in METHODS and nearest(n, METHODS)]
+    if strange:
+        raise ConfigError(f"{what} has a method {strange[0]}, which nothing calls; the methods of a hook are {known}.")
+    methods = known_methods(hook)
+    if not methods:
+        raise ConfigError(f"{what} (type {type(hook).__name__}) has none of the methods of a hook: {known}.")
+    for name in methods:
+        try:
+            inspect.signature(getattr(hook, name)).bind(*METHODS[name])
+        except TypeError:
+            raise ConfigError(f"{what}: {name} cannot be called as {name}({', '.join(METHODS[name])}).") from None
+        except ValueError:  # a method of another language has no signature
+            continue
