@@ -101,29 +101,39 @@ def run(
         claimed(folder),
         own_memory_folder(folder.path) as memory,
     ):
-        start, told = next_start_point(folder) if resumed else (StartPoint(), [])
-        if init_from is not None:
-            start = StartPoint(restore=params_source(init_from, runs_dir), params_only=True)
+        start, told = where_to_begin(folder if resumed else None, init_from, runs_dir)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, (*told, *changed)):
             plan = ready_plan(experiment, folder, memory, start, graph, launcher, resumed=resumed, tell=screen.message)
         begun.set()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
-        session.begin()
         try:
             result = train(plan, session, launcher)
         finally:
-            session.finish()
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
 
 
 def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
     """Run a plan to its end, in processes or in this one."""
-    if plan.experiment.where.has_processes:
-        return Controller(plan, session, launcher, (str(session.folder.path / "source"),)).run()
-    return SerialRun(plan, session).run()
+    session.begin()
+    try:
+        if plan.experiment.where.has_processes:
+            return Controller(plan, session, launcher, (str(session.folder.path / "source"),)).run()
+        return SerialRun(plan, session).run()
+    finally:
+        session.finish()
+
+
+def where_to_begin(
+    resumed: RunFolder | None, init_from: str | None, runs_dir: str | os.PathLike[str]
+) -> tuple[StartPoint, list[str]]:
+    """Return where the first policy begins, and what there is to tell of it."""
+    start, told = next_start_point(resumed) if resumed is not None else (StartPoint(), [])
+    if init_from is not None:
+        start = StartPoint(restore=params_source(init_from, runs_dir), params_only=True)
+    return start, told
 
 
 @contextlib.contextmanager
