@@ -15,6 +15,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "mujoco": (("mujoco",), "MuJoCo environments"),
     "envpool": (("envpool",), "EnvPool environments"),
     "tensorboard": (("tensorboardX",), "TensorBoard events"),
+    "wandb": (("wandb",), "Weights & Biases"),
     "video": (("imageio_ffmpeg", "PIL", "pygame"), "videos"),
     "onnx": (("onnx",), "exported policies in ONNX"),
     "notebook": (("ipykernel", "matplotlib"), "notebooks"),

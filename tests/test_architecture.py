@@ -143,6 +143,7 @@ MORE: dict[str, tuple[set[str], str]] = {
     "cli/play.py": ({"pygame"}, "a window, of the extra `video`"),
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
     "launch/run.py": ({"jsrl.report"}, "a run writes its report as it ends"),
+    "metrics/wandb_process.py": ({"wandb"}, "a process of its own for Weights & Biases, of the extra `wandb`"),
     "recordings/video.py": ({"PIL", "imageio_ffmpeg"}, "captions and the encoder, of the extra `video`"),
     "snapshots/orbax.py": ({"jax", "orbax", "absl"}, "Orbax is a library of jax arrays"),
 }

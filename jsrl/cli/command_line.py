@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
         if not token.startswith("--"):
             raise ConfigError(f"{token!r} is not an option; options begin with --, and only NAME goes without.")
         name, given, text = token[2:].partition("=")
-        name = name.replace("_", "-")
+        name = whole_name(name.replace("_", "-"), options)
         option = find_option(positive(name, options), options)
         values = [text] if given else []
         while remaining and not remaining[0].startswith("--") and not given:
@@ -88,6 +88,11 @@ def json_value(option: Option, text: str) -> Any:
     if isinstance(option.default, dict) and isinstance(value, dict):
         return value
     raise ConfigError(f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}.")
+
+
+def whole_name(name: str, options: dict[str, Option]) -> str:
+    """Return the switch that the name of a group alone stands for: `wandb` is `wandb.enabled`."""
+    return f"{name}.enabled" if name not in options and f"{name}.enabled" in options else name
 
 
 def positive(name: str, options: dict[str, Option]) -> str:

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
@@ -17,8 +18,9 @@ from jsrl.cli.list import listing
 from jsrl.cli.main import program
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import full_help, short_help
+from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
+from jsrl.metrics.wandb_sink import WandbSink
 
 
 def usage() -> str:
@@ -88,6 +90,7 @@ def execute(asked: cli.CommandLine) -> int:
 
     options = asked.run
     seeds = parse_seeds(options.seeds) if options.seeds else [asked.experiment.seed]
+    sinks = sinks_of(options)
     tuned = fastest(asked)
     if options.plan:
         from jsrl.graph.drawing import draw
@@ -111,6 +114,7 @@ def execute(asked: cli.CommandLine) -> int:
             graph=options.graph,
             display=options.display,
             hooks=options.hooks,
+            sinks=sinks,
         )
         if options.display != "quiet":
             print(result)
@@ -125,6 +129,15 @@ def execute(asked: cli.CommandLine) -> int:
         metric = "evaluator/final_return_mean" if all(r.final for r in results) else scored
         print(summarise(load_runs([r.folder for r in results]), metric))
     return 0
+
+
+def sinks_of(options: RunOptions) -> list[Any]:
+    """Return the sinks that the options name; those given as `module:function` are made for each run."""
+    wandb = options.wandb
+    if not wandb.enabled:
+        return list(options.sinks)
+    given = {name: getattr(wandb, name) for name in ("entity", "group", "name", "mode")}
+    return [WandbSink(wandb.project, **given), *options.sinks]
 
 
 def fastest(asked: cli.CommandLine) -> Experiment:

@@ -46,11 +46,36 @@ ELSEWHERE = {
     "workers": "num-actors",
     "device": "learner.num-devices",
     "normalize": "agent.normalize-observations",
-    "recorder": "recorder.enabled",
+    "track": "wandb.enabled",
+    "wandb-project-name": "wandb.project",
+    "wandb-entity": "wandb.entity",
     "record-video": "recorder.enabled",
     "capture-video": "recorder.enabled",
     "video": "recorder.enabled",
 }
+
+
+@dataclass(frozen=True)
+class WandbOptions:
+    """How a run is sent to Weights & Biases (extra `wandb`)."""
+
+    enabled: bool = False
+    """Send options, curves, videos and final scores to Weights & Biases; `--wandb` is short for it."""
+    project: str = "jsrl"
+    """Project that the run appears in."""
+    entity: str | None = None
+    """User or team whose project it is (default: your own)."""
+    group: str | None = None
+    """Group of runs that belong together, such as seeds."""
+    name: str | None = None
+    """Name of the run (default: EXPERIMENT/RUN)."""
+    mode: typing.Literal["online", "offline"] = "online"
+    """online, or offline: everything is kept in RUN/wandb for `wandb sync`, and nothing uses the network."""
+
+    def __post_init__(self) -> None:
+        given = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        if given and not self.enabled:
+            raise ConfigError(f"wandb.{given[0]} is given, but Weights & Biases is off; add --wandb.")
 
 
 @dataclass(frozen=True)
@@ -71,6 +96,9 @@ class RunOptions:
     """Change the dataflow: MODULE:FUNCTION that is given the experiment's graph and returns the one to run."""
     hooks: tuple[str, ...] = ()
     """Call your own code while the run trains: MODULE:FUNCTION that makes a hook or a list of hooks (docs/hooks.md)."""
+    sinks: tuple[str, ...] = ()
+    """Further places for metrics: MODULE:FUNCTION that makes a sink or a list of sinks (docs/hooks.md)."""
+    wandb: WandbOptions = WandbOptions()
     display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
     """What is shown; auto: live on a terminal, else plain lines."""
     plan: bool = False

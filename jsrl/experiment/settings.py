@@ -166,6 +166,8 @@ class DeadlineConfig:
     """Seconds for the final snapshot."""
     hooks_s: float = 10.0
     """Seconds that the end of a run waits for hooks."""
+    sinks_s: float = 5.0
+    """Seconds that the end of a run waits for TensorBoard, Weights & Biases and other sinks of metrics."""
 
 
 @dataclass(frozen=True)

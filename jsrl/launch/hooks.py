@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsrl.errors import ConfigError
 from jsrl.launch.result import STOPPED, Result
+from jsrl.launch.user_values import load_values
 from jsrl.metrics.call_thread import CallThread
-from jsrl.references.importing import import_target, nearest
+from jsrl.references.importing import nearest
 
 if TYPE_CHECKING:
     from jsrl.launch.session import Session
@@ -113,9 +114,6 @@ class Hooks:
         """Call on_metrics with a row; rows are dropped while too many wait."""
         self._tell("on_metrics", dict(row), may_drop=True)
 
-    def close(self) -> None:
-        """Do nothing: hooks end after the files of the run."""
-
     def evaluated(self, score: dict[str, Any]) -> None:
         """Call on_evaluation with a score."""
         self._tell("on_evaluation", score)
@@ -130,10 +128,7 @@ class Hooks:
             return
         if result is not None:
             self._tell("on_end", result)
-        try:
-            left = self._thread.finish(time.monotonic() + limit_s)
-        except KeyboardInterrupt:  # the user waits no longer
-            left = self._thread.finish(time.monotonic())
+        left = self._thread.finish(time.monotonic() + limit_s)
         if left:
             hook, method, _ = self._present or (_Hook(None, "?"), "?", 0.0)
             text = f"hooks: {hook.name}.{method} did not return within {limit_s:g} s of the end (deadlines.hooks_s)"
@@ -188,65 +183,31 @@ def hook_name(hook: Any) -> str:
 def load_hooks(hooks: Sequence[Any]) -> list[Any]:
     """Return hooks, those given as `module:name` imported and made.
 
-    Args:
-      hooks: objects with some of the methods METHODS; or where a function or class without arguments is that makes one or
-        several, as `module:name`.
-
     Raises:
       ConfigError: one cannot be imported or made, or is no hook.
     """
-    if isinstance(hooks, str) or not isinstance(hooks, Sequence):
-        raise ConfigError(f"hooks is a value of type {type(hooks).__name__}, expected a list of hooks.")
-    found: list[Any] = []
-    for hook in hooks:
-        found += made_by(hook) if isinstance(hook, str) else [hook]
+    found = load_values("hook", hooks, METHODS)
     for hook in found:
         check_hook(hook)
     return found
 
 
-def made_by(reference: str) -> list[Any]:
-    """Return the hooks that `module:name` makes, or is.
-
-    Raises:
-      ConfigError: it cannot be imported, or raises.
-    """
-    found = import_target(reference)
-    if callable(found) and (inspect.isclass(found) or not known_methods(found)):
-        try:
-            found = found()
-        except Exception as error:
-            raise ConfigError(
-                f"hooks {reference}: calling it raised {type(error).__name__}: {error}. Expected a function or class without "
-                "arguments that makes a hook, or a list of hooks."
-            ) from error
-    return list(found) if isinstance(found, list | tuple) else [found]
-
-
-def known_methods(hook: Any) -> list[str]:
-    """Return which methods of a hook a value has."""
-    return [name for name in METHODS if callable(getattr(hook, name, None))]
-
-
 def check_hook(hook: Any) -> None:
-    """Check that a value is a hook.
+    """Check the methods of a hook.
 
     Raises:
-      ConfigError: it has no method of a hook, one of another name, or one that takes other arguments.
+      ConfigError: one has nearly the name of a hook's method, or takes other arguments.
     """
     what, known = f"hook {hook_name(hook)}", ", ".join(f"{name}({', '.join(a)})" for name, a in METHODS.items())
-    if inspect.isclass(hook):
-        raise ConfigError(f"hook {hook.__name__} is a class, expected an object of it; write {hook.__name__}().")
     strange = [n for n in dir(hook) if n.startswith("on_") and n not in METHODS and nearest(n, METHODS)]
     if strange:
         raise ConfigError(f"{what} has a method {strange[0]}, which nothing calls; the methods of a hook are {known}.")
-    methods = known_methods(hook)
-    if not methods:
-        raise ConfigError(f"{what} (type {type(hook).__name__}) has none of the methods of a hook: {known}.")
-    for name in methods:
+    for name, arguments in METHODS.items():
+        method = getattr(hook, name, None)
         try:
-            inspect.signature(getattr(hook, name)).bind(*METHODS[name])
+            if method is not None:
+                inspect.signature(method).bind(*arguments)
         except TypeError:
-            raise ConfigError(f"{what}: {name} cannot be called as {name}({', '.join(METHODS[name])}).") from None
+            raise ConfigError(f"{what}: {name} cannot be called as {name}({', '.join(arguments)}).") from None
         except ValueError:  # a method of another language has no signature
             continue

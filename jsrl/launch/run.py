@@ -39,6 +39,7 @@ from jsrl.launch.resume import (
 )
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
+from jsrl.launch.user_values import load_values
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
 from jsrl.references.capture import Capture
@@ -64,7 +65,7 @@ def run(
     graph: Edit | None = None,
     launcher: Launcher | None = None,
     display: str = "auto",
-    sinks: tuple[Any, ...] = (),
+    sinks: Sequence[Any] = (),
     hooks: Sequence[Any] = (),
     **changes: Any,
 ) -> Result:
@@ -79,9 +80,8 @@ def run(
         a function's `module:name`, or a Graph. A resume goes on with the graph that the run was started with.
       launcher: what starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
-      sinks: further places for metrics (see jsrl.metrics.sinks.Sink).
-      hooks: objects whose methods are called as the run goes on (jsrl.launch.hooks.METHODS), or where a function that makes
-        some is, as `module:function`.
+      sinks: further places for metrics (jsrl.metrics.sinks.Sink); hooks: whose methods are called as the run goes on
+        (jsrl.launch.hooks.METHODS). Each is an object, or a function that makes some, as `module:function`.
 
     Raises:
       ConfigError: something cannot work; says what would.
@@ -89,7 +89,7 @@ def run(
       WorkerDied: a worker failed; says which and why.
     """
     experiment, resumed = dataclasses.replace(experiment, **changes), resume is not None
-    launcher, hooks = fitting(launcher, experiment), load_hooks(hooks)
+    launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     begun, made = threading.Event(), [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
@@ -255,7 +255,7 @@ def begin_policies(
     return start_points
 
 
-def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: tuple[Any, ...], hooks: Hooks) -> Session:
+def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:
     """Return the session of a plan, in which each policy goes on from where its learner begins."""
     policies = [Progress(policy, plan.job(policy.learner).start_point.updates) for policy in plan.policies.values()]
     policy_of = {job.name: job.policy for job in plan.jobs}

@@ -8,11 +8,13 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from jsrl.experiment import Experiment
+from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
@@ -21,8 +23,9 @@ from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState, OtherPolicy, WorkerRow
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.phases import of_main_thread
+from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control import AnyMessage, Event, Report
-from jsrl.runs.files import write_atomic
+from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
@@ -47,7 +50,7 @@ class Session:
         experiment: Experiment,
         folder: RunFolder,
         display: Display,
-        sinks: tuple[Any, ...] = (),
+        sinks: Sequence[Any] = (),
         *,
         kinds: Mapping[str, Kind] | None = None,
         policies: Sequence[Progress] = (),
@@ -71,9 +74,11 @@ class Session:
         self.hub = MetricsHub(
             folder.metrics_path,
             tensorboard=folder.tensorboard,
-            sinks=(*sinks, self.hooks),
+            sinks=sinks,
             catalogue=catalogue(dict.fromkeys(self._kinds.values()), [p.policy.folder for p in self._others]),
             on_warning=functools.partial(display.message, level="warning"),
+            on_note=display.message,
+            on_line=self.hooks.write,
         )
         self.reason: str | None = None
         self._stages: dict[str, str] = {}
@@ -155,6 +160,7 @@ class Session:
         elif message.name == "filmed":
             env_steps = progress.env_steps_before(facts["updates"], facts["env_steps"])
             self._write(progress, facts["metrics"], env_steps, facts["updates"])
+            self.hub.video(self.folder.path / VIDEOS / progress.policy.folder / Path(facts["file"]).name)
         elif message.name == "saved":
             self._saved(progress, facts)
         elif message.name == "finished":
@@ -249,6 +255,7 @@ class Session:
         if self._trained_s is not None and self.now() - self._trained_s >= self._limit_s:
             self.end("max_minutes")
         self._hear_hooks()
+        self.hub.tell()
         self.display.update(self.state())
         if self.line_due:
             self._line_s = self.now() + LINE_S
@@ -262,13 +269,17 @@ class Session:
             self.end(self.hooks.stop_reason)
 
     def begin(self) -> None:
-        """Tell the hooks that the run starts."""
+        """Tell hooks and sinks that the run starts."""
+        options = {option.name: plain(option.default) for option in options_of(self.experiment).values()}
+        config = {"run": self.folder.name, "folder": str(self.folder.path), "options": options}
+        self.hub.start(config | {"end_s": self.experiment.deadlines.sinks_s})
         self.hooks.start(LiveRun(self))
 
     def finish(self) -> None:
-        """Tell the hooks of the outcome, and wait for them as long as `deadlines.hooks_s` allows."""
+        """Tell hooks and sinks of the outcome, and wait for them as long as `deadlines` allows."""
         self.hooks.end(self.outcome, self.experiment.deadlines.hooks_s)
         self._hear_hooks()
+        self.hub.end(summary_of(self.outcome), self.experiment.deadlines.sinks_s)
 
     def _tick(self) -> None:
         """Write a line of what workers have reported, once something was trained."""
@@ -339,6 +350,24 @@ class Session:
         self.hub.close()
         self.display.update(self.state())
         self.display.close()
+
+
+def plain(value: Any) -> Any:
+    """Return an option's value as JSON has it, or as text."""
+    try:
+        return json_ready(value)
+    except TypeError:
+        return str(value)
+
+
+def summary_of(result: Result | None) -> dict[str, Any]:
+    """Return what sinks are told at the end: why it ended, counters, and the scores that there are."""
+    if result is None:
+        return {"ended": "failed"}
+    counters = {name: getattr(result, name) for name in ("ended", "env_steps", "updates", "wall_s")}
+    scores = {"evaluation": result.evaluation, "final": result.final}
+    scores |= {f"{name}/final": facts["final"] for name, facts in result.others.items()}
+    return counters | {f"{title}/{name}": v for title, facts in scores.items() for name, v in facts.items()}
 
 
 def other_policy(progress: Progress) -> OtherPolicy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -41,10 +42,20 @@ class CallThread:
             self._changed.notify_all()
         return True
 
-    def finish(self, until_s: float) -> int:
-        """Wait for all calls until a time of the monotonic clock; make no more then, and return how many were not finished."""
+    def wait(self, limit_s: float) -> bool:
+        """Wait until all calls were made; return whether that happened in time."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._waiting or self._busy), max(until_s - time.monotonic(), 0.0))
+            return self._changed.wait_for(lambda: not (self._waiting or self._busy), limit_s)
+
+    def finish(self, until_s: float) -> int:
+        """Wait for all calls until a time of the monotonic clock or Ctrl-C; make no more then.
+
+        Returns:
+          How many calls were not finished.
+        """
+        with self._changed:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._changed.wait_for(lambda: not (self._waiting or self._busy), max(until_s - time.monotonic(), 0.0))
             left = len(self._waiting) + self._busy
             self._waiting.clear()
             self._closed = True

@@ -21,7 +21,8 @@ import numpy as np
 from jsrl.errors import MissingExtra
 from jsrl.metrics.catalogue import Catalogue
 from jsrl.metrics.phases import REST, Phases
-from jsrl.metrics.sinks import JsonLinesSink, Line, Sink, TensorBoardSink
+from jsrl.metrics.sink_thread import SinkThread, finish_all
+from jsrl.metrics.sinks import JsonLinesSink, Line, TensorBoardSink
 from jsrl.metrics.tracing import Tracer
 
 _logger = logging.getLogger("jsrl.metrics")
@@ -205,7 +206,7 @@ class _Report:
 
 
 class MetricsHub:
-    """Collects reports in the controller and writes lines to `metrics.jsonl` and to further sinks.
+    """Collects reports in the controller and writes lines to `metrics.jsonl` at once, and to further sinks in their threads.
 
     Attributes:
       latest: the newest value of every metric, for displays. elapsed_s(): seconds since the run began.
@@ -216,9 +217,11 @@ class MetricsHub:
         path: str | os.PathLike[str],
         *,
         tensorboard: str | os.PathLike[str] | None = None,
-        sinks: Iterable[Sink] = (),
+        sinks: Iterable[Any] = (),
         catalogue: Catalogue | None = None,
         on_warning: Callable[[str], None] | None = None,
+        on_note: Callable[[str], None] = lambda text: None,
+        on_line: Callable[[Line], None] = lambda line: None,
         stale_after_s: float = 15.0,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -227,7 +230,8 @@ class MetricsHub:
         Args:
           path: metrics.jsonl. tensorboard: folder for events; without tensorboardX one warning, nothing else.
           sinks: further places for every line. catalogue: of the run's metrics.
-          on_warning: called with one line of text; default: logged.
+          on_warning: called with one line of text; default: logged. on_note: as well, where nothing is wrong.
+          on_line: called with every line.
           stale_after_s: a worker silent for so long no longer counts in sums and means of its kind.
           clock: returns seconds.
         """
@@ -235,14 +239,15 @@ class MetricsHub:
         self._catalogue = catalogue or Catalogue()
         self._clock = clock
         self._stale_after_s = stale_after_s
-        file = JsonLinesSink(Path(path))
-        self._sinks: list[Sink] = [file, *sinks]
+        self._note, self._on_line = on_note, on_line
+        self._file = file = JsonLinesSink(Path(path))
+        self._sinks = [SinkThread(sink) for sink in sinks]
         if tensorboard is not None:
             try:
-                self._sinks.append(TensorBoardSink(tensorboard))
+                self._sinks.append(SinkThread(TensorBoardSink(tensorboard)))
             except MissingExtra as error:
                 self._warn(str(error))
-        self._complained: set[int] = set()
+        self._complained = False
         self._start_s = clock() - float((file.last_line or {}).get("wall_s") or 0.0)
         self._reports: dict[str, _Report] = {}
         self._fresh: set[tuple[str, str]] = set()
@@ -279,28 +284,54 @@ class MetricsHub:
     def write(self, metrics: dict[str, float], env_steps: int, updates: int) -> Line:
         """Write one line of given metrics at once (an evaluation: with the env steps of its snapshot) and return it."""
         line = {"env_steps": int(env_steps), "updates": int(updates), "wall_s": round(self.elapsed_s(), 3), **metrics}
+        try:
+            self._file.write(line)
+        except (OSError, ValueError, TypeError) as error:
+            if not self._complained:
+                self._complained = True
+                where = self._file.path
+                self._warn(f"metrics could not be written to {where} ({error}); lines are lost until it works again.")
         for sink in self._sinks:
-            try:
-                sink.write(line)
-            except (OSError, ValueError, TypeError) as error:
-                if id(sink) not in self._complained:
-                    self._complained.add(id(sink))
-                    where = getattr(sink, "path", type(sink).__name__)
-                    self._warn(
-                        f"metrics could not be written to {where} ({error}); lines are lost until it works again."
-                    )
+            sink.write(dict(line))
+        self._on_line(line)
+        self.tell()
         self.latest.update(line)
         return line
 
-    def close(self) -> None:
-        """Close every sink."""
+    def start(self, config: dict[str, Any]) -> None:
+        """Begin the sinks, before the first line; see Sink.start."""
         for sink in self._sinks:
-            try:
-                sink.close()
-            except OSError as error:
-                if id(sink) in self._complained:
-                    continue
-                self._warn(f"{type(sink).__name__} could not be closed ({error}).")
+            sink.start(config)
+
+    def video(self, path: Path) -> None:
+        """Tell the sinks of a video."""
+        for sink in self._sinks:
+            sink.video(path)
+
+    def tell(self) -> None:
+        """Pass on what the sinks have to say since the last time."""
+        for sink in self._sinks:
+            for text, level in sink.messages():
+                (self._note if level == "info" else self._warn)(text)
+
+    def settle(self, limit_s: float) -> bool:
+        """Wait until the sinks have taken every line; return whether they did in time."""
+        settled = [sink.settle(limit_s) for sink in self._sinks]
+        self.tell()
+        return all(settled)
+
+    def close(self) -> None:
+        """Close metrics.jsonl; `end` ends the sinks."""
+        try:
+            self._file.close()
+        except OSError as error:
+            if not self._complained:
+                self._warn(f"{self._file.path} could not be closed ({error}).")
+
+    def end(self, summary: dict[str, Any], limit_s: float) -> None:
+        """End the sinks, which are waited for no longer than `limit_s` together."""
+        finish_all(self._sinks, summary, limit_s)
+        self.tell()
 
     def _combine(self, kind: str, name: str) -> float:
         how = self._catalogue.combination(name)

@@ -1,4 +1,4 @@
-"""Where lines of metrics go: one JSON-lines file, TensorBoard events, and whatever else offers `write` and `close`."""
+"""Where lines of metrics go: one JSON-lines file, TensorBoard events, and other sinks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,31 @@ Line = dict[str, Any]  # flat: name -> number (env_steps, updates and wall_s alw
 
 
 class Sink(Protocol):
-    """A place for lines of metrics; `write` may raise OSError, which is reported once and does not end the run."""
+    """A further place for metrics. Every method but `write` may be absent.
 
-    def write(self, metrics: Line) -> None:
+    The methods are called in a thread of the sink's own (jsrl.metrics.sink_thread). What they raise is reported once and does
+    not end the run; where `start` raises, the sink is switched off. A sink that did not end in time and has a method
+    `abandon() -> str | None` is told so by it, from another thread; it returns what the user can do.
+    """
+
+    def start(self, config: dict[str, Any]) -> str | None:
+        """Begin; may return a line to show.
+
+        Args:
+          config: `run` (EXPERIMENT/RUN), `folder` (the run's), `options` (name -> value) and `end_s` (seconds for `end`).
+        """
+        ...
+
+    def write(self, row: Line) -> None:
         """Take one line: a flat dict that always has env_steps, updates and wall_s."""
         ...
 
-    def close(self) -> None:
-        """Finish; may be called twice."""
+    def video(self, path: Path) -> None:
+        """Take a video that was written; it may be gone by now, as only the best and the newest are kept."""
+        ...
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """Finish; `summary` has `ended`, the counters, and scores such as `final/return_mean`, as far as there are any."""
         ...
 
 
@@ -162,7 +179,7 @@ class TensorBoardSink:
         checksum = self._checksum(content)
         return struct.pack("<I", (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
-    def close(self) -> None:
+    def end(self, summary: dict[str, Any]) -> None:
         """Close the events file."""
         if self._file is not None:
             self._file.close()

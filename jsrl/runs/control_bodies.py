@@ -46,11 +46,12 @@ class Evaluated(Score, kw_only=True):
 
 
 class Filmed(msgspec.Struct):
-    """A video, and of which snapshot."""
+    """A video: its file, and of which snapshot."""
 
     updates: Count
     env_steps: Count
     metrics: dict[str, float]
+    file: str
 
 
 class Saved(msgspec.Struct):

@@ -169,6 +169,7 @@ def several(): return [Printer(), Printer()]
 def nothing(): return None
 def broken(): raise RuntimeError("no key")
 class Misspelled:
+    def on_metrics(self, run, row): ...
     def on_evaluate(self, run, score): ...
 class Arguments:
     def on_metrics(self, row): ...
@@ -190,7 +191,7 @@ def test_hooks_by_name(module):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nothing", "has none of the methods of a hook: on_start(run), on_metrics(run, row)"),
+        ("nothing", "a value of type NoneType is no hook: it has none of the methods on_start, on_metrics"),
         ("broken", "calling it raised RuntimeError: no key"),
         ("Misspelled", "has a method on_evaluate, which nothing calls"),
         ("Arguments", "on_metrics cannot be called as on_metrics(run, row)"),

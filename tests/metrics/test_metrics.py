@@ -26,13 +26,13 @@ class Clock:
 
 class ListSink:
     def __init__(self):
-        self.lines, self.closed = [], False
+        self.lines, self.ended = [], None
 
     def write(self, metrics):
         self.lines.append(dict(metrics))
 
-    def close(self):
-        self.closed = True
+    def end(self, summary):
+        self.ended = summary
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def open_hub():
     yield open_one
     for hub in hubs:
         hub.close()
+        hub.end({}, 10.0)
 
 
 def read(path):
@@ -239,9 +240,9 @@ def test_a_full_disk_is_one_warning_and_other_sinks_go_on(tmp_path, open_hub):
     assert len(warnings) == 1
     assert "/dev/full" in warnings[0]
     assert "No space left" in warnings[0]
+    hub.end({"ended": "total_env_steps"}, 10.0)
     assert len(sink.lines) == 3
-    hub.close()
-    assert sink.closed
+    assert sink.ended == {"ended": "total_env_steps"}
 
 
 def test_tensorboard_events_hold_the_scalars(tmp_path, open_hub):
@@ -252,7 +253,7 @@ def test_tensorboard_events_hold_the_scalars(tmp_path, open_hub):
     assert RecordWriter  # the writer's own record format is read back below
     hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard")
     hub.write({"learner/loss": 0.5, "learner/grad_norm": math.nan}, 640, 5)
-    hub.close()
+    hub.end({}, 10.0)
     content = next((tmp_path / "tensorboard").glob("events*")).read_bytes()
     found, position = {}, 0
     while position < len(content):
@@ -301,10 +302,12 @@ def test_after_a_full_disk_every_sink_goes_on_with_whole_records(tmp_path, open_
     hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard", on_warning=warnings.append)
     for step in range(40):  # more than the queue of tensorboardX's own writer takes
         hub.write({"a": float(step)}, step, 0)
+    assert hub.settle(10.0)
     assert len(warnings) == 2 and "metrics.jsonl" in warnings[0] and "events.out.tfevents" in warnings[1]
     disk.room = 1 << 20
     hub.write({"a": 40.0}, 40, 0)
     hub.close()
+    hub.end({}, 10.0)
     assert read(tmp_path / "metrics.jsonl")[-1]["a"] == 40.0
     events = read_events(next((tmp_path / "tensorboard").glob("events*")))
     assert events[0].file_version == "brain.Event:2"

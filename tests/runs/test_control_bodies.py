@@ -38,7 +38,7 @@ GOOD: list[AnyMessage] = [
         "evaluator", 0, "evaluated", "", SCORE | AT | {"metrics": {"evaluator/return_mean": 1.0}, "version_updates": 3}
     ),
     Event("evaluator", 0, "evaluated finally", "", SCORE | {"version_updates": 3}),
-    Event("recorder", 0, "filmed", "", AT | {"metrics": {"recorder/return_mean": math.nan}}),
+    Event("recorder", 0, "filmed", "", AT | {"metrics": {"recorder/return_mean": math.nan}, "file": "1.mp4"}),
     Event("recorder", 0, "filmed finally"),
     Bye("learner", 0, AT),
 ]
@@ -64,6 +64,7 @@ BAD: list[tuple[AnyMessage, str]] = [
         "extra is b'x', expected a finite number",
     ),
     (Event("recorder", 0, "filmed", "", {"updates": 1, "env_steps": 1}), "missing required field `metrics`"),
+    (Event("learner", 0, "saved", "", {"store": "..", "version": 1, "tags": []}), "Invalid enum value '..'"),
     (Heartbeat("learner", 0, -1), r">= 0.* at `\$.progress`"),
     (Stage("learner", 0, "building", -5), r">= 0.* at `\$.pid`"),
 ]
@@ -147,7 +148,7 @@ METRICS = st.dictionaries(
     st.sampled_from(["a/b", "actor/episodes", "env_steps", "learner/x_share"]), st.floats(), max_size=3
 )
 WHO = st.sampled_from(list(WORKERS))
-EVENTS = st.sampled_from(["evaluated", "evaluated finally", "filmed", "filmed finally", "warning", "note", "other"])
+EVENTS = st.sampled_from(["evaluated", "evaluated finally", "filmed", "filmed finally", "saved", "warning", "note", "other"])
 MESSAGES = st.one_of(
     st.builds(Stage, WHO, st.just(0), st.text(max_size=5), NUMBERS),
     st.builds(Heartbeat, WHO, st.just(0), NUMBERS, st.text(max_size=5), st.floats()),

@@ -163,7 +163,7 @@ class VideoRecorder(Player[RenderedEnv]):
             "recorder/version_updates": float(updates),
             "recorder/video_frames": float(writer.frames),
         }
-        self._reporter.event("filmed", updates=updates, env_steps=env_steps, metrics=metrics)
+        self._reporter.event("filmed", updates=updates, env_steps=env_steps, metrics=metrics, file=video.file)
         if self._final:
             self._reporter.event("filmed finally")
 

@@ -1,0 +1,103 @@
+"""The process that talks to Weights & Biases: JSON lines on standard input say what to send. It imports nothing of jsrl.
+
+A process of its own keeps the threads, signal handlers and waits of the package `wandb` out of the launching process.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+VIDEO = "video"  # the name that videos have
+
+
+def has_credentials() -> bool:
+    """Return whether `wandb login` was done here, or WANDB_API_KEY is set; asks nothing."""
+    import wandb
+
+    return bool(wandb.login(prompt=False, verify=False))
+
+
+def begin(config: dict[str, Any]) -> Any:
+    """Begin a W&B run, or go on with that of a resumed run; its axis is env steps."""
+    import wandb
+
+    limit_s = 0.8 * config["end_s"]
+    settings = wandb.Settings(console="off", silent=True, finish_timeout=limit_s, finish_timeout_raises=True)
+    folder = Path(config["folder"])
+    names = {name: config[name] for name in ("project", "entity", "group", "name", "mode")}
+    run = wandb.init(
+        **names,
+        id=kept_id(folder / "wandb" / "id"),
+        resume="allow",
+        dir=folder,
+        config=config["options"],
+        settings=settings,
+    )
+    run.define_metric("env_steps")
+    run.define_metric("*", step_metric="env_steps")
+    return run
+
+
+def kept_id(path: Path) -> str:
+    """Return the ID that W&B knows the run by, which lies in the run folder."""
+    if path.exists():
+        return path.read_text().strip()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(secrets.token_hex(4))
+    return path.read_text()
+
+
+def obey(run: Any, asked: dict[str, Any], env_steps: int) -> int:
+    """Send a row, a video or the end; return the env steps of the last row."""
+    import wandb
+
+    if "row" in asked:
+        run.log(asked["row"])
+        return asked["row"]["env_steps"]
+    if VIDEO in asked and Path(asked[VIDEO]).exists():
+        run.log({VIDEO: wandb.Video(asked[VIDEO]), "env_steps": env_steps})
+    if "summary" in asked:
+        run.summary.update(asked["summary"])
+        run.finish(exit_code=1 if asked["summary"].get("ended") == "failed" else 0)
+    return env_steps
+
+
+def main() -> None:
+    """Do what standard input says; answer the first line and the last one. Its end without a last line is a crash."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what wandb prints goes to the log
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(0 if has_credentials() else 1)
+    run, env_steps, asked = None, 0, {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            if run is None:
+                run = begin(asked)
+                answer(answers, url="" if asked["mode"] == "offline" else run.url)
+                continue
+            env_steps = obey(run, asked, env_steps)
+        except Exception as error:
+            if run is None or "summary" in asked:
+                answer(answers, error=f"{type(error).__name__}: {error}")
+                sys.exit(1)
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        if "summary" in asked:
+            answer(answers)
+            return
+    if run is not None:
+        run.finish(exit_code=1)
+
+
+def answer(answers: Any, **facts: Any) -> None:
+    """Write one line."""
+    answers.write(json.dumps(facts) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

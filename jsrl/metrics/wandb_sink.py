@@ -1,0 +1,135 @@
+"""Weights & Biases as a sink: configuration, curves over env steps, videos and final scores."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import ConfigError, MissingExtra
+from jsrl.extras import install_command
+from jsrl.metrics.sinks import Line
+
+PROCESS = [sys.executable, "-P", str(Path(__file__).with_name("wandb_process.py"))]
+LOG = "wandb.log"  # of a run
+
+
+class WandbSink:
+    """Sends a run to Weights & Biases, through a process of its own (jsrl.metrics.wandb_process)."""
+
+    name = "Weights & Biases"
+
+    def __init__(
+        self,
+        project: str = "jsrl",
+        *,
+        entity: str | None = None,
+        group: str | None = None,
+        name: str | None = None,
+        mode: str = "online",
+    ) -> None:
+        """Check that a run could be sent; nothing is started.
+
+        Args:
+          project, entity, group: where the run appears. name: of the run there (None: EXPERIMENT/RUN).
+          mode: `online`, or `offline`: everything is kept in RUN/wandb, for `wandb sync`.
+
+        Raises:
+          MissingExtra: the package is not installed. ConfigError: another mode; or no API key is known here.
+        """
+        if find_spec("wandb") is None:
+            raise MissingExtra(f"Weights & Biases needs the package wandb; {install_command('wandb')}.")
+        if mode not in ("online", "offline"):
+            raise ConfigError(f"wandb.mode is {mode!r}, expected online or offline.")
+        if mode == "online" and subprocess.run([*PROCESS, "--check"], capture_output=True, check=False).returncode:
+            raise ConfigError(
+                "Weights & Biases knows no API key here; run `wandb login`, set WANDB_API_KEY, or use --wandb.mode offline."
+            )
+        self._options = {"project": project, "entity": entity, "group": group, "name": name, "mode": mode}
+        self._process: subprocess.Popen[str] | None = None
+        self._folder = ""
+
+    def start(self, config: dict[str, Any]) -> str:
+        """Start the process and the W&B run; return where it can be seen.
+
+        Raises:
+          OSError: W&B could not begin; says why.
+        """
+        self._folder = config["folder"]
+        log = Path(config["folder"], "logs", LOG)
+        with log.open("a") as errors:
+            self._process = subprocess.Popen(
+                PROCESS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
+        named = self._options | {"name": self._options["name"] or config["run"]}
+        self._send({key: config[key] for key in ("folder", "options", "end_s")} | named)
+        try:
+            url = self._answer()["url"]
+        except OSError:
+            self._close()
+            self._process = None
+            raise
+        return f"{self.name}: {url or 'offline; to send it: ' + self._sync}"
+
+    def write(self, row: Line) -> None:
+        """Send the finite numbers of a line."""
+        numbers = {n: v for n, v in row.items() if isinstance(v, int | float) and math.isfinite(v)}
+        self._send({"row": numbers})
+
+    def video(self, path: Path) -> None:
+        """Send a video."""
+        self._send({"video": str(path)})
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """Send how the run ended, and wait until W&B has everything.
+
+        Raises:
+          OSError: it did not get everything.
+        """
+        if self._process is None:
+            return
+        self._send({"summary": summary})
+        try:
+            self._answer()
+        finally:
+            self._close()
+
+    def abandon(self) -> str:
+        """End the process at once; return how what it has not sent can be sent."""
+        if self._process is not None:
+            self._process.kill()
+        return f"send the rest with: {self._sync}"
+
+    @property
+    def _sync(self) -> str:
+        return f"wandb sync {self._folder}/wandb/*run-*"
+
+    def _send(self, asked: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise OSError(f"its process has ended ({error}); see logs/{LOG}") from error
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise OSError(f"its process has ended; see logs/{LOG}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise OSError(f"{answer['error']}; to send what is kept: {self._sync}")
+        return answer
+
+    def _close(self) -> None:
+        assert self._process is not None
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # what was not written is lost
+                pipe.close() if pipe is not None else None
+        self._process.wait()

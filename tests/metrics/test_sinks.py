@@ -1,0 +1,182 @@
+"""Sinks of one's own and Weights & Biases: none of them stops, delays or empties a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli import command_line
+from jsrl.cli import run as run_command
+from jsrl.cli.experiments import load
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError, MissingExtra
+from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment
+from jsrl.launch.run import run
+from jsrl.metrics import wandb_sink
+from jsrl.metrics.sink_thread import SinkThread, finish_all
+from jsrl.metrics.wandb_sink import WandbSink
+from tests.tiny_agent import TinyConfig
+
+EVALUATED = EvaluatorConfig(episodes=2, num_envs=2, final_episodes=2, period_env_steps=16)
+EXPERIMENT = Experiment(
+    agent=TinyConfig(),
+    env=EnvConfig("probe:continuous"),
+    num_envs=2,
+    rollout_length=4,
+    total_env_steps=64,
+    placement="serial",
+    evaluator=EVALUATED,
+    deadlines=DeadlineConfig(sinks_s=0.5),
+)
+
+
+class Kept:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.rows, self.config, self.summary = [], {}, {}
+
+    def start(self, config):
+        self.config = config
+        return "kept for you"
+
+    def write(self, row):
+        self.rows.append(row)
+
+    def end(self, summary):
+        self.summary = summary
+
+
+class Stuck:
+    """Never returns from its first line."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def write(self, row):
+        self.released.wait()
+
+
+class Broken:
+    def start(self, config):
+        raise KeyError("token")
+
+    def write(self, row):
+        raise AssertionError("it was switched off")
+
+
+def test_a_sink_that_hangs_and_one_that_raises_cost_a_run_nothing(tmp_path):
+    kept, stuck = Kept(), Stuck()
+    try:
+        result = run(EXPERIMENT, sinks=[stuck, Broken(), kept], runs_dir=tmp_path, display="quiet")
+    finally:
+        stuck.released.set()
+    assert result.ended == "total_env_steps"
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["wall_s"] for row in kept.rows] == [row["wall_s"] for row in rows] and len(rows) > 2
+    assert kept.config["options"]["agent.offset"] == 0.0 and kept.config["folder"] == str(result.folder)
+    assert kept.summary["final/return_mean"] == pytest.approx(1.0) and kept.summary["ended"] == "total_env_steps"
+    log = (result.folder / "logs" / "controller.log").read_text()
+    assert "warning: Stuck did not end within 0.5 s (deadlines.sinks_s)" in log
+    assert log.count("Broken could not be started (KeyError: 'token' in test_sinks.py:") == 1
+    assert "switched off" not in log and " kept for you" in log
+
+
+def test_a_slow_sink_loses_lines_and_is_told_of_once():
+    stuck = Stuck()
+    thread = SinkThread(stuck)
+    for number in range(1100):
+        thread.write({"number": number})
+    told = [text for text, _ in thread.messages()]
+    assert told == ["Stuck is slower than the run: lines of metrics are dropped for it"]
+    stuck.released.set()
+    finish_all([thread], {}, 10.0)
+    ((text, level),) = thread.messages()
+    assert level == "warning" and text.endswith("lines of metrics were dropped for Stuck")
+    assert 98 <= int(text.split()[0]) <= 100
+
+
+# -- Weights & Biases -------------------------------------------------------------------------------------------------
+
+
+def parsed(*words):
+    return command_line.parse(words, load("ppo_cartpole")).run
+
+
+def test_wandb_has_options_and_is_off_without_them(monkeypatch):
+    made = []
+    monkeypatch.setattr(run_command, "WandbSink", lambda project, **names: made.append((project, names)))
+    assert run_command.sinks_of(parsed("--sinks", "a:b,c:d")) == ["a:b", "c:d"]
+    assert not made
+    run_command.sinks_of(parsed("--wandb", "--wandb.project", "p", "--wandb.group", "g", "--wandb.mode", "offline"))
+    assert made == [("p", {"entity": None, "group": "g", "name": None, "mode": "offline"})]
+
+
+def test_wandb_without_its_package_is_refused_with_the_command_that_helps(monkeypatch):
+    monkeypatch.setattr(wandb_sink, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install .*\[wandb\]"):
+        WandbSink(mode="offline")
+
+
+def config_of(folder: Path) -> dict:
+    (folder / "logs").mkdir(exist_ok=True)
+    return {"run": "tested/one", "folder": str(folder), "options": {"agent.offset": 0.25}, "end_s": 20.0}
+
+
+@pytest.mark.slow
+def test_wandb_keeps_options_curves_videos_and_scores_offline(tmp_path):
+    pytest.importorskip("wandb")
+    (tmp_path / "film.mp4").write_bytes(b"not really a film")
+    for _ in range(2):  # the second time as a resume does it
+        thread = SinkThread(WandbSink("tried", mode="offline", group="of_tests"))
+        thread.start(config_of(tmp_path))
+        thread.write({"env_steps": 10, "updates": 1, "wall_s": 0.5, "learner/loss": 2.0, "learner/bad": float("nan")})
+        thread.video(tmp_path / "film.mp4")
+        thread.video(tmp_path / "gone.mp4")
+        finish_all([thread], {"ended": "total_env_steps", "final/return_mean": 7.0}, 60.0)
+        ((text, level),) = thread.messages()
+        assert level == "info" and "wandb sync" in text, text
+    kept = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert {path.name for path in kept} == {f"run-{(tmp_path / 'wandb' / 'id').read_text()}.wandb"}
+    content = b"".join(path.read_bytes() for path in kept)
+    for word in (
+        b"agent.offset",
+        b"learner/loss",
+        b"final/return_mean",
+        b"tested/one",
+        b"tried",
+        b"of_tests",
+        b"media/videos",
+    ):
+        assert word in content, word
+    assert b"learner/bad" not in content
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/videos/*.mp4"))
+
+
+@pytest.mark.slow
+def test_wandb_that_cannot_be_reached_is_left_behind(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("NETRC", str(tmp_path / "absent"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="knows no API key here; run `wandb login`"):
+        WandbSink()
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    sink = WandbSink()
+    thread = SinkThread(sink)
+    thread.start(config_of(tmp_path) | {"end_s": 1.0})
+    thread.write({"env_steps": 10, "updates": 1, "wall_s": 0.5})
+    begun_s = time.monotonic()
+    finish_all([thread], {"ended": "total_env_steps"}, 1.0)
+    assert time.monotonic() - begun_s < 30
+    assert thread.settle(60.0)  # its process is dead, so that no call waits any more
+    text = thread.messages()[0][0]
+    assert "did not end within 1 s" in text and f"wandb sync {tmp_path}/wandb/" in text
+    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in shown.splitlines() if "wandb_process" in line and str(os.getpid()) in line]
