@@ -13,8 +13,12 @@ nbformat = pytest.importorskip("nbformat")
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
-NAMES = ("01_write_an_algorithm", "02_same_algorithm_distributed", "04_build_a_dataflow")
-SHORT = (("NUM_UPDATES = 128, 60", "NUM_UPDATES = 128, 10"), ("245_760", "24_576"))  # enough to see it run
+NAMES = ("01_write_an_algorithm", "02_same_algorithm_distributed", "04_build_a_dataflow", "03_analyse_runs")
+SHORT = (
+    ("NUM_UPDATES = 128, 60", "NUM_UPDATES = 128, 10"),
+    ("245_760", "24_576"),
+    ("5, 24_576", "2, 6_144"),
+)  # enough to see it run
 MAX_OUTPUT_CHARACTERS = 60_000
 
 
@@ -100,3 +104,10 @@ def test_a_dataflow_of_ones_own_runs(tmp_path: Path) -> None:
     assert len(hops) == 2 and min(map(int, hops)) > 0, printed
     kinds = [cell for cell in code(read(NAMES[2])) if cell.startswith("%%writefile")]
     assert len(kinds) == 1 and len(kinds[0].splitlines()) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [SHORT[2], pytest.param((), marks=pytest.mark.nightly)], ids=["runs", "whole"])
+def test_runs_are_analysed(tmp_path: Path, changed: tuple[str, ...]) -> None:
+    printed = process("execute", NAMES[3], tmp_path, *changed)
+    assert re.search(r"95% interval -?[\d.]+ to -?[\d.]+\npermutation test: p = [\d.]+\n", printed), printed

@@ -86,6 +86,8 @@ class Result:
         if self.summary:
             lines.append(self.summary)
         lines.append(f"run folder: {self.folder}")
+        if not self.as_intended and (self.folder / "snapshots" / "state").exists():
+            lines.append(f"to go on: jsrl run --resume {self.folder}")
         return "\n".join(lines)
 
 

@@ -38,7 +38,7 @@ class Usage:
                 continue
             kind = f"system/{find_kind(life.job.kind).prefix}"
             cpu_s[life.handle] = used.cpu_s
-            share = (used.cpu_s - self._cpu_s.get(life.handle, used.cpu_s)) / passed_s
+            share = max(0.0, used.cpu_s - self._cpu_s.get(life.handle, used.cpu_s)) / passed_s
             metrics[f"{kind}_rss_mb"] = metrics.get(f"{kind}_rss_mb", 0.0) + used.resident_bytes / 1e6
             metrics[f"{kind}_cpu_share"] = metrics.get(f"{kind}_cpu_share", 0.0) + share
         busy_s = self._ask_busy_s()

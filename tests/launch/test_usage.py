@@ -49,6 +49,33 @@ def test_cpu_time_is_the_workers_or_somebody_elses(whole: bool, tmp_path: Path, 
         assert metrics["system/others_cpu_share"] * passed_s >= 0.1
 
 
+CHILD = "import time\nwhile time.process_time() < 1.0: pass\nprint(flush=True)\ninput()"
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdin=subprocess.PIPE)
+input()
+child.communicate(b"\\n")
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.slow
+def test_the_time_of_a_child_counts_before_it_ends_and_once() -> None:
+    popen = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    handle = LocalHandle(popen, Path("log"), "actor")  # type: ignore[arg-type]
+    try:
+        popen.stdout.readline()  # the child has used its second
+        time.sleep(2.1)  # children are looked for every 2 s
+        running = handle.usage().cpu_s
+        popen.stdin.write(b"\n")
+        popen.stdin.flush()
+        popen.stdout.readline()  # it has ended
+        assert 1.0 <= running <= handle.usage().cpu_s < 1.9
+    finally:
+        popen.communicate(b"\n")
+
+
 def test_a_process_that_has_ended_is_left_out(tmp_path: Path):
     worker = start("actor", tmp_path)
     worker.handle.popen.communicate(b"\n")

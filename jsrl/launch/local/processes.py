@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -105,10 +106,8 @@ class LocalHandle:
         try:
             self._seen = self._seen or psutil.Process(self.pid)
             with self._seen.oneshot():
-                times, resident = self._seen.cpu_times(), self._seen.memory_info().rss
-                ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-                seconds = times.user + times.system + ended
-                return ResourceUsage(self._seen.status(), seconds, resident, self._seen.num_threads())
+                resident = self._seen.memory_info().rss
+                return ResourceUsage(self._seen.status(), spent_s(self._seen), resident, self._seen.num_threads())
         except psutil.Error:  # it has just ended
             return None
 
@@ -161,6 +160,35 @@ class HostedHandle(LocalHandle):
         with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
             self.popen.kill()
         self.wait(GONE_S)
+
+
+def spent_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process and of those that it started, while they run and after they ended.
+
+    The kernel adds a child's time to its parent's only when the child has ended, all at once.
+    """
+    times = process.cpu_times()
+    seconds = times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    for child in children_of(process.pid):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            seconds += spent_s(psutil.Process(child))
+    return float(seconds)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the process ids of the children of a process, as they were at most 2 s ago."""
+    return _children(int(time.monotonic() / 2)).get(pid, [])
+
+
+@functools.lru_cache(maxsize=1)
+def _children(period: int) -> dict[int, list[int]]:
+    """Return the children of each process of this host; read once in a period for all workers."""
+    found: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
+            found.setdefault(parent, []).append(int(path.parent.name))
+    return found
 
 
 def crash_lines(lines: list[str]) -> list[str]:
