@@ -81,8 +81,8 @@ class ResourceUsage:
     """The resources that a worker uses.
 
     Attributes:
-      state: such as running, sleeping or `stopped`. cpu_s: CPU time since its start, with that of what it started and has
-        ended. resident_bytes: memory. threads: their number.
+      state: such as running, sleeping or `stopped`. cpu_s: CPU time since its start, with that of all processes that it
+        started, living or ended. resident_bytes: its own memory. threads: their number.
     """
 
     state: str

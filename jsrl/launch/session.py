@@ -116,8 +116,8 @@ class Session:
 
     @property
     def line_due(self) -> bool:
-        """Return whether the next tick writes a line."""
-        return self.now() >= self._line_s
+        """Return whether the next tick writes a line; what is measured for lines is measured then, once a line."""
+        return self.now() >= max(self._line_s, self._look_s)
 
     def now(self) -> float:
         """Return the clock that the session goes by."""
@@ -251,13 +251,13 @@ class Session:
         """Write a line of metrics every second, refresh the display, look at the clock; may be called all the time."""
         if self.now() < self._look_s:
             return
-        self._look_s = self.now() + LOOK_S
+        line_due, self._look_s = self.line_due, self.now() + LOOK_S
         if self._trained_s is not None and self.now() - self._trained_s >= self._limit_s:
             self.end("max_minutes")
         self._hear_hooks()
         self.hub.tell()
         self.display.update(self.state())
-        if self.line_due:
+        if line_due:
             self._line_s = self.now() + LINE_S
             self._tick()
 

@@ -13,6 +13,8 @@ from jsrl.workers.kinds import find_kind
 class Usage:
     """Samples workers; between two samples lies the time that CPU shares refer to.
 
+    Make it before the workers start. Between samples must lie much more than 10 ms, in which the kernel counts CPU time.
+
     Args:
       busy_s: of a launcher: CPU seconds of all other programs so far, workers included; None: not known.
     """
@@ -35,15 +37,19 @@ class Usage:
         for life in lives:
             used = life.handle.usage()
             if used is None:
+                if life.handle in self._cpu_s:
+                    cpu_s[life.handle] = self._cpu_s[life.handle]
                 continue
             kind = f"system/{find_kind(life.job.kind).prefix}"
             cpu_s[life.handle] = used.cpu_s
-            share = max(0.0, used.cpu_s - self._cpu_s.get(life.handle, used.cpu_s)) / passed_s
+            share = (
+                max(0.0, used.cpu_s - self._cpu_s.get(life.handle, 0.0)) / passed_s
+            )  # a new one began after the last
             metrics[f"{kind}_rss_mb"] = metrics.get(f"{kind}_rss_mb", 0.0) + used.resident_bytes / 1e6
             metrics[f"{kind}_cpu_share"] = metrics.get(f"{kind}_cpu_share", 0.0) + share
         busy_s = self._ask_busy_s()
         if busy_s is not None and self._busy_s is not None:
-            ours_s = sum(spent - self._cpu_s.get(handle, spent) for handle, spent in cpu_s.items())
+            ours_s = sum(spent - self._cpu_s.get(handle, 0.0) for handle, spent in cpu_s.items())
             metrics["system/others_cpu_share"] = max(0.0, busy_s - self._busy_s - ours_s) / passed_s
         self._cpu_s, self._busy_s = cpu_s, busy_s
         return metrics

@@ -11,10 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from jsrl.experiment import Experiment
+from jsrl.launch.launcher import ResourceUsage
 from jsrl.launch.life import Life
 from jsrl.launch.local import launcher
 from jsrl.launch.local.processes import LocalHandle
+from jsrl.launch.session import Session
 from jsrl.launch.usage import Usage
+from jsrl.metrics.display import make_display
+from jsrl.runs.runs import RunFolder
 
 BUSY = "import time; until = time.process_time() + 0.3\nwhile time.process_time() < until: pass\ninput()"
 
@@ -85,3 +90,33 @@ def test_a_process_that_has_ended_is_left_out(tmp_path: Path):
 def test_a_part_of_the_machine_is_known_as_such(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(launcher.os, "cpu_count", lambda: len(os.sched_getaffinity(0)) + 1)
     assert not launcher.owns_machine()
+
+
+def test_a_replaced_worker_is_counted_from_its_start_on():
+    """Its start is the run's own work, not that of other programs."""
+
+    class Handle:
+        def usage(self) -> ResourceUsage:
+            return ResourceUsage("running", 1.0, 10**6, 1)
+
+    busy_s = iter((0.0, 1.0))
+    sampler = Usage(lambda: next(busy_s))
+    sampler._sampled_s -= 1.0
+    metrics = sampler.sample([SimpleNamespace(job=SimpleNamespace(kind="learner"), handle=Handle())])
+    assert metrics["system/learner_cpu_share"] == pytest.approx(1.0, rel=0.1)
+    assert metrics["system/others_cpu_share"] == pytest.approx(0.0)
+
+
+def test_usage_is_sampled_once_a_line(tmp_path: Path):
+    """The display is drawn more often: a second sample after some milliseconds would divide by too little time."""
+    folder = RunFolder.create(tmp_path, "tried", "one")
+    session = Session(Experiment(agent=None, name="tried"), folder, make_display("log-only"))
+    written: list[int] = []
+    session._tick = lambda: written.append(ms)  # type: ignore[method-assign]
+    begin_s, due = time.monotonic() + 10.0, []
+    for ms in range(0, 3000, 3):
+        session.now = lambda: begin_s + ms / 1000  # type: ignore[method-assign]  # noqa: B023
+        due += [ms] if session.line_due else []
+        session.tick()
+    assert due == written and len(due) == 3
+    session.close()
