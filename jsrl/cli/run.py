@@ -94,8 +94,11 @@ def execute(asked: cli.CommandLine) -> int:
     tuned = fastest(asked)
     if options.plan:
         from jsrl.graph.drawing import draw
-        from jsrl.launch.plan import accelerators, describe, make_plan
+        from jsrl.launch.plan import accelerators, describe, make_plan, settle
 
+        tuned, chosen = settle(tuned)
+        if chosen:
+            print(chosen)
         plan = make_plan(tuned, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
         print(describe(plan, accelerators()))
         if options.plan_file is not None:

@@ -74,7 +74,7 @@ def _check_positive(e: Experiment) -> None:
         "total_env_steps": e.total_env_steps,
         "num_envs": e.num_envs,
         "rollout_length": e.rollout_length,
-        "num_actors": e.num_actors,
+        "num_actors": 1 if e.num_actors == "auto" else e.num_actors,
         "batch_envs": e.batch_columns,
         "num_inference_servers": e.num_inference_servers,
         "learner.reuse": e.learner.reuse,

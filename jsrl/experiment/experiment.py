@@ -42,7 +42,8 @@ __all__ = [
     "SupervisionConfig",
 ]
 
-PlacementKind: TypeAlias = Literal["serial", "inline", "served", "apart"]
+PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
+AUTO = "auto"
 
 
 class Placement(NamedTuple):
@@ -88,10 +89,12 @@ class Experiment:
     max_policy_lag: int | None = 0
     """How many updates old the params of a trained row may be: 0 is synchronous (on-policy), None has no limit (IMPALA)."""
 
-    placement: PlacementKind = "served"
-    """serial: one process; inline: actors act; served: inference server on the learner's device; apart: on its own."""
-    num_actors: int = 1
-    """Number of actor processes; groups of environments are divided among them."""
+    placement: PlacementKind = "auto"
+    """serial: one process; inline: actors act; served: inference server on the learner's device; apart: on its own;
+    auto: served where there is an accelerator and a large network, else inline."""
+    num_actors: int | Literal["auto"] = "auto"
+    """Number of actor processes; groups of environments are divided among them. auto: one per core, with at least
+    8 environments each. The number decides that of groups, and so the bits: see num_groups."""
     num_groups: int | None = None
     """Number of groups of environments; a group is stepped and sent as one. None: chosen from the number
     of actors, so give it to get the same bits with any number of actors."""
@@ -138,8 +141,8 @@ class Experiment:
 
     @property
     def where(self) -> Placement:
-        """Return what the placement means."""
-        return PLACEMENTS[self.placement]
+        """Return what the placement means; `auto` is inline until `automatic.settled` decides it as a run starts."""
+        return PLACEMENTS["inline" if self.placement == AUTO else self.placement]
 
     @property
     def groups(self) -> int:
@@ -169,8 +172,8 @@ class Experiment:
 
     @property
     def actors(self) -> int:
-        """Return how many actors there are (one in serial mode)."""
-        return self.num_actors if self.where.has_processes else 1
+        """Return how many actors there are (one in serial mode, and until `auto` is decided)."""
+        return self.num_actors if isinstance(self.num_actors, int) and self.where.has_processes else 1
 
     @property
     def batch_columns(self) -> int:

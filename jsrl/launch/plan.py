@@ -13,6 +13,7 @@ from typing import Any
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
+from jsrl.experiment.automatic import Machine, settled
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, Link, WorkerNode
@@ -300,6 +301,26 @@ def accelerators() -> list[str]:
     if visible is not None:
         return [index for index in visible.split(",") if index.strip() not in ("", "-1")]
     return [str(i) for i in range(64) if os.path.exists(f"/dev/nvidia{i}")]
+
+
+def usable_cores() -> int:
+    """Return the CPU cores that this process may use: its affinity, and the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+
+
+def this_machine() -> Machine:
+    """Return what the choice of a placement depends on."""
+    return Machine(usable_cores(), len(accelerators()))
+
+
+def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
+    """Return the experiment with `auto` decided for this machine, and a sentence about it; None: nothing was `auto`."""
+    return settled(experiment, this_machine(), lambda: find_spec(experiment))
 
 
 def devices_of(plan: Plan, gpus: list[str]) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from jsrl.errors import ConfigError, RecordingError
 from jsrl.experiment import Experiment
+from jsrl.experiment.experiment import AUTO
 from jsrl.launch.controller import Controller
 from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
 from jsrl.launch.hooks import Hooks, load_hooks
@@ -25,7 +26,7 @@ from jsrl.launch.interrupts import remembered
 from jsrl.launch.launcher import Launcher
 from jsrl.launch.links import begin_encryption, learner_hop
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.plan import Plan, make_plan
+from jsrl.launch.plan import Plan, make_plan, settle
 from jsrl.launch.progress import Progress
 from jsrl.launch.recording_plan import begin_record, check_recording
 from jsrl.launch.result import Result
@@ -102,9 +103,10 @@ def run(
         own_memory_folder(folder.path) as memory,
     ):
         start, told = where_to_begin(folder if resumed else None, init_from, runs_dir)
+        experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
-        with closed_on_error(screen, (*told, *changed)):
+        with closed_on_error(screen, list(filter(None, (*told, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, start, graph, launcher, resumed=resumed, tell=screen.message)
         begun.set()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
@@ -281,6 +283,13 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
         return experiment, allowed_changes(from_json(folder.config), experiment)
     begin_life(experiment, folder)
     return experiment, []
+
+
+def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:
+    """Return the experiment of a resume: what is `auto` is as it was in the run."""
+    before = folder.config["fields"]
+    auto = [name for name in ("placement", "num_actors") if getattr(experiment, name) == AUTO]
+    return dataclasses.replace(experiment, **{name: before[name] for name in auto})
 
 
 def begin_life(experiment: Experiment, folder: RunFolder) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.experiment.automatic import Machine
 
 Setting: TypeAlias = dict[str, Any]
 
@@ -103,20 +104,12 @@ def key_of(setting: Setting) -> tuple[tuple[str, Any], ...]:
 # -- from an experiment to its space ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What of a machine decides which values are worth trying: cores, and how many accelerators."""
-
-    cores: int
-    accelerators: int = 0
-
-
 def make_knobs(experiment: Experiment, machine: Machine, *, batch: bool = False) -> tuple[Knob, ...]:
     """Return what may be tuned in an experiment on a machine; `batch`: also the number of environments and the batch."""
     e, cores = experiment, machine.cores
     envs = e.num_envs
-    actors = {2**i for i in range(12)} | {cores, cores - 1, cores + 1, e.num_actors}
-    actors = {n for n in actors if 1 <= n <= min(envs, max(2 * cores, e.num_actors))}
+    actors = {2**i for i in range(12)} | {cores, cores - 1, cores + 1, e.actors}
+    actors = {n for n in actors if 1 <= n <= min(envs, max(2 * cores, e.actors))}
     placements = ("serial", *PROCESSES) if machine.accelerators else ("serial", "inline", "served")
     knobs = [
         Knob("placement", placements),
@@ -227,7 +220,7 @@ def options_for(experiment: Experiment, setting: Setting) -> dict[str, Any]:
     """Return the options (name -> value) that a setting stands for, in an experiment."""
     options = {name: value for name, value in setting.items() if name not in ("ring", "envs-factor")}
     if "ring" in setting:
-        options["num-groups"] = setting.get("num-actors", experiment.num_actors) * setting["ring"]
+        options["num-groups"] = setting.get("num-actors", experiment.actors) * setting["ring"]
     factor = Fraction(setting.get("envs-factor", "1"))
     if factor != 1:
         options["num-envs"] = _whole(experiment.num_envs * factor)

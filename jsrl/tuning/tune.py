@@ -6,7 +6,6 @@ Inspired by Spreeze, which adapts its parallelism to the hardware. Source: Hou e
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Collection
@@ -17,12 +16,11 @@ from typing import Any, TextIO
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.interrupts import interrupts
-from jsrl.launch.plan import accelerators
+from jsrl.launch.plan import settle, this_machine
 from jsrl.tuning.advice import Advice, Measurements, advise, label
 from jsrl.tuning.profiles import Profile, machine_facts, profiles_folder, version, work_facts
 from jsrl.tuning.search import Budget, Trial, search
 from jsrl.tuning.space import (
-    Machine,
     Setting,
     Space,
     applied,
@@ -82,6 +80,7 @@ def tune(
         raise ConfigError("a deterministic run fixes its groups and their order; tune without --deterministic.")
     if not minutes > 0:
         raise ConfigError(f"the time for tuning is {minutes} minutes; give more than 0.")
+    experiment, _ = settle(experiment)
     space = make_space(experiment, make_knobs(experiment, this_machine(), batch=batch), given)
     seconds = min(max(minutes * 60 / TRIALS_PER_BUDGET, 1.0), 4.0) if trial_seconds is None else trial_seconds
     began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -100,11 +99,6 @@ def tune(
         found.save(path)
     screen.close(advice, path)
     return Tuned(applied(experiment, advice.options), advice, found, profile, path)
-
-
-def this_machine() -> Machine:
-    """Return what the space depends on."""
-    return Machine(len(os.sched_getaffinity(0)), len(accelerators()))
 
 
 def run_search(

@@ -13,12 +13,12 @@ from jsrl.cli import experiments, run
 from jsrl.cli import tune as tune_command
 from jsrl.errors import ConfigError
 from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
+from jsrl.experiment.automatic import Machine
 from jsrl.tuning import profiles
 from jsrl.tuning.advice import Measurements, advise, label
 from jsrl.tuning.search import Budget, Trial, fit, leaders, openings, propose, search
 from jsrl.tuning.space import (
     Knob,
-    Machine,
     Space,
     current,
     describe,

@@ -1,0 +1,75 @@
+"""`--placement auto` and `--num-actors auto`: what they stand for on one machine. Pure: the machine is a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jsrl.errors import ConfigError
+from jsrl.experiment.experiment import AUTO, Experiment
+from jsrl.types import EnvSpec, leaves
+
+ENVS_PER_ACTOR = 8  # with fewer, acting in small batches costs more than another core gains
+WIDE = 512  # units of a layer from which an accelerator acts faster than a CPU core
+
+
+class Machine(NamedTuple):
+    """What decides about a placement: cores that may be used, and accelerators."""
+
+    cores: int
+    accelerators: int = 0
+
+
+def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec]) -> tuple[Experiment, str | None]:
+    """Return the experiment with `auto` decided for a machine, and a sentence about it; None: nothing was `auto`.
+
+    Placement: `served` where there is an accelerator and a large network (images, a recurrent core, layers of 512 units or
+    a network that jsrl does not know), else `inline`. Actors: one per core (one less where actors and learner work at the
+    same time), with at least 8 environments each, as far as groups can be shared out evenly. `spec` returns the
+    environment's; it is asked only where that decides.
+    """
+    chosen: dict[str, str | int] = {}
+    if experiment.placement == AUTO:
+        served = machine.accelerators > 0 and has_large_network(experiment, spec)
+        experiment = dataclasses.replace(experiment, placement="served" if served else "inline")
+        chosen["placement"] = experiment.placement
+    if experiment.num_actors == AUTO:
+        experiment = dataclasses.replace(experiment, num_actors=most_actors(experiment, machine))
+        if experiment.where.has_processes and experiment.recording is None:
+            chosen["num-actors"] = experiment.actors
+    if not chosen:
+        return experiment, None
+    options = " ".join(f"--{name} {value}" for name, value in chosen.items())
+    return experiment, f"auto: {options} (for {_counted(machine.cores, 'core')}, {_accelerators(machine.accelerators)})"
+
+
+def has_large_network(experiment: Experiment, spec: Callable[[], EnvSpec]) -> bool:
+    """Return whether acting is worth an accelerator."""
+    network = getattr(experiment.agent, "network", None)
+    if network is None or network.torso not in ("auto", "mlp"):
+        return True
+    if network.core != "none" or max(network.hidden, default=0) >= WIDE:
+        return True
+    return network.torso == "auto" and any(len(leaf.shape) == 3 for leaf in leaves(spec().observation))
+
+
+def most_actors(experiment: Experiment, machine: Machine) -> int:
+    """Return the largest number of actors that suits the machine and divides the experiment's environments."""
+    overlap = experiment.max_policy_lag != 0
+    most = min(machine.cores - overlap, experiment.num_envs // ENVS_PER_ACTOR)
+    for count in range(most, 1, -1):
+        try:
+            dataclasses.replace(experiment, num_actors=count)
+        except ConfigError:
+            continue
+        return count
+    return 1
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _accelerators(count: int) -> str:
+    return _counted(count, "accelerator") if count else "no accelerator"
