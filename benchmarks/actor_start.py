@@ -103,7 +103,7 @@ def measure(env: str, actors: int, envs_per_actor: int, hosted: bool) -> tuple[f
     """Return (seconds until every actor was ready, mean private MB of an actor, private MB of the host)."""
     experiment = Experiment(
         agent=IMPALAConfig(), env=EnvConfig(env), num_envs=envs_per_actor * actors, num_actors=actors, num_groups=2 * actors,
-        rollout_length=16, max_policy_lag=None, batch_envs=envs_per_actor,
+        rollout_length=16, max_policy_lag=None, batch_envs=envs_per_actor, placement="served",
     )  # fmt: skip
     memory = memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}"
     make_folder(memory)

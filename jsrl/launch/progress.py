@@ -68,15 +68,27 @@ class Progress:
             if len(self._points) > MOST_PROGRESS:
                 del self._points[1:-1:2]  # what is between is interpolated anyway
 
-    def evaluated(self, facts: dict[str, Any], *, keep: bool) -> None:
-        """Take a score; it may be the one that ends the training. `keep`: as `evaluation`, unless an earlier one did so."""
-        if keep and self.ended != "stop_at_return":
+    def evaluated(self, facts: dict[str, Any]) -> None:
+        """Take a score; one that ended the training stays the `evaluation`."""
+        if self.ended != "stop_at_return":
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
         self.curve.append((facts["env_steps"], facts["return_mean"]))
+
+    def confirmed(self, facts: dict[str, Any]) -> str:
+        """Take the second score of params whose first one reached the goal; it may end the training. Return a sentence."""
         goal = self._experiment.stop_at_return
-        trained = facts["updates"] > self._start_updates  # params that a run began with are no reason to end it
-        if goal is not None and trained and facts["return_mean"] >= goal:
-            self.end("stop_at_return")
+        score, episodes = facts["return_mean"], int(facts["episodes"])
+        if (
+            goal is None or facts["updates"] <= self._start_updates
+        ):  # params that a run began with are no reason to end it
+            return ""
+        again = (
+            f"{self.evaluation.get('return_mean', goal):.1f}, and {score:.1f} over {episodes} episodes with other seeds"
+        )
+        if score < goal:
+            return f"a return of {again}: below the goal of {goal:g}, so training goes on"
+        self.end("stop_at_return")
+        return f"a return of {again}: the goal of {goal:g} is reached"
 
     def end(self, reason: str) -> None:
         """Note why its training has ended; the first reason stays."""

@@ -28,7 +28,7 @@ class Result:
         training.
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
       others: the policies beside the first, by name: why each ended, its env steps, updates, evaluation and final.
-      evaluation: the last score that was told (or that reached stop_at_return). final: 100 fresh episodes of it.
+      evaluation: the last score (or the one that reached stop_at_return). final: 100 fresh episodes of it.
       summary: rates, where time went and what limited the run, as text; more of it stands in report.html.
     """
 

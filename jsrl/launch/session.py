@@ -151,6 +151,8 @@ class Session:
             self.finals.add(message.worker)
         if message.name == "evaluated":
             self._evaluated(progress, facts)
+        elif message.name == "confirmed":
+            self._confirmed(progress, facts)
         elif message.name == "evaluated finally":
             progress.final = dict(facts)
             line = {f"evaluator/final_{name}": value for name, value in facts.items()}
@@ -182,9 +184,16 @@ class Session:
 
     def _evaluated(self, progress: Progress, facts: dict[str, Any]) -> None:
         facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
-        progress.evaluated(facts, keep=self.reason is None)
+        progress.evaluated(facts)
         self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
         self._tell_score(progress, facts, final=False)
+
+    def _confirmed(self, progress: Progress, facts: dict[str, Any]) -> None:
+        line = progress.confirmed(facts)
+        if line:
+            self.display.message(f"policy {progress.policy.name}: {line}" if progress is not self._first else line)
+        metric = {"evaluator/confirmation_return_mean": facts["return_mean"]}
+        self._write(progress, metric, progress.env_steps, progress.updates)
         self._end_with_policies()
 
     def _tell_score(self, progress: Progress, facts: dict[str, Any], *, final: bool) -> None:

@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
+from jsrl.runs.logs import MOST_BYTES, cut_log
 from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_bytes
 from jsrl.runs.stacks import all_stacks, main_stack
 from jsrl.transport.meeting.curve import (
@@ -232,6 +233,9 @@ class ControlClient:
         inside_s = time.monotonic() - since if activity else 0.0
         beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
         self._say(socket, beat)
+        if log := cut_log():
+            text = f"printed more than {MOST_BYTES >> 20} MiB; {log} begins again, and {log}.1 has what was in it"
+            self._say(socket, Event(self.worker, self.incarnation, "warning", text, {"once": "log"}))
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             self.stop.set()
         if deadline_s is not None and activity and inside_s > deadline_s:

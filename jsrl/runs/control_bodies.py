@@ -45,6 +45,12 @@ class Evaluated(Score, kw_only=True):
     metrics: dict[str, float]
 
 
+class Confirmed(Score, kw_only=True):
+    """A second score of a snapshot whose first one reached the goal."""
+
+    updates: Count
+
+
 class Filmed(msgspec.Struct):
     """A video: its file, and of which snapshot."""
 
@@ -71,6 +77,7 @@ class Notice(msgspec.Struct):
 EVENTS: dict[str, type[msgspec.Struct]] = {
     "finished": Finished,
     "evaluated": Evaluated,
+    "confirmed": Confirmed,
     "evaluated finally": Score,
     "filmed": Filmed,
     "saved": Saved,

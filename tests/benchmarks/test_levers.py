@@ -22,7 +22,7 @@ from jsrl.experiment import AgentReference, Experiment
 from jsrl.tuning.space import Machine, make_knobs, make_space
 
 ROOT = Path(__file__).parents[2]
-PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, max_policy_lag=1)
+PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, max_policy_lag=1, placement="served", num_actors=1)
 
 
 def record_of(**arms: list[float]) -> Record:

@@ -139,7 +139,7 @@ def test_an_agent_by_reference_keeps_its_function():
         (["--agent.num-epochs", "1.5"], "--agent.num-epochs is '1.5', expected a whole number."),
         (["--num-envs", "1e400"], "--num-envs is '1e400', expected a whole number."),
         (["--num-envs", ""], "--num-envs is '', expected a whole number."),
-        (["--placement", "servd"], "--placement is 'servd', expected one of serial, inline, served, apart; did you mean"
+        (["--placement", "servd"], "--placement is 'servd', expected one of auto, serial, inline, served, apart; did you mean"
          " served?"),
         (["--agent.network.core", "grru"], "--agent.network.core is 'grru', expected one of none, gru, lstm; did you "
          "mean gru?"),

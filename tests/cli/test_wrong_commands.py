@@ -22,7 +22,7 @@ RUN = [  # what stands behind `jsrl run`, and what the sentence names
     ("ppo_cartpole --num-groups 5", "use num_groups 4 or 8"),
     ("ppo_cartpole --batch-envs 5", "batch_envs equal to num_envs"),
     ("ppo_cartpole --rollout-length 0", "rollout_length is 0"),
-    ("ppo_cartpole --placement everywhere", "expected one of serial, inline, served, apart"),
+    ("ppo_cartpole --placement everywhere", "expected one of auto, serial, inline, served, apart"),
     ("ppo_cartpole --placement fused", "use serial or inline"),
     ("ppo_cartpole --road tcp", "expected one of shared-memory, zeromq"),
     ("ppo_cartpole --bind 203.0.113.9", "add --road zeromq"),

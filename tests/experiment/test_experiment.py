@@ -21,7 +21,7 @@ from jsrl.experiment.checks import nearest_divisors
 
 
 def experiment(**values) -> Experiment:
-    return Experiment(**({"agent": AgentReference("m:f")} | values))
+    return Experiment(**({"agent": AgentReference("m:f"), "placement": "served", "num_actors": 1} | values))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def resolved(name: str):
 
 
 def graph_of(**values) -> Graph:
-    return make_graph(Experiment(PPOConfig(), **({"num_envs": 16, "num_actors": 4, "num_groups": 8} | values)))
+    return make_graph(
+        Experiment(PPOConfig(), **({"num_envs": 16, "num_actors": 4, "num_groups": 8, "placement": "served"} | values))
+    )
 
 
 ALL = [
@@ -249,7 +251,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(change: str, words: str) -> N
 
 
 def test_a_graph_of_other_groups_than_the_experiments_is_refused() -> None:
-    e = Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=8)
+    e = Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=8, placement="served")
     check_groups(make_graph(e), e)
     with pytest.raises(ConfigError, match=r"nobody steps the groups \[4, 5, 6, 7\]"):
         check_groups(make_graph(Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=4)), e)

@@ -25,6 +25,7 @@ REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16,
 
 def experiment(**values) -> Experiment:
     given = {"env": EnvConfig("CartPole-v1"), "num_envs": 16, "num_actors": 4, "num_groups": 8, "rollout_length": 8}
+    given["placement"] = "served"
     return Experiment(PPOConfig(), **(given | values))
 
 

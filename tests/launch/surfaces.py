@@ -20,7 +20,7 @@ Surface = Callable[[Setting], float]
 @functools.cache
 def space_of(cores: int, num_envs: int = 64) -> Space:
     """The space of a PPO experiment on a machine of so many cores."""
-    experiment = Experiment(agent=PPOConfig(), num_envs=num_envs, max_policy_lag=1)
+    experiment = Experiment(agent=PPOConfig(), num_envs=num_envs, max_policy_lag=1, placement="served", num_actors=1)
     return make_space(experiment, make_knobs(experiment, Machine(cores)))
 
 

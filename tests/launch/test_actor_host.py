@@ -75,7 +75,8 @@ class Hosted:
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     experiment = Experiment(
-        agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=ACTORS, num_actors=ACTORS, num_groups=ACTORS
+        agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=ACTORS, num_actors=ACTORS, num_groups=ACTORS,
+        placement="served",
     )  # fmt: skip
     return make_plan(experiment, "", tmp_path_factory.mktemp("memory"))
 

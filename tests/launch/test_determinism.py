@@ -21,6 +21,8 @@ SHORT = Experiment(
     agent=PPOConfig(learning_rate=1e-3, schedule="linear", entropy_coef=0.01, normalize_observations=True),
     num_envs=16,
     rollout_length=32,
+    placement="served",
+    num_actors=1,
     total_env_steps=UPDATES * 16 * 32,
     deterministic=True,
     evaluator=EvaluatorConfig(enabled=False),

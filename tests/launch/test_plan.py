@@ -30,7 +30,8 @@ SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
 
 
 def experiment(**values) -> Experiment:
-    return Experiment(**({"agent": SMALL, "rollout_length": 4} | values))
+    shape = {"rollout_length": 4, "placement": "served", "num_actors": 1}
+    return Experiment(**({"agent": SMALL} | shape | values))
 
 
 def plan_of(graph=None, **values):

@@ -145,12 +145,23 @@ def evaluated(worker: str, score: float) -> Event:
     return Event(worker, 0, "evaluated", "", facts)
 
 
+def confirmed(worker: str, score: float, updates: int = 3) -> Event:
+    return Event(worker, 0, "confirmed", "", {"updates": updates, "return_mean": score, "episodes": 4})
+
+
 def test_a_run_ends_when_the_training_of_every_policy_has_ended(session: Session) -> None:
     session.event(finished("learner"))
     assert session.reason is None
     session.event(evaluated("evaluator-b", 99.0))
     assert session.reason is None
+    session.event(evaluated("evaluator-b", 110.0))
+    assert session.reason is None  # it has to be confirmed
+    session.event(confirmed("evaluator-b", 99.0))
+    assert session.reason is None  # it was luck
+    session.event(confirmed("evaluator-b", 101.0, updates=0))
+    assert session.reason is None  # of params that it began with
     session.event(evaluated("evaluator-b", 120.0))
+    session.event(confirmed("evaluator-b", 101.0))
     assert session.reason == "total_env_steps"  # of the first; b ended by its return
     session.event(evaluated("evaluator-b", 80.0))
     result = session.result()

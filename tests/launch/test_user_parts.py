@@ -128,7 +128,7 @@ def edited(graph: Graph) -> Graph:
 
 def small(**values) -> Experiment:
     agent = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
-    shape = {"num_envs": 4, "num_groups": 2, "rollout_length": 8, "total_env_steps": 6 * 32}
+    shape = {"num_envs": 4, "num_groups": 2, "rollout_length": 8, "total_env_steps": 6 * 32, "placement": "served"}
     off = EvaluatorConfig(enabled=False)
     return Experiment(agent=agent, env=EnvConfig("CartPole-v1"), evaluator=off, **(shape | values))
 

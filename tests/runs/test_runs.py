@@ -58,7 +58,7 @@ def test_default_names_carry_the_seed_and_never_collide(tmp_path):
 
 def test_a_taken_name_says_the_choices(tmp_path):
     RunFolder.create(tmp_path, "x", "a")
-    with pytest.raises(ConfigError, match=r"x/a exists\. .*--resume x/a.*--overwrite.*--name"):
+    with pytest.raises(ConfigError, match=r"x/a exists\. .*--resume x/a.*--overwrite.*--run-name"):
         RunFolder.create(tmp_path, "x", "a")
     (tmp_path / "x" / "a" / "metrics.jsonl").write_text("{}\n")
     assert not RunFolder.create(tmp_path, "x", "a", overwrite=True).metrics_path.exists()

@@ -79,6 +79,7 @@ def test_a_run_on_other_hosts_outlives_its_workers(tmp_path: Path, monkeypatch: 
         agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
         env=EnvConfig("CartPole-v1"),
         num_envs=8,
+        placement="served",
         num_actors=2,
         rollout_length=16,
         total_env_steps=60 * 128,

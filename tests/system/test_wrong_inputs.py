@@ -39,7 +39,8 @@ def tiny(env_id: str, **options) -> Experiment:
     from tiny_agent import TinyConfig
 
     agent = TinyConfig(**options.pop("agent", {}))
-    fields = {"total_env_steps": 640, "num_envs": 4, "num_groups": 2, "rollout_length": 8} | options
+    small = {"num_envs": 4, "num_groups": 2, "rollout_length": 8, "placement": "served", "num_actors": 1}
+    fields = {"total_env_steps": 640} | small | options
     evaluator = EvaluatorConfig(enabled=False)
     return Experiment(name="tiny", agent=agent, env=EnvConfig(env_id), evaluator=evaluator, **fields)
 

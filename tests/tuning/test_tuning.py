@@ -33,7 +33,7 @@ from jsrl.tuning.tune import advise_from, start_limit_s
 from tests.launch.surfaces import Pretended, random_surface, regret, space_of
 
 ROOT = Path(__file__).parents[2]
-PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16)
+PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, placement="served", num_actors=1)
 
 
 # -- the space --------------------------------------------------------------------------------------------------------
@@ -45,7 +45,15 @@ PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16)
         PPO,
         dataclasses.replace(PPO, placement="serial"),
         dataclasses.replace(PPO, num_envs=6, num_actors=3),
-        Experiment(agent=IMPALAConfig(), num_envs=32, batch_envs=8, max_policy_lag=None, num_groups=8),
+        Experiment(
+            agent=IMPALAConfig(),
+            num_envs=32,
+            batch_envs=8,
+            max_policy_lag=None,
+            num_groups=8,
+            placement="inline",
+            num_actors=2,
+        ),
         dataclasses.replace(PPO, inference=InferenceConfig(max_rows=5, max_wait_s=0.007)),
     ],
 )
@@ -276,7 +284,7 @@ def test_the_model_smooths_a_lucky_measurement():
 def measured(trials: list[Trial], default=None) -> Measurements:
     space = space_of(2)
     default = default or space.default
-    experiment = Experiment(agent=PPOConfig(), num_envs=64, max_policy_lag=1, name="some")
+    experiment = dataclasses.replace(PPO, num_envs=64, max_policy_lag=1)
     settings = {label(t.setting): t.setting for t in trials} | {label(default): default}
     return Measurements(
         "some", {"cores": 2}, {"experiment": "some"}, "0", default, tuple(trials),
@@ -492,13 +500,13 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
     assert "four inline" in (said := capsys.readouterr().out)
     assert "4 actor(s) x ring 1 x 4 slots" in said
     assert run.main(["ppo_cartpole", "--plan", "--profile", "none"]) == 0
-    assert "1 actor(s) x ring 2 x 8 slots" in capsys.readouterr().out
-    for own in (
-        ("--placement", "served"),
-        ("--graph", "jsrl.graphs.mixed:half_inline"),
+    assert "1 actor(s) x ring 1 x 16 slots" in capsys.readouterr().out
+    for own, ring in (
+        (("--placement", "served"), "ring 2 x 8"),
+        (("--graph", "jsrl.graphs.mixed:half_inline"), "ring 1 x 16"),
     ):  # measured on another dataflow
         assert run.main(["ppo_cartpole", "--plan", *own]) == 0
-        assert "1 actor(s) x ring 2 x 8 slots" in capsys.readouterr().out
+        assert f"1 actor(s) x {ring} slots" in capsys.readouterr().out
 
 
 def test_tune_from_a_file(tmp_path, capsys):

@@ -40,7 +40,9 @@ ENVIRONMENTS = {
 def test_all_is_loaded_before_the_fork_and_no_thread_runs(env: str, tmp_path: Path) -> None:
     needed = ENVIRONMENTS[env]
     pytest.importorskip(needed.partition(".")[0])
-    plan = make_plan(Experiment(agent=IMPALAConfig(), env=EnvConfig(env), max_policy_lag=None), "", tmp_path)
+    plan = make_plan(
+        Experiment(agent=IMPALAConfig(), env=EnvConfig(env), max_policy_lag=None, placement="served"), "", tmp_path
+    )
     path = tmp_path / "job.json"
     path.write_text(json.dumps(to_json(next(job for job in plan.jobs if job.kind == "actor"))))
     variables = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -171,6 +171,21 @@ def test_evaluations_come_once_per_period_and_the_best_is_kept(tmp_path):
     )  # equal scores: the first
 
 
+@pytest.mark.parametrize(("goal", "seconds"), [(None, 0), (2.5, 0), (2.0, 2)])
+def test_a_score_that_reaches_the_goal_is_played_again_with_other_seeds(tmp_path, goal, seconds):
+    """Each slot's return is its number + 1, so that 10 episodes on 4 slots average 2.3."""
+    rig = EvaluatorRig(tmp_path, goal=goal)
+    for updates in (0, 5):
+        rig.params.publish(updates)
+        rig.play()
+    assert len(rig.heard.named("evaluated")) == 2
+    told = rig.heard.named("confirmed")
+    assert [one["updates"] for one in told] == [0, 5][:seconds]
+    assert all(one["episodes"] == 10 for one in told)
+    assert len(rig.evaluator._envs) == 1 + (seconds > 0)  # environments of their own
+    rig.evaluator.close()
+
+
 def test_sampled_episodes_are_reported_apart(tmp_path):
     rig = EvaluatorRig(tmp_path, sampled_episodes=4)
     for updates in (0, 5):

@@ -218,6 +218,8 @@ def experiment(**changes) -> Experiment:
         "env": EnvConfig("Pendulum-v1"),
         "num_envs": 4,
         "rollout_length": 4,
+        "placement": "served",
+        "num_actors": 1,
         "max_policy_lag": None,
         "learner": LearnerConfig(split="actor-critic"),
         "replay": ReplayConfig(capacity=1_000, batch_size=16, min_size=100),

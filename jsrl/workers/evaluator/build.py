@@ -22,6 +22,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         sampled_episodes=e.evaluator.sampled_episodes,
         final_episodes=e.evaluator.final_episodes,
         num_envs=e.evaluator.num_envs,
+        goal=e.stop_at_return,
         period_updates=e.evaluation_period,
         **what_players_share(job),
     )

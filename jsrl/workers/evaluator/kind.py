@@ -32,6 +32,12 @@ METRICS = (
     Metric("sampled_return_mean", "mean raw return when actions are sampled", "reward", "below greedy, rises"),
     Metric("sampled_return_std", "standard deviation of those", "reward", "depends"),
     Metric("sampled_return_ci95", "half width of their 95% confidence interval", "reward", "small to the mean"),
+    Metric(
+        "confirmation_return_mean",
+        "mean raw return of a second evaluation, after one that reached the goal",
+        "reward",
+        "near return_mean",
+    ),
     Metric("final_return_mean", "mean raw return after the end, fresh seeds", "reward", "near return_mean"),
     Metric("final_return_std", "standard deviation over those episodes", "reward", "depends"),
     Metric("final_return_ci95", "half width of the 95% confidence interval", "reward", "small to the mean"),

@@ -24,16 +24,22 @@ from jsrl.workers.play import Play, Player, PlayerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorSettings(PlayerSettings):
-    """What an evaluator has to know; see EvaluatorConfig. period_updates: updates between evaluations."""
+    """What an evaluator has to know; see EvaluatorConfig. goal: the mean return that ends the run; None: there is none."""
 
     episodes: int
     sampled_episodes: int
     final_episodes: int
     num_envs: int
+    goal: float | None = None
+
+
+SEEDS = {"evaluator/final": 2, "evaluator/confirmation": 3}  # of the environments of each use; 1: all others
 
 
 class Evaluator(Player[VectorEnv]):
     """A worker that scores snapshots.
+
+    A score that reaches the goal is confirmed by as many episodes with other seeds: the best of many scores is often luck.
 
     Args:
       make_env: (number of environments, seed) -> vector environment. connect: () -> params subscriber.
@@ -90,10 +96,10 @@ class Evaluator(Player[VectorEnv]):
             if self._settings.sampled_episodes:  # first: they are told of together
                 self._plan.append(("evaluator/sampled", False, self._settings.sampled_episodes))
             self._plan.append(("evaluator", True, self._settings.episodes))
-        _, greedy, episodes = self._plan[0]
+        name, greedy, episodes = self._plan[0]
         slots = min(self._settings.num_envs, episodes)
         engine = self._loaded_engine(greedy, slots)
-        self._play = Play(engine, self._env(slots, 2 if self._final else 1), episodes, self._watched, self._phases)
+        self._play = Play(engine, self._env(slots, SEEDS.get(name, 1)), episodes, self._watched, self._phases)
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None
@@ -103,6 +109,10 @@ class Evaluator(Player[VectorEnv]):
         if self._final:
             self._reporter.event("evaluated finally", **facts)
             return
+        updates = version_updates(score.version)
+        if name == "evaluator/confirmation":
+            self._reporter.event("confirmed", updates=updates, **facts)
+            return
         if not greedy:
             self._metrics |= {f"evaluator/sampled_{k}": v for k, v in facts.items() if k.startswith("return")}
             return
@@ -110,10 +120,11 @@ class Evaluator(Player[VectorEnv]):
         if facts["return_mean"] > self._best:
             self._best, self._best_params = facts["return_mean"], self._params
             self._save(score.version, facts)
-        updates = version_updates(score.version)
         env_steps = self._env_steps(updates)
         metrics, self._metrics = self._metrics, {}
         self._reporter.event("evaluated", updates=updates, env_steps=env_steps, metrics=metrics, **facts)
+        if self._settings.goal is not None and facts["return_mean"] >= self._settings.goal:
+            self._plan.append(("evaluator/confirmation", True, self._settings.episodes))
 
     def _save(self, version: int, facts: dict[str, Any]) -> None:
         assert self._params is not None

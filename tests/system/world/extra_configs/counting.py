@@ -15,6 +15,8 @@ def config() -> Experiment:
         num_envs=4,
         num_groups=2,
         rollout_length=8,
+        placement="served",
+        num_actors=1,
         total_env_steps=1_000_000_000,
         restart=10,
         evaluator=EvaluatorConfig(enabled=False),

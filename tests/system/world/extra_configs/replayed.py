@@ -17,6 +17,8 @@ def config() -> Experiment:
         env=EnvConfig("CartPole-v1"),
         num_envs=8,
         rollout_length=4,
+        placement="served",
+        num_actors=1,
         max_policy_lag=None,
         total_env_steps=1_000_000_000,
         restart=5,

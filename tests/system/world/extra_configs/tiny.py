@@ -15,6 +15,8 @@ def config() -> Experiment:
         num_envs=4,
         num_groups=2,
         rollout_length=8,
+        placement="served",
+        num_actors=1,
         total_env_steps=640,
         evaluator=EvaluatorConfig(enabled=False, episodes=4, num_envs=4, final_episodes=4),
         inference=InferenceConfig(),
