@@ -23,7 +23,7 @@ ENDLESS = """
 import dataclasses
 from jsrl.launch.run import run
 forever = dataclasses.replace(experiment, stop_at_return=None, total_env_steps=10**9)
-result = run(forever, placement="served", display="quiet")
+result = run(forever, placement="served", num_actors=1, display="quiet")
 """
 
 
