@@ -148,7 +148,9 @@ METRICS = st.dictionaries(
     st.sampled_from(["a/b", "actor/episodes", "env_steps", "learner/x_share"]), st.floats(), max_size=3
 )
 WHO = st.sampled_from(list(WORKERS))
-EVENTS = st.sampled_from(["evaluated", "evaluated finally", "filmed", "filmed finally", "saved", "warning", "note", "other"])
+EVENTS = st.sampled_from(
+    ["evaluated", "evaluated finally", "filmed", "filmed finally", "saved", "warning", "note", "other"]
+)
 MESSAGES = st.one_of(
     st.builds(Stage, WHO, st.just(0), st.text(max_size=5), NUMBERS),
     st.builds(Heartbeat, WHO, st.just(0), NUMBERS, st.text(max_size=5), st.floats()),
