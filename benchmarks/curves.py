@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jsrl.report.charts import HEIGHT, LEFT, WIDTH, Series, chart
+from jsrl.report.charts import LEFT, WIDE, Series, chart
 
 ROOT = Path(__file__).parents[1]
 COLOURS = ("#2563b0", "#d9822b", "#2a9d6f", "#b0426a", "#7a5bc0", "#6b7785")
@@ -34,7 +34,7 @@ PICTURES = {  # picture -> (title, the seeds' files begin with)
 }
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#5d6b7c}.title{font-size:13px;font-weight:600;fill:#1c2430}"
-    ".grid{stroke:#dfe4ea}.axis{stroke:#5d6b7c}polyline{fill:none;stroke-width:1.8}circle{fill:#fff}[class^=band]{opacity:.18}"
+    ".grid{stroke:#dfe4ea}.axis{stroke:#5d6b7c}polyline{fill:none;stroke-width:1.8}circle{fill:#fff}polygon{opacity:.18;stroke:none}"
 )
 TOP = 26  # of the title and legend, above the chart
 
@@ -48,13 +48,14 @@ def draw(title: str, files: list[Path]) -> str:
     series = [_series(path) for path in files]
     x_label = "rows trained on" if "BC" in title else "env steps"
     inside = re.search(r"<svg[^>]*>(.*)</svg>", chart(title, x_label, series)).group(1)
-    colours = "".join(f".line{i}{{stroke:{c}}}.band{i}{{fill:{c}}}.key{i}{{fill:{c}}}" for i, c in enumerate(COLOURS))
+    width, height = WIDE
+    colours = "".join(f".line{i}{{stroke:{c}}}.key{i},polygon.line{i}{{fill:{c}}}" for i, c in enumerate(COLOURS))
     keys = "".join(
-        f'<text class="key{i}" x="{WIDTH - 12 - 48 * (len(series) - 1 - i)}" y="16" text-anchor="end">{one.name}</text>'
+        f'<text class="key{i}" x="{width - 12 - 48 * (len(series) - 1 - i)}" y="16" text-anchor="end">{one.name}</text>'
         for i, one in enumerate(series)
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + TOP}" role="img">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + TOP}" role="img">\n'
         f"<style>{STYLE}{colours}</style>\n<title>{title}: return over {x_label}</title>\n"
         f'<text class="title" x="{LEFT}" y="16">{title}</text>{keys}\n'
         f'<g transform="translate(0 {TOP})">{inside}</g>\n</svg>\n'
@@ -64,7 +65,8 @@ def draw(title: str, files: list[Path]) -> str:
 def _series(path: Path) -> Series:
     curves = json.loads(path.read_text())["curves"]
     points, halves = np.array(curves["evaluator/return_mean"]), np.array(curves["evaluator/return_ci95"])
-    return Series(f"seed {path.stem[-1]}", points[:, 0], points[:, 2], halves[:, 2])
+    x, y, half = points[:, 0], points[:, 2], halves[:, 2]
+    return Series(f"seed {path.stem[-1]}", x, y, y - half, y + half)
 
 
 def main(arguments: list[str] | None = None) -> int:

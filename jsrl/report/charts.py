@@ -1,61 +1,122 @@
-"""Curves as inline SVG: no scripts, no network; colours come from the page's style sheet (classes `line0`, `line1`, ...)."""
+"""Curves as inline SVG: no scripts, no network; colours come from the page's style sheet.
+
+Curve `index` has the classes `line0` to `line7`; from the ninth on they repeat with dashes (`dash1`, `dash2`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 import numpy as np
 
-WIDTH, HEIGHT = 560, 230
+WIDE, SMALL = (560, 230), (360, 170)  # width and height of a chart
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 34
-MOST_POINTS = 400
+MOST_POINTS, MOST_BANDS = 400, 60
+COLOURS, DASHES = 8, 3
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its name, and arrays of the same length. `half`: half widths of a band around it."""
+    """One curve: its name, and arrays of the same length.
+
+    Attributes:
+      low, high: of a band around it, if any. index: of its colour; None: its place among the curves. faint: it is a detail.
+    """
 
     name: str
     x: np.ndarray
     y: np.ndarray
-    half: np.ndarray | None = None
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    index: int | None = None
+    faint: bool = False
 
     def finite(self) -> Series:
         """Return the points that can be drawn, at most MOST_POINTS (means of neighbours)."""
         keep = np.isfinite(self.x) & np.isfinite(self.y)
-        half = np.zeros_like(self.y) if self.half is None else np.nan_to_num(self.half)
-        columns = [self.x[keep], self.y[keep], half[keep]]
-        if keep.sum() > MOST_POINTS:
-            columns = [np.array([part.mean() for part in np.array_split(c, MOST_POINTS)]) for c in columns]
-        return Series(self.name, columns[0], columns[1], columns[2] if self.half is not None else None)
+        bounds = [
+            self.y if bound is None else np.where(np.isfinite(bound), bound, self.y) for bound in (self.low, self.high)
+        ]
+        columns = [thinned(column[keep], MOST_POINTS) for column in (self.x, self.y, *bounds)]
+        low, high = columns[2:] if self.low is not None else (None, None)
+        return dataclasses.replace(self, x=columns[0], y=columns[1], low=low, high=high)
+
+    @property
+    def css(self) -> str:
+        """Return its classes: colour and dashes."""
+        index = self.index or 0
+        dash = index // COLOURS % DASHES
+        return f"line{index % COLOURS}" + (f" dash{dash}" if dash else "")
 
 
-def chart(title: str, x_label: str, series: Sequence[Series], *, from_zero: bool = False) -> str:
+def thinned(column: np.ndarray, most: int) -> np.ndarray:
+    """Return at most so many values: means of neighbours."""
+    return np.array([part.mean() for part in np.array_split(column, most)]) if len(column) > most else column
+
+
+def chart(
+    title: str,
+    x_label: str,
+    series: Sequence[Series],
+    *,
+    from_zero: bool = False,
+    x_range: tuple[float, float] | None = None,
+    size: tuple[int, int] = WIDE,
+    hint: str = "",
+) -> str:
     """Return a chart as HTML, or an empty string when there are not two points to join.
 
     Args:
       title: what it shows, with its unit. x_label: of the horizontal axis. series: curves. from_zero: the axis begins at 0.
+      x_range: of the horizontal axis; None: that of the curves. size: width and height. hint: shown when one points at it.
     """
-    drawn = [one for one in (s.finite() for s in series) if len(one.x)]
+    drawn = [dataclasses.replace(s, index=i if s.index is None else s.index).finite() for i, s in enumerate(series)]
+    drawn = [one for one in drawn if len(one.x)]
     if not drawn or max(len(one.x) for one in drawn) < 2:
         return ""
-    x_low, x_high = _range([one.x for one in drawn])
-    bands = [one.y + sign * one.half for one in drawn if one.half is not None for sign in (-1, 1)]
+    x_low, x_high = x_range or _range([one.x for one in drawn])
+    bands = [bound for one in drawn for bound in (one.low, one.high) if bound is not None]
     y_low, y_high = _range([*(one.y for one in drawn), *bands])
     if from_zero:
         y_low, y_high = min(0.0, *(float(one.y.min()) for one in drawn)), y_high or 1.0
-    frame = _Frame(x_low, x_high, y_low, y_high)
-    parts = [*_axes(frame, x_label), *(_curve(frame, one, index) for index, one in enumerate(drawn))]
-    legend = "".join(
-        f'<span class="key"><i class="line{index % 6}"></i>{escape(one.name)}</span>' for index, one in enumerate(drawn)
-    )
+    frame = _Frame(x_low, x_high, y_low, y_high, size)
+    parts = [*_axes(frame, x_label), *(_curve(frame, one) for one in drawn)]
+    named = {one.name: one.css for one in drawn if not one.faint}
+    keys = [f'<span class="key"><i class="{css}"></i>{escape(name)}</span>' for name, css in named.items()]
+    return _figure(title, "".join(keys) if len(keys) > 1 else "", parts, size, hint)
+
+
+def bands(title: str, x_label: str, x: np.ndarray, shares: Mapping[str, np.ndarray]) -> str:
+    """Return shares of a whole as bands on top of each other, smoothed; an empty string when there are not two points.
+
+    Args:
+      x: [N]. shares: class of the style sheet -> its share at each point, 0-1 [N]; together about 1.
+    """
+    count = min(MOST_BANDS, max(2, len(x) // 3))
+    if len(x) < 2:
+        return ""
+    x = thinned(x, count)
+    frame = _Frame(float(x[0]), float(x[-1]) if x[-1] > x[0] else float(x[0]) + 1.0, 0.0, 1.0, SMALL)
+    parts, below = [], np.zeros(len(x))
+    for css, share in shares.items():
+        above = below + thinned(share, count)
+        if share.any():
+            parts.append(f'<polygon class="area {css}" points="{_outline(frame, x, below, np.minimum(above, 1.0))}"/>')
+        below = np.minimum(above, 1.0)
+    return _figure(title, "", [*parts, *_axes(frame, x_label, ("0%", "50%", "100%"))], SMALL)
+
+
+def _figure(title: str, legend: str, parts: Sequence[str], size: tuple[int, int], hint: str = "") -> str:
     label = f'role="img" aria-label="{escape(title, quote=True)}"'
+    told = f' title="{escape(hint, quote=True)}"' if hint else ""
+    keys = f' <span class="legend">{legend}</span>' if legend else ""
     return (
-        f'<figure><figcaption>{escape(title)} <span class="legend">{legend}</span></figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{"".join(parts)}</svg></figure>'
+        f"<figure{told}><figcaption><span>{escape(title)}</span>{keys}</figcaption>"
+        f'<svg viewBox="0 0 {size[0]} {size[1]}" {label}>{"".join(parts)}</svg></figure>'
     )
 
 
@@ -67,14 +128,21 @@ class _Frame:
     x_high: float
     y_low: float
     y_high: float
+    size: tuple[int, int]
+
+    @property
+    def right(self) -> int:
+        return self.size[0] - RIGHT
+
+    @property
+    def bottom(self) -> int:
+        return self.size[1] - BOTTOM
 
     def x(self, values: np.ndarray | float) -> np.ndarray:
-        return LEFT + (np.asarray(values) - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (np.asarray(values) - self.x_low) / (self.x_high - self.x_low) * (self.right - LEFT)
 
     def y(self, values: np.ndarray | float) -> np.ndarray:
-        return (
-            HEIGHT - BOTTOM - (np.asarray(values) - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM)
-        )
+        return self.bottom - (np.asarray(values) - self.y_low) / (self.y_high - self.y_low) * (self.bottom - TOP)
 
 
 def _range(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -102,35 +170,44 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def _axes(frame: _Frame, x_label: str) -> list[str]:
+def _axes(frame: _Frame, x_label: str, y_names: Sequence[str] = ()) -> list[str]:
+    """Return lines and numbers; `y_names`: of evenly spaced lines, instead of numbers."""
     parts = []
-    for value in ticks(frame.y_low, frame.y_high):
+    small = frame.size == SMALL
+    spaced = [float(value) for value in np.linspace(frame.y_low, frame.y_high, len(y_names))]
+    values = spaced if y_names else ticks(frame.y_low, frame.y_high, 4 if small else 5)
+    for index, value in enumerate(values):
         y = float(frame.y(value))
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(value)}</text>')
-    for value in ticks(frame.x_low, frame.x_high, 6):
+        name = y_names[index] if y_names else short(value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
+    for value in ticks(frame.x_low, frame.x_high, 4 if small else 6):
         x = float(frame.x(value))
         parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value)}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{frame.bottom + 16}" text-anchor="middle">{short(value)}</text>'
         )
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
+    middle = (LEFT + frame.right) / 2
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{frame.right}" y1="{frame.bottom}" y2="{frame.bottom}"/>')
     parts.append(
-        f'<text class="tick" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="tick" x="{middle}" y="{frame.size[1] - 4}" text-anchor="middle">{escape(x_label)}</text>'
     )
     return parts
 
 
-def _curve(frame: _Frame, series: Series, index: int) -> str:
+def _curve(frame: _Frame, series: Series) -> str:
     x, y = frame.x(series.x), frame.y(series.y)
+    css = series.css + (" faint" if series.faint else "")
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-    text = f'<polyline class="line{index % 6}" points="{points}"/>'
-    if series.half is not None and series.half.any():
-        upper = list(zip(x, frame.y(series.y + series.half), strict=True))
-        lower = list(zip(x, frame.y(series.y - series.half), strict=True))[::-1]
-        outline = " ".join(f"{a:.1f},{b:.1f}" for a, b in upper + lower)
-        text = f'<polygon class="band{index % 6}" points="{outline}"/>' + text
-    if len(x) <= 40:
-        text += "".join(
-            f'<circle class="line{index % 6}" cx="{a:.1f}" cy="{b:.1f}" r="2"/>' for a, b in zip(x, y, strict=True)
-        )
+    text = f'<polyline class="{css}" points="{points}"/>'
+    if series.low is not None and series.high is not None and (series.high > series.low).any():
+        text = f'<polygon class="band {css}" points="{_outline(frame, series.x, series.low, series.high)}"/>' + text
+    if len(x) <= 40 and not series.faint:
+        text += "".join(f'<circle class="{css}" cx="{a:.1f}" cy="{b:.1f}" r="2"/>' for a, b in zip(x, y, strict=True))
     return text
+
+
+def _outline(frame: _Frame, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
+    """Return the points around what lies between two curves."""
+    upper = list(zip(frame.x(x), frame.y(high), strict=True))
+    lower = list(zip(frame.x(x), frame.y(low), strict=True))[::-1]
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in upper + lower)

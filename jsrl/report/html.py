@@ -5,16 +5,13 @@ from __future__ import annotations
 from html import escape
 from urllib.parse import quote
 
-import numpy as np
-
-from jsrl.launch.graph_file import kinds_of
 from jsrl.launch.result import is_intended
 from jsrl.metrics.phases import PHASES, of_main_thread
-from jsrl.report.charts import Series, chart
+from jsrl.report.curves import FIRST, algorithm, learning, machine, shares_of_time
 from jsrl.report.graph import dataflow
 from jsrl.report.run_report import RunReport
 from jsrl.report.style import STYLE
-from jsrl.report.text import lag_text, number, origin_lines, outcome_lines, percent
+from jsrl.report.text import failure, lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
 
 
@@ -23,10 +20,12 @@ def page(report: RunReport) -> str:
     sections = [
         _header(report),
         _figures(report),
-        f'<section class="verdict"><h2>What limits it</h2><p>{escape(report.bottleneck.text)}</p></section>',
+        _verdicts(report),
         _warnings(report),
-        _section("Curves", "".join(curves(report)), "grid2"),
-        _section("Where time went", _time(report)),
+        _section("Learning", "".join(learning(report)), "grid2"),
+        _section("Algorithm", algorithm(report)),
+        _section("Speed and machine", "".join(machine(report)), "grid2"),
+        _section("Where time went", _time(report) + shares_of_time(report)),
         _section("Dataflow", _dataflow(report)),
         _section("Trajectories", _ledgers(report)),
         _section("Videos", _videos(report), "grid2"),
@@ -66,16 +65,33 @@ def _header(report: RunReport) -> str:
     )
     lines = outcome_lines(report)
     badge = f'<span class="badge {mood}">{escape(report.ended)}</span>'
-    error = f'<pre class="error">{escape(report.error)}</pre>' if report.error else ""
+    error = _error(report.error) if report.error else ""
     rest = "".join(f"<p>{escape(name)}: {escape(value)}</p>" for name, value in lines[1:])
-    return f"<header><h1>{escape(report.name)} {badge}</h1>{rest}{error}</header>"
+    return f"<header><h1>{escape(report.name)} {badge}</h1>{error}{rest}</header>"
+
+
+def _error(error: str) -> str:
+    """Return what went wrong in a sentence, and the rest folded away."""
+    sentence, rest = failure(error)
+    folded = f"<details><summary>traceback</summary><pre>{escape(rest)}</pre></details>" if rest else ""
+    return f'<div class="error"><b>{escape(sentence)}</b>{folded}</div>'
+
+
+def _verdicts(report: RunReport) -> str:
+    """Return what limits each policy's training."""
+    several = len(report.bottlenecks) > 1
+    names = {policy: f"<b>{escape(policy or FIRST)}:</b> " if several else "" for policy in report.bottlenecks}
+    texts = "".join(f"<p>{names[policy]}{escape(found.text)}</p>" for policy, found in report.bottlenecks.items())
+    return f'<section class="verdict"><h2>What limits it</h2>{texts}</section>'
 
 
 def _figures(report: RunReport) -> str:
     """Return the numbers that one looks at first."""
     figures = [(f"{name} per second", number(value)) for name, value in report.rates.items()]
-    if lag := lag_text(report):
-        figures.append(("policy lag, p95", lag.split("p95 ")[1].split(",")[0] + " updates"))
+    for policy in report.policies:
+        if lag := lag_text(report, policy):
+            name = "policy lag, updates (p95)" + (f" of {policy}" if policy else "")
+            figures.append((name, lag.split("p95 ")[1].split(",")[0]))
     score = report.result.get("final") or report.result.get("evaluation") or {}
     if score:
         figures.insert(0, ("return", f"{number(score['return_mean'])} ± {number(score['return_ci95'])}"))
@@ -87,58 +103,6 @@ def _figures(report: RunReport) -> str:
 
 def _warnings(report: RunReport) -> str:
     return _section("Warnings", "".join(f'<pre class="warning">{escape(text)}</pre>' for text in report.warnings))
-
-
-def curves(report: RunReport) -> list[str]:
-    """Return the charts that there are numbers for."""
-    columns, wall_s = report.columns, report.columns.get("wall_s", np.zeros(0))
-    env_steps = columns.get("env_steps", np.zeros(0))
-    nothing = np.full(len(env_steps), np.nan)
-
-    def over(x: np.ndarray, *named: tuple[str, str]) -> list[Series]:
-        return [Series(name, x, columns[metric]) for name, metric in named if metric in columns]
-
-    scores = over(env_steps, ("evaluation", "evaluator/return_mean"))
-    scores = [Series(s.name, s.x, s.y, columns.get("evaluator/return_ci95", nothing)) for s in scores]
-    returns = [*scores, *over(env_steps, ("training", "actor/return_mean"))]
-    for policy in report.result.get("others", {}):
-        own = columns.get(f"{policy}/env_steps", nothing)
-        returns += over(own, (f"evaluation of {policy}", f"{policy}/evaluator/return_mean"))
-    rates = over(wall_s, ("taken by actors", "actor/env_steps_per_s"))
-    rates.append(_trained(wall_s, env_steps, columns.get("learner/update_share", nothing)))
-    lags = over(env_steps, ("p50", "learner/policy_lag_p50"), ("p95", "learner/policy_lag_p95"))
-    shares = over(
-        wall_s,
-        ("environments (actors)", "actor/env_share"),
-        ("waiting for actions (actors)", "actor/wait_inference_share"),
-        ("updates (learner)", "learner/update_share"),
-        ("waiting for batches (learner)", "learner/wait_batch_share"),
-    )
-    cores = over(
-        wall_s,
-        *((kind.plural, f"system/{kind.prefix}_cpu_share") for kind in kinds_of(report.folder)),
-        ("others", "system/others_cpu_share"),
-    )
-    memory = over(wall_s, *((kind.plural, f"system/{kind.prefix}_rss_mb") for kind in kinds_of(report.folder)))
-    drawn = [
-        chart("Return of an episode", "env steps", returns),
-        chart("Env steps per second", "seconds", rates, from_zero=True),
-        chart("Policy lag, updates", "env steps", lags, from_zero=True),
-        chart("Shares of time", "seconds", shares, from_zero=True),
-        chart("CPU, cores", "seconds", cores, from_zero=True),
-        chart("Resident memory, MB", "seconds", memory, from_zero=True),
-    ]
-    return [one for one in drawn if one]
-
-
-def _trained(wall_s: np.ndarray, env_steps: np.ndarray, reported: np.ndarray) -> Series:
-    """Return env steps trained per second, from the counter in one line to that some lines later: updates come in lumps."""
-    lines = np.flatnonzero(np.isfinite(reported))[:-1]  # the last line is written after the end
-    apart = 3 if len(lines) > 12 else 1
-    passed_s = wall_s[lines[apart:]] - wall_s[lines[:-apart]]
-    steps = env_steps[lines[apart:]] - env_steps[lines[:-apart]]
-    fine = (passed_s > 0) & (steps >= 0)
-    return Series("trained", wall_s[lines[apart:]][fine], steps[fine] / passed_s[fine])
 
 
 def _time(report: RunReport) -> str:

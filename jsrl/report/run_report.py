@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,11 @@ class RunReport:
     """Everything that a report says.
 
     Attributes:
-      ended: why, or what is known of a run without a result. error: of a failed run. steady: means of metrics over the
-        lines between the first and the last (of the last life of a resumed run), by name.
+      ended: why, or what is known of a run without a result. error: of a failed run; its first line says what happened.
+      policies: the run's; the first one is called "". steady: means of metrics over the lines between the first and the last
+        (of the last life of a resumed run), by name.
       rates: name -> per second. columns: the metrics of every line. ledger, hops, evaluation, final: as in result.json.
+      bottlenecks: what limits each policy's training.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
       videos: path of each, relative to the folder -> what is known of it. files: paths relative to the folder.
     """
@@ -79,7 +82,7 @@ class RunReport:
     steady: dict[str, float]
     rates: dict[str, float]
     workers: list[WorkerTime]
-    bottleneck: Bottleneck
+    bottlenecks: dict[str, Bottleneck]
     ledger: dict[str, Any]
     hops: dict[str, dict[str, Any]]
     environment: dict[str, Any]
@@ -87,6 +90,19 @@ class RunReport:
     warnings: list[str] = field(default_factory=list)
     videos: dict[str, str] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+
+    @property
+    def policies(self) -> list[str]:
+        """Return the policies of the run; the first one is called ""."""
+        return list(self.bottlenecks)
+
+    @property
+    def at_work(self) -> np.ndarray:
+        """Return which lines were written while the run went on, as a mask: the last line of a run that ended was not."""
+        mask = np.ones(len(self.columns.get("env_steps", ())), bool)
+        if self.result:
+            mask[-1:] = False
+        return mask
 
     def last(self, name: str) -> float | None:
         """Return the last finite value of a metric, None when there is none."""
@@ -100,10 +116,18 @@ def make_report(folder: RunFolder) -> RunReport:
     columns = Run(folder).metrics
     config, environment = folder.config, folder.environment
     result = _result(folder.path)
-    steady_lines = steady(columns)
-    means = {name: _mean(values[steady_lines]) for name, values in columns.items()}
-    means = {name: value for name, value in means.items() if math.isfinite(value)}
-    experiment = derived(config)
+    facts, kinds = facts_of(derived(config), environment), kinds_of(folder.path)
+    means: dict[str, float] = {}
+    found_rates: dict[str, float] = {}
+    bottlenecks: dict[str, Bottleneck] = {}
+    for policy in policies_in(columns):
+        own = of_policy(columns, policy)
+        lines = steady(own)
+        own_means = {name: _mean(values[lines]) for name, values in own.items()}
+        own_means = {name: value for name, value in own_means.items() if math.isfinite(value)}
+        bottlenecks[policy] = find_bottleneck(own_means, facts, kinds)
+        means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
+        found_rates |= {_of(name, policy): value for name, value in rates(own, lines, own_means).items()}
     hops = _hops(folder.path, result)
     files = ["result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt"]
     return RunReport(
@@ -114,9 +138,9 @@ def make_report(folder: RunFolder) -> RunReport:
         result=result,
         columns=columns,
         steady=means,
-        rates=rates(columns, steady_lines, means),
+        rates=found_rates,
         workers=worker_times(means, folder.path),
-        bottleneck=find_bottleneck(means, facts_of(experiment, environment), kinds_of(folder.path)),
+        bottlenecks=bottlenecks,
         ledger=hops.pop(SAMPLES, {}),
         hops=hops,
         environment=environment,
@@ -143,6 +167,28 @@ def _unfinished(path: Path) -> str:
 def _mean(values: np.ndarray) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else math.nan
+
+
+# -- policies ---------------------------------------------------------------------------------------------------------
+
+
+def policies_in(columns: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the policies that wrote a run's metrics; the first one is called ""."""
+    return ["", *(name.removesuffix("/env_steps") for name in columns if name.endswith("/env_steps"))]
+
+
+def of_policy(columns: Mapping[str, np.ndarray], policy: str) -> dict[str, np.ndarray]:
+    """Return the columns of a policy and those of the machine, by the names that the first policy's have."""
+    if not policy:
+        others = tuple(f"{other}/" for other in policies_in(columns) if other)
+        return {name: column for name, column in columns.items() if not name.startswith(others)}
+    shared = {name: column for name, column in columns.items() if name.startswith("system/") or name == "wall_s"}
+    own = f"{policy}/"
+    return shared | {name.removeprefix(own): column for name, column in columns.items() if name.startswith(own)}
+
+
+def _of(name: str, policy: str) -> str:
+    return f"{name} of {policy}" if policy else name
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

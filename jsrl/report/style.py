@@ -2,10 +2,10 @@
 
 STYLE = """
 :root{--ink:#1c2430;--soft:#5d6b7c;--paper:#f6f7f9;--card:#fff;--line:#dfe4ea;--good:#1a7f4b;--bad:#b3261e;
---c0:#2563b0;--c1:#d9822b;--c2:#2a9d6f;--c3:#b0426a;--c4:#7a5bc0;--c5:#6b7785;
+--c0:#2563b0;--c1:#d9822b;--c2:#2a9d6f;--c3:#b0426a;--c4:#7a5bc0;--c5:#6b7785;--c6:#0f9bb8;--c7:#8a5a2b;
 --simulate:#2a9d6f;--infer:#2563b0;--train:#7a5bc0;--transport:#d9822b;--publish:#b0426a;--wait:#c9d1db;--other:#8593a3}
 @media(prefers-color-scheme:dark){:root{--ink:#e4e9f0;--soft:#9aa7b7;--paper:#12161c;--card:#1b2129;--line:#303945;
---good:#57c98d;--bad:#f2857c;--c0:#6ea8f0;--c1:#f0a65a;--c2:#5ac99a;--c3:#e884a8;--c4:#ad94ea;--c5:#93a0af;
+--good:#57c98d;--bad:#f2857c;--c0:#6ea8f0;--c1:#f0a65a;--c2:#5ac99a;--c3:#e884a8;--c4:#ad94ea;--c5:#93a0af;--c6:#4cc4de;--c7:#c79a6b;
 --simulate:#3fae81;--infer:#5590dc;--train:#977be0;--transport:#e09a4e;--publish:#cf6a92;--wait:#3b4654;--other:#6d7b8b}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
@@ -19,12 +19,14 @@ section{background:var(--card);border:1px solid var(--line);border-radius:10px;p
 .card b{display:block;font-size:22px;font-variant-numeric:tabular-nums}
 .card span,figcaption,.legend,summary,.tick{color:var(--soft);font-size:13px}
 .verdict{border-left:5px solid var(--c1)}
-.verdict p{margin:0;font-size:16px}
+.verdict p{margin:0 0 6px;font-size:16px}
 .badge{font-size:13px;font-weight:600;border:1px solid;border-radius:20px;padding:2px 10px}
 .badge{vertical-align:middle;color:var(--soft)}
 .badge.good{color:var(--good)}.badge.bad{color:var(--bad)}
 .grid2{display:grid;gap:18px;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr))}
-figure{margin:0}svg,video{width:100%;height:auto;display:block}
+.grid3{display:grid;gap:16px 18px;grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr))}
+h3{font-size:14px;margin:18px 0 8px}
+figure{margin:0;min-width:0}svg,video{width:100%;height:auto;display:block}
 figcaption{font-weight:600;display:flex;flex-wrap:wrap;gap:4px 14px;justify-content:space-between}
 .legend{font-weight:400;margin:0 0 8px}
 .key{white-space:nowrap;margin-left:12px}.key:first-child{margin-left:0}
@@ -32,12 +34,18 @@ figcaption{font-weight:600;display:flex;flex-wrap:wrap;gap:4px 14px;justify-cont
 .grid{stroke:var(--line)}.axis{stroke:var(--soft)}
 .tick{fill:var(--soft);font-size:11px;font-family:inherit}
 polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}
-.line0{stroke:var(--c0)}.line1{stroke:var(--c1)}.line2{stroke:var(--c2)}
-.line3{stroke:var(--c3)}.line4{stroke:var(--c4)}.line5{stroke:var(--c5)}
+.line0{color:var(--c0)}.line1{color:var(--c1)}.line2{color:var(--c2)}.line3{color:var(--c3)}
+.line4{color:var(--c4)}.line5{color:var(--c5)}.line6{color:var(--c6)}.line7{color:var(--c7)}
+polyline,circle{stroke:currentColor}polyline.dash1{stroke-dasharray:7 4}polyline.dash2{stroke-dasharray:2 3}
+polyline.faint{stroke-width:1;opacity:.35}
 circle{fill:var(--card);stroke-width:1.6}
-i.line0{background:var(--c0)}i.line1{background:var(--c1)}i.line2{background:var(--c2)}
-i.line3{background:var(--c3)}i.line4{background:var(--c4)}i.line5{background:var(--c5)}
-[class^=band]{opacity:.18}.band0{fill:var(--c0)}.band1{fill:var(--c1)}.band2{fill:var(--c2)}
+i[class^=line]{background:currentColor}
+i.dash1{background:repeating-linear-gradient(90deg,currentColor 0 4px,transparent 4px 6px)}
+i.dash2{background:repeating-linear-gradient(90deg,currentColor 0 2px,transparent 2px 4px)}
+polygon.band{fill:currentColor;opacity:.18}
+polygon.simulate{fill:var(--simulate)}polygon.infer{fill:var(--infer)}polygon.train{fill:var(--train)}
+polygon.transport{fill:var(--transport)}polygon.publish{fill:var(--publish)}polygon.wait{fill:var(--wait)}
+polygon.other{fill:var(--other)}
 .simulate{background:var(--simulate)}.infer{background:var(--infer)}.train{background:var(--train)}
 .transport{background:var(--transport)}.publish{background:var(--publish)}.wait{background:var(--wait)}.other{background:var(--other)}
 table{border-collapse:collapse;width:100%;font-size:14px}
@@ -54,7 +62,8 @@ details{margin-top:12px}summary{cursor:pointer}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 18px;margin:0}dt{color:var(--soft)}
 dd{margin:0;overflow-wrap:anywhere}
 pre{margin:6px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}
-.warning{border-left:3px solid var(--c1);padding-left:10px}.error{border-left:3px solid var(--bad);padding-left:10px}
+.warning{border-left:3px solid var(--c1);padding-left:10px}
+.error{border-left:3px solid var(--bad);padding-left:10px;margin:8px 0}
 ul.files{display:flex;flex-wrap:wrap;gap:4px 22px;margin:0;padding:0;list-style:none}
 a{color:var(--c0)}
 """

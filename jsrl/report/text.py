@@ -30,9 +30,11 @@ def summary(report: RunReport) -> str:
     if report.workers:
         lines.append("where time went:")
         lines += [f"  {worker_line(worker)}" for worker in report.workers]
-    if lag := lag_text(report):
-        lines.append(f"policy lag: {lag}")
-    lines += textwrap.wrap(f"bottleneck: {report.bottleneck.text}", WIDTH, subsequent_indent="  ")
+    for policy, bottleneck in report.bottlenecks.items():
+        of = f" of {policy}" if policy else ""
+        if lag := lag_text(report, policy):
+            lines.append(f"policy lag{of}: {lag}")
+        lines += textwrap.wrap(f"bottleneck{of}: {bottleneck.text}", WIDTH, subsequent_indent="  ")
     return "\n".join(lines)
 
 
@@ -57,12 +59,13 @@ def reasons(worker: WorkerTime) -> str:
     return " (" + ", ".join(f"{name} {percent(share)}" for name, share in named.items()) + ")" if named else ""
 
 
-def lag_text(report: RunReport) -> str:
+def lag_text(report: RunReport, policy: str = "") -> str:
     """Return the policy lag's median, 95th percentile and maximum, or an empty string."""
-    lags = [report.steady.get(f"learner/policy_lag_{what}") for what in ("p50", "p95")]
+    prefix = f"{policy}/" if policy else ""
+    lags = [report.steady.get(f"{prefix}learner/policy_lag_{what}") for what in ("p50", "p95")]
     if lags[0] is None or lags[1] is None:
         return ""
-    column = report.columns["learner/policy_lag_max"]
+    column = report.columns[f"{prefix}learner/policy_lag_max"]
     most = max(value for value in column if math.isfinite(value))
     return f"p50 {number(lags[0])}, p95 {number(lags[1])}, largest {number(most)} updates"
 
@@ -94,7 +97,7 @@ def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
     env_steps = result.get("env_steps", report.last("env_steps"))
     updates, wall_s = result.get("updates", report.last("updates")), result.get("wall_s", report.last("wall_s"))
     lines = [
-        ("ended", report.ended + (f": {report.error}" if report.error else "")),
+        ("ended", report.ended + (f": {failure(report.error)[0]}" if report.error else "")),
         ("reached", f"{number(env_steps)} env steps, {number(updates)} updates in {number(wall_s)} s"),
     ]
     for title, name in (("evaluation", "evaluation"), ("final evaluation", "final")):
@@ -104,11 +107,19 @@ def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
     return lines + other_lines(result.get("others", {}))
 
 
+def failure(error: str) -> tuple[str, str]:
+    """Return an error as (what happened, in a sentence; the rest: traceback, logs)."""
+    first, _, rest = error.strip().partition("\n")
+    return first, rest.strip("\n")
+
+
 def document(report: RunReport) -> str:
     """Return report.txt."""
     lines = [report.name, "=" * len(report.name), ""]
     for name, value in outcome_lines(report):
         lines += textwrap.wrap(f"{name}: {value}", WIDTH, subsequent_indent="  ")
+    if rest := failure(report.error)[1]:
+        lines += ["", rest]
     lines += ["", summary(report), ""]
     lines += ledger_lines(report.ledger, report.hops) or ["ledger: none was written"]
     lines.append("")

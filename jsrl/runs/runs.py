@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -217,12 +217,17 @@ class Run:
             raise ConfigError(
                 f"run {self.name} has no metric {key}; nearest: {', '.join(near) or 'none, it is empty'}."
             )
-        finite = np.isfinite(self.metrics[key])
-        own = f"{key.partition('/')[0]}/env_steps"  # of a policy beside the first
-        env_steps, values = self.metrics[own if own in self.metrics else "env_steps"][finite], self.metrics[key][finite]
-        upcoming = np.minimum.accumulate(env_steps[::-1])[::-1]
-        kept = np.append(upcoming[1:] >= env_steps[:-1], True) if env_steps.size else finite[:0]
-        return env_steps[kept], values[kept]
+        return curve_of(self.metrics, key)
+
+
+def curve_of(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (env_steps, values) of a column where it is finite; see `Run.curve`."""
+    finite = np.isfinite(columns[key])
+    own = f"{key.partition('/')[0]}/env_steps"  # of a policy beside the first
+    env_steps, values = columns[own if own in columns else "env_steps"][finite], columns[key][finite]
+    upcoming = np.minimum.accumulate(env_steps[::-1])[::-1]
+    kept = np.append(upcoming[1:] >= env_steps[:-1], True) if env_steps.size else finite[:0]
+    return env_steps[kept], values[kept]
 
 
 def load_runs(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], runs_dir: str = "runs") -> list[Run]:

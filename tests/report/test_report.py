@@ -18,6 +18,7 @@ from jsrl.experiment import Experiment
 from jsrl.launch.result import Result
 from jsrl.references.reference import to_json
 from jsrl.report.charts import Series, chart, ticks
+from jsrl.report.curves import algorithm, machine, shares_of_time
 from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
 from jsrl.runs.runs import RunFolder
@@ -134,7 +135,7 @@ def test_the_page_needs_nothing_else_and_runs_nothing(run_folder: RunFolder):
     write_lines(run_folder, lines(10))
     end(run_folder, ended="failed")
     facts = json.loads((run_folder.path / "result.json").read_text())
-    (run_folder.path / "result.json").write_text(json.dumps(facts | {"error": EVIL}))
+    (run_folder.path / "result.json").write_text(json.dumps(facts | {"error": f"{EVIL}\n{EVIL}"}))
     log = (
         f"2026-01-01 00:00:00 fine\n2026-01-01 00:00:01 warning: {EVIL}\n  more of it\n2026-01-01 00:00:02 fine again\n"
     )
@@ -148,7 +149,7 @@ def test_the_page_needs_nothing_else_and_runs_nothing(run_folder: RunFolder):
     assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
     assert not re.search(r"https?:|url\(|@import", text.replace("ui.perfetto.dev", ""))
     assert "<script" not in text and "&lt;script&gt;" in text and "more of it" in text and "fine again" not in text
-    assert page.tags.count("svg") == 6
+    assert page.tags.count("svg") == 8 and page.tags.count("pre") == 2
     assert "videos/a%20%22b%22%20%3Cc%3E.mp4" in page.links
     assert all((run_folder.path / link).exists() for link in page.links if not link.startswith("videos/"))
 
@@ -228,9 +229,49 @@ def test_ticks_are_few_round_and_inside(low: float, high: float):
 def test_charts_draw_what_is_finite():
     x, y = np.arange(2000.0), np.sin(np.arange(2000.0))
     y[5] = np.nan
-    text = chart("A & B", "steps", [Series("<one>", x, y, half=np.ones(2000)), Series("flat", x, np.full(2000, 3.0))])
+    text = chart("A & B", "steps", [Series("<one>", x, y, y - 1, y + 1), Series("flat", x, np.full(2000, 3.0))])
     assert "nan" not in text and "&lt;one&gt;" in text and "A &amp; B" in text
     points = re.findall(r'polyline class="line\d" points="([^"]*)"', text)
     assert [len(p.split()) for p in points] == [400, 400]
     assert chart("one point", "steps", [Series("a", x[:1], y[:1])]) == ""
     assert chart("none", "steps", []) == ""
+
+
+def test_every_metric_of_the_algorithm_has_a_chart_and_only_those(run_folder: RunFolder):
+    own = {"learner/loss": 0.5, "learner/my_own_number": 1.0, "learner/refused": 0.0, "actor/wins_mean": 0.5}
+    write_lines(run_folder, [line | own for line in lines(6)])
+    titles = re.findall(r"<figcaption><span>(.*?)</span>", algorithm(make_report(run_folder)))
+    assert sorted(titles) == ["loss", "my own number", "wins mean"]
+
+
+def test_every_policy_has_its_curves_its_lag_and_its_bottleneck(run_folder: RunFolder):
+    entries = [line | {"learner/loss": 1.0} for line in lines(10)]
+    for line in entries:
+        line |= {f"b/{name}": value for name, value in line.items() if not name.startswith(("system/", "wall_s"))}
+        line |= {"b/learner/wait_batch_share": 0.0, "b/learner/update_share": 0.9, "b/learner/policy_lag_p95": 7.0}
+    write_lines(run_folder, entries)
+    report = make_report(run_folder)
+    assert {policy: found.kind for policy, found in report.bottlenecks.items()} == {"": "environments", "b": "updates"}
+    assert report.rates["env steps trained of b"] == pytest.approx(100)
+    text = algorithm(report)
+    assert text.count("<figure") == 1 and text.count("<polyline") == 2
+    summary = write_report(run_folder)
+    assert "policy lag of b: p50 1, p95 7" in summary and "bottleneck of b: Updates limit this run" in summary
+
+
+def test_the_machine_is_shown_while_the_run_went_on(run_folder: RunFolder):
+    """The last line of a run that ended was written after its end; a lag that was always 0 needs no panel."""
+    entries = [line | {f"learner/policy_lag_{what}": 0.0 for what in ("p50", "p95", "max")} for line in lines(9)]
+    entries[-1] |= {"wall_s": 5000.0}
+    write_lines(run_folder, entries)
+    assert "Policy lag" not in "".join(machine(make_report(run_folder)))
+    assert ">5k<" in "".join(machine(make_report(run_folder)))
+    end(run_folder)
+    assert ">5k<" not in "".join(machine(make_report(run_folder)))
+    assert ">5k<" not in shares_of_time(make_report(run_folder))
+
+
+def test_many_curves_differ_in_colour_or_dashes():
+    x = np.arange(5.0)
+    text = chart("many", "steps", [Series(str(index), x, x + index) for index in range(20)])
+    assert len(set(re.findall(r'polyline class="([^"]*)"', text))) == 20

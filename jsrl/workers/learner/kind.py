@@ -24,7 +24,7 @@ ACTIVITIES = (
     Activity("prefetch_other", "other", "share of the joining thread's time in none of these", "near 0"),
 )
 
-METRICS = (
+MEASURED = (  # by the worker itself; every other metric of a learner is what the algorithm's update says
     Metric("refused", "rejected connections and messages", "count", "0", "total"),
     Metric("updates_per_s", "updates", "1/s", "level"),
     Metric("rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
@@ -34,6 +34,9 @@ METRICS = (
     Metric("policy_lag_p50", "median of the same", "updates", "below 2 for PPO"),
     Metric("policy_lag_p95", "95th percentile of the same", "updates", "below 10"),
     Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),
+)
+
+SAID = (  # by the updates of our own algorithms; those of others are reported under their own names
     Metric("loss", "the loss that is minimised", "-", "finite"),
     Metric("loss_policy", "policy part of the loss", "-", "small, around 0"),
     Metric("loss_value", "value part of the loss", "reward^2", "falls, or follows the returns"),
@@ -93,7 +96,7 @@ KIND = Kind(
     activities=ACTIVITIES,
     device="learns",
     threads=lambda e: e.learner.threads,
-    metrics=METRICS,
+    metrics=(*MEASURED, *SAID),
     declares=learner_bytes,
     keeps=learner_keeps,
     state="snapshot",

@@ -1,0 +1,165 @@
+"""The charts of a run's report, found from the names in its metrics: learning, what the algorithm says, the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from jsrl.launch.graph_file import kinds_of
+from jsrl.metrics.catalogue import Metric
+from jsrl.metrics.phases import PHASES, of_main_thread
+from jsrl.report.charts import SMALL, Series, bands, chart
+from jsrl.report.run_report import RunReport, of_policy
+from jsrl.runs.runs import curve_of
+from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.kinds import kind_metrics
+from jsrl.workers.learner.kind import KIND as LEARNER
+from jsrl.workers.learner.kind import MEASURED
+
+FIRST = "first policy"
+STEPS, SECONDS = "env steps", "seconds"
+
+
+def learning(report: RunReport) -> list[str]:
+    """Return the charts of returns and episodes over env steps."""
+    returns = []
+    for policy in report.policies:
+        of = f" of {policy}" if policy else ""
+        returns += _with_interval(report, _named(policy, "evaluator/return_mean"), f"evaluation{of}")
+        returns += _curves(report, {f"training{of}": _named(policy, "actor/return_mean")})
+    lengths = {policy or FIRST: _named(policy, "actor/length_mean") for policy in report.policies}
+    drawn = [
+        chart("Return of an episode", STEPS, returns, x_range=_steps(report)),
+        chart("Length of an episode in training, steps", STEPS, _curves(report, lengths), x_range=_steps(report)),
+    ]
+    return [one for one in drawn if one]
+
+
+def algorithm(report: RunReport) -> str:
+    """Return a small chart for every metric that the updates, or the episodes of a user's environments, report."""
+    known = {metric.name: metric for metric in kind_metrics(LEARNER)}
+    drawn = []
+    for name in [*_said(report, LEARNER.prefix, MEASURED), *_said(report, ACTOR.prefix, ACTOR.metrics)]:
+        metric = known.get(name)
+        unit = f", {metric.unit}" if metric and metric.unit not in ("-", "0-1", "<= 1", "count") else ""
+        hint = f"{metric.meaning}; healthy: {metric.healthy}" if metric else name
+        title = name.partition("/")[2].replace("_", " ") + unit
+        series = _curves(report, {policy or FIRST: _named(policy, name) for policy in report.policies})
+        drawn.append(chart(title, STEPS, series, x_range=_steps(report), size=SMALL, hint=hint))
+    charts = "".join(drawn)
+    return f'<div class="grid3">{charts}</div>' if charts else ""
+
+
+def _said(report: RunReport, prefix: str, measured: Iterable[Metric]) -> list[str]:
+    """Return the metrics of a kind of worker, of any policy, that neither it nor its accounting of time measures."""
+    own = {f"{prefix}/{metric.name}" for metric in measured}
+    names = [name for policy in report.policies for name in of_policy(report.columns, policy)]
+    said = [name for name in names if name.startswith(f"{prefix}/") and name not in own and not name.endswith("_share")]
+    return list(dict.fromkeys(said))
+
+
+def machine(report: RunReport) -> list[str]:
+    """Return the charts of rates, lag, CPU time and memory that there are numbers for."""
+    kinds = kinds_of(report.folder)
+    cores = {kind.plural: f"system/{kind.prefix}_cpu_share" for kind in kinds} | {"others": "system/others_cpu_share"}
+    memory = {kind.plural: f"system/{kind.prefix}_rss_mb" for kind in kinds}
+    drawn = [
+        chart("Env steps per second", SECONDS, _rates(report), from_zero=True),
+        chart("Policy lag, updates", STEPS, _lags(report), from_zero=True, x_range=_steps(report)),
+        chart("CPU, cores", SECONDS, _over_time(report, cores), from_zero=True),
+        chart("Resident memory, MB", SECONDS, _over_time(report, memory), from_zero=True),
+    ]
+    return [one for one in drawn if one]
+
+
+def _rates(report: RunReport) -> list[Series]:
+    found: list[Series] = []
+    for policy in report.policies:
+        of = f" of {policy}" if policy else ""
+        found += _over_time(report, {f"taken by actors{of}": _named(policy, "actor/env_steps_per_s")}, len(found))
+        own = of_policy(report.columns, policy)
+        if {"wall_s", "env_steps", "learner/update_share"} <= own.keys():
+            reported = np.where(report.at_work, own["learner/update_share"], np.nan)
+            found.append(_trained(f"trained{of}", own["wall_s"], own["env_steps"], reported, len(found)))
+    return found
+
+
+def _trained(name: str, wall_s: np.ndarray, env_steps: np.ndarray, reported: np.ndarray, index: int) -> Series:
+    """Return env steps trained per second, from the counter in one line to that some lines later: updates come in lumps."""
+    lines = np.flatnonzero(np.isfinite(reported))
+    apart = 3 if len(lines) > 12 else 1
+    passed_s = wall_s[lines[apart:]] - wall_s[lines[:-apart]]
+    steps = env_steps[lines[apart:]] - env_steps[lines[:-apart]]
+    fine = (passed_s > 0) & (steps >= 0)
+    return Series(name, wall_s[lines[apart:]][fine], steps[fine] / passed_s[fine], index=index)
+
+
+def _lags(report: RunReport) -> list[Series]:
+    """Return the lags of each policy; none where no row was ever old."""
+    found: list[Series] = []
+    for policy in report.policies:
+        of = f" of {policy}" if policy else ""
+        found += _curves(
+            report, {f"{what}{of}": _named(policy, f"learner/policy_lag_{what}") for what in ("p50", "p95")}
+        )
+    return found if any(series.y.any() for series in found) else []
+
+
+def shares_of_time(report: RunReport) -> str:
+    """Return a chart for each kind of worker: what its time went into, as the run went on."""
+    at_work, drawn = report.at_work, []
+    for worker in report.workers:
+        names = {a.name: f"{worker.prefix}/{a.name}_share" for a in worker.kind.all_activities}
+        columns = {activity: report.columns[name] for activity, name in names.items() if name in report.columns}
+        lines = at_work & np.any([np.isfinite(column) for column in columns.values()], axis=0)
+        phases = {phase: np.zeros(int(lines.sum())) for phase in PHASES}
+        for a in of_main_thread(worker.kind.all_activities):
+            if a.name in columns:
+                phases[a.phase] += np.nan_to_num(columns[a.name][lines])
+        drawn.append(bands(worker.name, SECONDS, report.columns["wall_s"][lines], phases))
+    charts = "".join(drawn)
+    return f'<h3>As the run went on</h3><div class="grid3">{charts}</div>' if charts else ""
+
+
+def _named(policy: str, name: str) -> str:
+    return f"{policy}/{name}" if policy else name
+
+
+def _steps(report: RunReport) -> tuple[float, float]:
+    """Return the axis of env steps that all charts share."""
+    counted = [report.columns.get(_named(policy, "env_steps"), np.zeros(0)) for policy in report.policies]
+    values = np.concatenate(counted)
+    return 0.0, max(float(np.nanmax(values)) if np.isfinite(values).any() else 0.0, 1.0)
+
+
+def _curves(report: RunReport, named: dict[str, str]) -> list[Series]:
+    """Return curves over env steps: name -> metric; the index of each is its place, also where others are missing."""
+    return [
+        Series(name, *curve_of(report.columns, metric), index=index if len(named) > 1 else None)
+        for index, (name, metric) in enumerate(named.items())
+        if metric in report.columns
+    ]
+
+
+def _with_interval(report: RunReport, metric: str, name: str) -> list[Series]:
+    """Return the curve of an evaluation with its 95% interval."""
+    if metric not in report.columns:
+        return []
+    half = metric.replace("return_mean", "return_ci95")
+    x, y = curve_of(report.columns, metric)
+    if half not in report.columns:
+        return [Series(name, x, y)]
+    at, width = curve_of(report.columns, half)
+    width = np.interp(x, at, width) if len(at) else np.zeros(len(x))
+    return [Series(name, x, y, y - width, y + width)]
+
+
+def _over_time(report: RunReport, named: dict[str, str], first: int = 0) -> list[Series]:
+    """Return curves over the seconds in which the run went on: name -> metric."""
+    lines = report.at_work
+    return [
+        Series(name, report.columns["wall_s"][lines], report.columns[metric][lines], index=first + index)
+        for index, (name, metric) in enumerate(named.items())
+        if metric in report.columns
+    ]
