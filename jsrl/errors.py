@@ -33,6 +33,10 @@ class MissingExtra(ConfigError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 
 
+class TrialsFailed(JsrlError):
+    """The first trials of a search all failed; the message says why the last one did."""
+
+
 class SpecMismatch(JsrlError):
     """Arrays differ from the declared schema; the message names the leaf."""
 

@@ -17,6 +17,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "tensorboard": (("tensorboardX",), "TensorBoard events"),
     "wandb": (("wandb",), "Weights & Biases"),
     "video": (("imageio_ffmpeg", "PIL", "pygame"), "videos"),
+    "search": (("optuna",), "hyperparameter search"),
     "onnx": (("onnx",), "exported policies in ONNX"),
     "notebook": (("ipykernel", "matplotlib"), "notebooks"),
 }

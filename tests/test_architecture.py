@@ -109,6 +109,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
+    "search": ({"errors", "extras", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),
     "tuning": ({"errors", "experiment", "launch", "references", "runs", "workers"}, {"numpy", "psutil"}),
     "cli": (
@@ -128,6 +129,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "replay",
             "report",
             "runs",
+            "search",
             "snapshots",
             "transport",
             "tuning",
@@ -154,6 +156,7 @@ PROCESSES: dict[str, tuple[set[str], str]] = {
     "launch/run.py": ({f"{LOCAL}.launcher"}, "the launcher of a run that names none"),
     "launch/interrupts.py": ({"signal"}, "what interrupts the launching process itself"),
     "launch/session.py": ({"psutil"}, "the age of the launching process itself"),
+    "search/child.py": ({"subprocess", "signal"}, "a trial is a whole run, started and ended as a user would"),
     "tuning/trial.py": ({"subprocess", "signal"}, "a trial is a whole run, started and ended as a user would"),
     "chaos/chaos.py": (
         {"subprocess", "signal", f"{LOCAL}.outside"},
@@ -361,7 +364,7 @@ def sees_processes(path: Path, tree: ast.Module) -> list[str]:
 
 
 def test_processes_are_known_in_launch_local_alone():
-    rooms = [path for path in SOURCES if room_of(path) in ("launch", "report", "chaos", "tuning")]
+    rooms = [path for path in SOURCES if room_of(path) in ("launch", "report", "chaos", "tuning", "search")]
     outside = [path for path in rooms if not relative(path).startswith("launch/local/")]
     wrong = [text for path in outside for text in sees_processes(path, parsed(path))]
     assert not wrong, "\n".join(wrong)

@@ -17,7 +17,18 @@ import tyro
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import Option, RunOptions, alternatives, find_option, is_sequence, options_of, type_text
+from jsrl.experiment.options import (
+    Option,
+    RunOptions,
+    alternatives,
+    differences,
+    find_option,
+    is_sequence,
+    options_of,
+    type_text,
+)
+
+RUN_OPTIONS = RunOptions()
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class CommandLine:
     """What was asked for: the experiment with its options applied, the run's options, and which ones were given."""
 
     experiment: Experiment
-    run: RunOptions
+    run: Any
     given: frozenset[str] = frozenset()
 
 
@@ -37,13 +48,17 @@ def _with_plan_file(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
+def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS) -> CommandLine:
     """Apply `--option value` pairs to a default experiment: tyro converts and rebuilds, so that every check runs again.
+
+    Args:
+      arguments: the words. default: the experiment. run: the other options, a dataclass: those of the command.
 
     Raises:
       ConfigError: an unknown option (with the nearest known one), or a value that cannot be.
     """
-    options = options_of(default) | options_of(RunOptions())
+    of_run = options_of(run)
+    options = options_of(default) | of_run
     keys: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     words: list[tuple[Option, list[str]]] = []
@@ -66,14 +81,14 @@ def parse(arguments: Sequence[str], default: Experiment) -> CommandLine:
             whole[option.name] = json_value(option, " ".join(values))
         else:
             words.append((option, option_words(option, name, values)))
-    line = _tyro(words, default)
-    experiment = line.experiment
-    for name, value in whole.items():
-        experiment = _with(experiment, _path(name), value)
-    for name, entries in keys.items():
-        experiment = _with(experiment, _path(name), {**_at(experiment, _path(name)), **entries})
+    line = _tyro(words, default, run)
+    for name in [*whole, *keys]:
+        part = "run" if name in of_run else "experiment"
+        path = [part, *_path(name)]
+        value = whole[name] if name in whole else _at(line, path)
+        line = _with(line, path, {**value, **keys[name]} if name in keys else value)
     names = frozenset({option.name for option, _ in words} | set(whole) | set(keys))
-    return dataclasses.replace(line, experiment=experiment, given=names)
+    return dataclasses.replace(line, given=names)
 
 
 def json_value(option: Option, text: str) -> Any:
@@ -140,7 +155,7 @@ def _spelled(text: str, kinds: tuple[Any, ...]) -> str:
 TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
 
 
-def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> CommandLine:
+def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) -> CommandLine:
     """Let tyro build the values; on failure find the option that it could not read."""
     typed = _typed(default)
     fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(Experiment)}
@@ -148,10 +163,10 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment) -> Command
         "Both",
         [
             ("experiment", Annotated[typed, tyro.conf.arg(name="")]),
-            ("run", Annotated[RunOptions, tyro.conf.arg(name="")]),
+            ("run", Annotated[type(run), tyro.conf.arg(name="")]),
         ],
     )
-    before = both_type(typed(**fields), RunOptions())
+    before = both_type(typed(**fields), run)
 
     def read(some: list[tuple[Option, list[str]]]) -> Any:
         arguments = [word for _, option in some for word in option]
@@ -206,6 +221,33 @@ def _with(value: Any, path: list[str], new: Any) -> Any:
     """Return a config with `new` as its field at `path`."""
     changed = new if len(path) == 1 else _with(getattr(value, path[0]), path[1:], new)
     return dataclasses.replace(value, **{path[0]: changed})
+
+
+def spelled(experiment: Experiment, default: Experiment) -> list[str]:
+    """Return the words that make an experiment out of a default one, such as `--seed 3`.
+
+    Raises:
+      ConfigError: no words do.
+    """
+    words: list[str] = []
+    for name, (_, value) in differences(default, experiment).items():
+        words += [f"--{name}", option_text(value)]
+    if parse(words, default).experiment != experiment:
+        raise ConfigError(
+            "this experiment cannot be written as options; give what differs in its file, configs/NAME.py."
+        )
+    return words
+
+
+def option_text(value: Any) -> str:
+    """Return an option's value as the command line takes it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict) or (
+        isinstance(value, tuple) and not all(isinstance(v, str | int | float) for v in value)
+    ):
+        return json.dumps(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def plain(text: str) -> Any:

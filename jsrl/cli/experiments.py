@@ -16,7 +16,14 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 
 FOLDER = "configs"  # of the working directory: one file per experiment, each with a function `config() -> Experiment`
-TAKE_A_NAME = ("--run-name", "--resume", "--init-from", "--record", "--recording")  # a run's or a folder's
+TAKE_A_NAME = (
+    "--run-name",
+    "--search-name",
+    "--resume",
+    "--init-from",
+    "--record",
+    "--recording",
+)  # a run's or a folder's
 
 
 def use_working_directory() -> None:

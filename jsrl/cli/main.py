@@ -20,6 +20,7 @@ COMMANDS = {
     "report": "make a run's report again",
     "record": "record a trained policy's episodes",
     "tune": "find the fastest settings of an experiment on this machine",
+    "search": "search hyperparameters of an experiment",
     "bench": "measure an experiment on this machine",
     "chaos": "kill workers of a run at random and see it recover",
     "new": "make a project of your own: config, environment, algorithm, test",

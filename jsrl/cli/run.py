@@ -88,7 +88,7 @@ def execute(asked: cli.CommandLine) -> int:
     """Plan, or run one seed or several."""
     from jsrl.launch.run import run
 
-    options = asked.run
+    options: RunOptions = asked.run
     seeds = parse_seeds(options.seeds) if options.seeds else [asked.experiment.seed]
     sinks = sinks_of(options)
     tuned = fastest(asked)

@@ -25,6 +25,7 @@ class Series:
 
     Attributes:
       low, high: of a band around it, if any. index: of its colour; None: its place among the curves. faint: it is a detail.
+      points: it is drawn as points without a line.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Series:
     high: np.ndarray | None = None
     index: int | None = None
     faint: bool = False
+    points: bool = False
 
     def finite(self) -> Series:
         """Return the points that can be drawn, at most MOST_POINTS (means of neighbours)."""
@@ -41,7 +43,8 @@ class Series:
         bounds = [
             self.y if bound is None else np.where(np.isfinite(bound), bound, self.y) for bound in (self.low, self.high)
         ]
-        columns = [thinned(column[keep], MOST_POINTS) for column in (self.x, self.y, *bounds)]
+        most = len(keep) if self.points else MOST_POINTS
+        columns = [thinned(column[keep], most) for column in (self.x, self.y, *bounds)]
         low, high = columns[2:] if self.low is not None else (None, None)
         return dataclasses.replace(self, x=columns[0], y=columns[1], low=low, high=high)
 
@@ -58,6 +61,20 @@ def thinned(column: np.ndarray, most: int) -> np.ndarray:
     return np.array([part.mean() for part in np.array_split(column, most)]) if len(column) > most else column
 
 
+@dataclass(frozen=True)
+class Axis:
+    """A horizontal axis: of logarithms, or of names that stand at 0, 1, 2, ..."""
+
+    log: bool = False
+    names: tuple[str, ...] = ()
+
+    def ticks(self, low: float, high: float, most: int) -> list[tuple[float, str]]:
+        """Return where ticks stand between two places, and their texts."""
+        if self.names:
+            return [(float(index), name) for index, name in enumerate(self.names) if low <= index <= high]
+        return [(place, f"{10**place:.2g}" if self.log else short(place)) for place in ticks(low, high, most)]
+
+
 def chart(
     title: str,
     x_label: str,
@@ -67,13 +84,17 @@ def chart(
     x_range: tuple[float, float] | None = None,
     size: tuple[int, int] = WIDE,
     hint: str = "",
+    axis: Axis = Axis(),
 ) -> str:
     """Return a chart as HTML, or an empty string when there are not two points to join.
 
     Args:
       title: what it shows, with its unit. x_label: of the horizontal axis. series: curves. from_zero: the axis begins at 0.
       x_range: of the horizontal axis; None: that of the curves. size: width and height. hint: shown when one points at it.
+      axis: the horizontal one.
     """
+    if axis.log:
+        series = [dataclasses.replace(one, x=np.log10(one.x)) for one in series]
     drawn = [dataclasses.replace(s, index=i if s.index is None else s.index).finite() for i, s in enumerate(series)]
     drawn = [one for one in drawn if len(one.x)]
     if not drawn or max(len(one.x) for one in drawn) < 2:
@@ -84,7 +105,7 @@ def chart(
     if from_zero:
         y_low, y_high = min(0.0, *(float(one.y.min()) for one in drawn)), y_high or 1.0
     frame = _Frame(x_low, x_high, y_low, y_high, size)
-    parts = [*_axes(frame, x_label), *(_curve(frame, one) for one in drawn)]
+    parts = [*_axes(frame, x_label, axis=axis), *(_curve(frame, one) for one in drawn)]
     named = {one.name: one.css for one in drawn if not one.faint}
     keys = [f'<span class="key"><i class="{css}"></i>{escape(name)}</span>' for name, css in named.items()]
     return _figure(title, "".join(keys) if len(keys) > 1 else "", parts, size, hint)
@@ -170,7 +191,7 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def _axes(frame: _Frame, x_label: str, y_names: Sequence[str] = ()) -> list[str]:
+def _axes(frame: _Frame, x_label: str, y_names: Sequence[str] = (), axis: Axis = Axis()) -> list[str]:
     """Return lines and numbers; `y_names`: of evenly spaced lines, instead of numbers."""
     parts = []
     small = frame.size == SMALL
@@ -181,10 +202,10 @@ def _axes(frame: _Frame, x_label: str, y_names: Sequence[str] = ()) -> list[str]
         name = y_names[index] if y_names else short(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
-    for value in ticks(frame.x_low, frame.x_high, 4 if small else 6):
+    for value, name in axis.ticks(frame.x_low, frame.x_high, 4 if small else 6):
         x = float(frame.x(value))
         parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{frame.bottom + 16}" text-anchor="middle">{short(value)}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{frame.bottom + 16}" text-anchor="middle">{escape(name)}</text>'
         )
     middle = (LEFT + frame.right) / 2
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{frame.right}" y1="{frame.bottom}" y2="{frame.bottom}"/>')
@@ -198,10 +219,10 @@ def _curve(frame: _Frame, series: Series) -> str:
     x, y = frame.x(series.x), frame.y(series.y)
     css = series.css + (" faint" if series.faint else "")
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-    text = f'<polyline class="{css}" points="{points}"/>'
+    text = "" if series.points else f'<polyline class="{css}" points="{points}"/>'
     if series.low is not None and series.high is not None and (series.high > series.low).any():
         text = f'<polygon class="band {css}" points="{_outline(frame, series.x, series.low, series.high)}"/>' + text
-    if len(x) <= 40 and not series.faint:
+    if series.points or (len(x) <= 40 and not series.faint):
         text += "".join(f'<circle class="{css}" cx="{a:.1f}" cy="{b:.1f}" r="2"/>' for a, b in zip(x, y, strict=True))
     return text
 

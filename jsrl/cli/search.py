@@ -1,0 +1,256 @@
+"""Search hyperparameters: `jsrl search ppo_cartpole --vary agent.learning-rate=log:1e-5:1e-2 --trials 20`.
+
+Short runs of the experiment, each in processes of its own; Optuna proposes the values. Options of `jsrl run` that are given
+hold for every run, such as --total-env-steps 50000.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsrl.cli import command_line as cli
+from jsrl.cli.experiments import files, load, take_name, use_working_directory
+from jsrl.cli.main import program
+from jsrl.errors import ConfigError, JsrlError, TrialsFailed
+from jsrl.experiment import Experiment
+from jsrl.experiment.options import find_option, option_line, options_of
+from jsrl.runs.files import write_json
+from jsrl.search.options import SearchOptions
+from jsrl.search.page import best_first, page, rows, text_table
+from jsrl.search.search import RUNS, Search, Setup, require_optuna
+from jsrl.search.space import Range, parse_space
+
+FILE, PAGE = "search.json", "search.html"  # in the folder of a search
+ON_RESUME = {"resume", "trials", "parallel"}
+
+
+def usage() -> str:
+    """Return the help: the search's own options."""
+    lines = [
+        f"usage: {program('search')} NAME --vary OPTION=RANGE [--option value ...]",
+        "",
+        *(__doc__ or "").splitlines(),
+    ]
+    lines += ["", *(option_line(option) for option in options_of(SearchOptions()).values())]
+    return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search, or go on with a search; return the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or {"-h", "--help", "--help-all"} & set(words):
+        print(usage())
+        return 0
+    use_working_directory()
+    try:
+        asked = resumed(words) or begun(words)
+        return asked.go()
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted before the search had begun.", file=sys.stderr)
+        return 130
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A search that was asked for: the experiment's name, its value, what is varied, the options, and where it goes."""
+
+    name: str
+    experiment: Experiment
+    ranges: list[Range]
+    options: SearchOptions
+    folder: Path
+
+    def go(self) -> int:
+        """Run the trials and show what was found; return the exit status."""
+        e = self.experiment
+        setup = Setup(self.folder, e.name, self.ranges, e.total_env_steps, e.seed, self.command)
+        search = Search(setup, self.options, tell)
+        try:
+            search.run()
+        except TrialsFailed:
+            self.show(search.study)
+            raise
+        except KeyboardInterrupt:  # the second one
+            search.interrupted = True
+        self.show(search.study)
+        if search.interrupted:
+            print(f"interrupted; to go on: jsrl search --resume {shlex.quote(str(self.folder))}")
+            return 130
+        return 0 if self.best(search.study) else 1
+
+    def command(self, values: dict[str, str], seed: int, run_name: str, runs: Path) -> list[str]:
+        """Return the words that start one run.
+
+        Raises:
+          ConfigError: these values cannot stand together.
+        """
+        words = self.words(values)
+        cli.parse(words[1:], load(self.name))
+        own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
+        return [sys.executable, "-m", "jsrl.cli.search_child", str(os.getpid()), *words, *own]
+
+    def words(self, values: dict[str, str]) -> list[str]:
+        """Return the words behind `jsrl run` for some values."""
+        varied = [word for option, value in values.items() for word in (f"--{option}", value)]
+        return [self.name, *cli.spelled(self.experiment, load(self.name)), *varied]
+
+    def best(self, study: Any) -> str:
+        """Return the command of the best trial; empty: none has a score."""
+        first = next(iter(best_first(study)), None)
+        if first is None or first.value is None or first.state.name != "COMPLETE":
+            return ""
+        return "jsrl run " + shlex.join(self.words({r.option: r.text(first.params[r.option]) for r in self.ranges}))
+
+    def show(self, study: Any) -> None:
+        """Print the table and the best trial's command; write the page."""
+        command = self.best(study)
+        (self.folder / PAGE).write_text(page(f"{self.name}: {self.folder.name}", study, self.ranges, command))
+        print("\n" + text_table(rows(study, self.ranges)))
+        print(f"\npicture: {self.folder / PAGE}")
+        if command:
+            print(f"the best trial again: {command}")
+
+
+def tell(line: str) -> None:
+    """Print a line of what happens."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def begun(words: list[str]) -> Asked:
+    """Return the search that words ask for; its folder is made last, when nothing is wrong.
+
+    Raises:
+      ConfigError: something cannot work; says what would.
+    """
+    name = take_name(words)
+    if name is None:
+        raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
+    asked = cli.parse(vary_words(words), load(name), SearchOptions())
+    options: SearchOptions = asked.run
+    if "resume" in asked.given:
+        raise ConfigError("--resume goes on with a search and its experiment; leave the experiment's name out.")
+    require_optuna()
+    ranges = checked_space(asked)
+    cli.spelled(asked.experiment, load(name))
+    folder = make_folder(Path(options.searches_dir), asked.experiment.name, options.search_name)
+    told = {r.option: range_text(r) for r in ranges}
+    stored = options.told() | {"vary": told, "space": None}
+    write_json(folder / FILE, {"name": name, "words": cli.spelled(asked.experiment, load(name)), "options": stored})
+    return Asked(name, asked.experiment, ranges, options, folder)
+
+
+def resumed(words: list[str]) -> Asked | None:
+    """Return the search that --resume names; None: there is no --resume.
+
+    Raises:
+      ConfigError: there is no such search, or something else is given with it.
+    """
+    split = [part for word in words for part in word.split("=", 1)]
+    if "--resume" not in split:
+        return None
+    folder = Path((split[split.index("--resume") + 1 :] or [""])[0]).absolute()
+    try:
+        stored = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"there is no search {folder}; expected its folder, such as searches/EXPERIMENT/NAME."
+        ) from None
+    default = load(stored["name"])
+    asked = cli.parse(words, default, SearchOptions())
+    if more := sorted(asked.given - ON_RESUME):
+        raise ConfigError(f"--{more[0]} cannot change when a search goes on; only --trials and --parallel can.")
+    require_optuna()
+    now = {name: getattr(asked.run, name) for name in asked.given & ON_RESUME}
+    options = SearchOptions(**stored["options"] | now)
+    experiment = cli.parse(stored["words"], default).experiment
+    return Asked(stored["name"], experiment, parse_space(options.vary, None), options, folder)
+
+
+def vary_words(words: Sequence[str]) -> list[str]:
+    """Return the words with `--vary OPTION=RANGE` spelled as `--vary.OPTION RANGE`, as the parser takes it.
+
+    Raises:
+      ConfigError: a word behind --vary has no range.
+    """
+    found, varies = list[str](), False
+    for word in words:
+        if word.startswith("--vary="):
+            varies, word = True, word.removeprefix("--vary=")
+        elif word.startswith("--"):
+            varies = word == "--vary"
+            found += [] if varies else [word]
+            continue
+        if not varies or word.startswith("{"):
+            found += ["--vary", word] if varies else [word]
+            continue
+        option, equals, text = word.partition("=")
+        if not equals or not text:
+            raise ConfigError(f"--vary is {word!r}, expected OPTION=RANGE, such as agent.learning-rate=log:1e-5:1e-2.")
+        found += [f"--vary.{option.removeprefix('--')}", text]
+    return found
+
+
+def checked_space(asked: cli.CommandLine) -> list[Range]:
+    """Return what is varied, each value of it read by the parser of options.
+
+    Raises:
+      ConfigError: an option that there is not, a value that it cannot take, or nothing that could be compared.
+    """
+    experiment, options = asked.experiment, asked.run
+    if not experiment.evaluator.enabled:
+        raise ConfigError("a search compares the scores of evaluations; leave evaluator.enabled on.")
+    ranges = parse_space(options.vary, options.space)
+    for r in ranges:
+        option = find_option(r.option, options_of(experiment))
+        if r.option == "seed":
+            raise ConfigError("the seed is not searched; --seeds-per-trial runs each trial with several.")
+        if option.name in asked.given:
+            raise ConfigError(f"--{r.option} is given and varied; leave one of them out.")
+        for text in r.samples:
+            try:
+                cli.parse([f"--{r.option}", text], experiment)
+            except ConfigError as error:
+                raise ConfigError(f"--vary {r.option}={range_text(r)}: {error}") from error
+    return ranges
+
+
+def range_text(r: Range) -> str:
+    """Return a range as it can be given."""
+    if r.choices:
+        return ("|" if any("," in choice for choice in r.choices) else ",").join(r.choices)
+    return f"{r.kind}:{r.text(r.low)}:{r.text(r.high)}"
+
+
+def make_folder(root: Path, experiment: str, name: str | None) -> Path:
+    """Make the folder of a new search.
+
+    Raises:
+      ConfigError: it exists, or cannot be made.
+    """
+    if name is not None and not re.fullmatch(r"[\w.+=,-]+", name):
+        raise ConfigError(f"{name!r} cannot name a search: use letters, digits and _ . + = , - (no slashes).")
+    folder = root / experiment / (name or time.strftime("%Y%m%d-%H%M%S"))
+    try:
+        folder.mkdir(parents=True)
+        (folder / RUNS).mkdir()
+    except FileExistsError:
+        raise ConfigError(
+            f"the search {folder} exists; go on with it by --resume {folder}, or choose --search-name."
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"the search {folder} cannot be written ({error.strerror}); choose --searches-dir DIR."
+        ) from None
+    return folder.absolute()

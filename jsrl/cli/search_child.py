@@ -1,0 +1,12 @@
+"""A run of a search: `python -m jsrl.cli.search_child PID WORDS` is `jsrl run WORDS` that ends with the process PID."""
+
+from __future__ import annotations
+
+import sys
+
+from jsrl.cli.run import main
+from jsrl.workers.base import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    sys.exit(main(sys.argv[2:]))

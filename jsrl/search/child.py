@@ -1,0 +1,88 @@
+"""One run of a trial: a process of its own, followed by the files of its run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+LEAVE_S = 20.0  # for an orderly end
+SCORE = "evaluator/return_mean"
+
+
+class Child:
+    """A run that was started.
+
+    Attributes:
+      folder: of the run. stopping: it was asked to end.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, output: Path) -> None:
+        """Start a command in a session of its own, so that Ctrl-C is the search's to handle.
+
+        Args:
+          command: the words. folder: of the run, which the command makes. output: file for what it prints.
+        """
+        self.folder, self._output = folder, output
+        self.stopping = False
+        self._metrics: IO[bytes] | None = None
+        self._rest = b""
+        with output.open("ab") as file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Return whether it has ended."""
+        return self._process.poll() is not None
+
+    def new_scores(self) -> Iterator[tuple[int, float]]:
+        """Yield (env steps, mean return) of each evaluation that was not yielded yet."""
+        if self._metrics is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._metrics = (self.folder / "metrics.jsonl").open("rb")
+        if self._metrics is None:
+            return
+        *lines, self._rest = (self._rest + self._metrics.read()).split(b"\n")
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:  # a full disk cut it off
+                continue
+            if isinstance(row.get(SCORE), int | float):
+                yield int(row["env_steps"]), float(row[SCORE])
+
+    def outcome(self) -> tuple[float | None, str]:
+        """Return (score of the ended run, what is wrong); the final score, where there is one, else the last one."""
+        status = self._process.returncode
+        try:
+            result = json.loads((self.folder / "result.json").read_text())
+        except (OSError, ValueError):
+            result = {}
+        facts = result.get("final") or result.get("evaluation") or {}
+        if status == 0 and "return_mean" in facts:
+            return float(facts["return_mean"]), ""
+        said = self._output.read_text(errors="replace").strip().splitlines()
+        return None, said[-1] if said and status else f"it ended with status {status} and has no score"
+
+    def stop(self) -> None:
+        """Ask it to end in order."""
+        if not self.stopping and not self.ended:
+            self._process.send_signal(signal.SIGINT)
+        self.stopping = True
+
+    def close(self) -> None:
+        """Ask it to end and wait for that; kill it when it takes too long (its workers end with it)."""
+        self.stop()
+        try:
+            self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._metrics is not None:
+            self._metrics.close()

@@ -1,0 +1,252 @@
+"""The search: Optuna proposes values, each trial is one run or several, and a trial behind the median is ended early."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
+from jsrl.extras import install_command
+from jsrl.launch.interrupts import interrupts
+from jsrl.search.child import Child
+from jsrl.search.options import SearchOptions
+from jsrl.search.space import Range
+
+JOURNAL, RUNS, OUTPUT, LOCK = "optuna.journal", "runs", "output", "running"  # in the folder of a search
+POLL_S = 0.1
+STEPS = 20  # parts of a run, after each of which its score is compared
+FREE_STEPS = 5  # parts before a run may be pruned
+FREE_TRIALS = 5  # trials before one may be pruned
+MOST_FAILURES = 3  # at the beginning, without any success
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a search runs.
+
+    Attributes:
+      folder: of the search. experiment: name of the runs' folder. ranges: what is varied. total_env_steps, seed: of a run.
+      command: (option -> value as text, seed, name of the run, folder of runs) -> the words that start a run.
+    """
+
+    folder: Path
+    experiment: str
+    ranges: Sequence[Range]
+    total_env_steps: int
+    seed: int
+    command: Callable[[dict[str, str], int, str, Path], list[str]]
+
+
+@dataclass
+class _Trial:
+    """A trial that runs; `part`: of its present run, that was reported last."""
+
+    asked: Any
+    values: dict[str, str]
+    begun_s: float
+    child: Child | None = None
+    scores: list[float] = field(default_factory=list)
+    part: int = -1
+    pruned: bool = False
+
+    @property
+    def number(self) -> int:
+        return self.asked.number
+
+
+class Search:
+    """One search, begun or gone on with."""
+
+    def __init__(self, setup: Setup, options: SearchOptions, tell: Callable[[str], None]) -> None:
+        """Open the study of the search's folder; `tell` is given a line at each event."""
+        self._setup, self._options, self._tell = setup, options, tell
+        self.study = open_study(setup.folder, setup.seed)
+        self._running: list[_Trial] = []
+        self.interrupted = False
+
+    def run(self) -> None:
+        """Run trials until there are as many as were asked for; Ctrl-C ends those that run, in order.
+
+        Raises:
+          ConfigError: the search is running already. TrialsFailed: the first trials all failed; says why.
+        """
+        (self._setup.folder / OUTPUT).mkdir(exist_ok=True)
+        with held(self._setup.folder), interrupts(self._interrupt):
+            begin_again(self.study)
+            try:
+                while not self.interrupted and (self._running or self._missing > 0):
+                    self._start_missing()
+                    for trial in list(self._running):
+                        self._look_at(trial)
+                    time.sleep(POLL_S)
+            finally:
+                self._close()
+
+    @property
+    def _missing(self) -> int:
+        """Return how many trials have to be started."""
+        return self._options.trials - len(finished(self.study)) - len(self._running)
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+
+    def _start_missing(self) -> None:
+        while self._missing > 0 and len(self._running) < self._options.parallel:
+            asked = self.study.ask({r.option: r.distribution for r in self._setup.ranges})
+            values = {r.option: r.text(asked.params[r.option]) for r in self._setup.ranges}
+            trial = _Trial(asked, values, time.monotonic())
+            self._running.append(trial)
+            self._tell(f"trial {trial.number}: {values_text(values)}")
+            self._start(trial)
+
+    def _start(self, trial: _Trial) -> None:
+        """Start the next run of a trial."""
+        setup, index = self._setup, len(trial.scores)
+        name = f"trial-{trial.number}-seed{setup.seed + index}"
+        try:
+            command = setup.command(trial.values, setup.seed + index, name, setup.folder / RUNS)
+        except ConfigError as error:  # values that each could be, but not together
+            self._fail(trial, str(error))
+            return
+        folder = setup.folder / RUNS / setup.experiment / name
+        trial.child, trial.part = Child(command, folder, setup.folder / OUTPUT / f"{name}.txt"), -1
+
+    def _look_at(self, trial: _Trial) -> None:
+        """Report what a trial's run has scored; go on when it has ended."""
+        assert trial.child is not None
+        ended = trial.child.ended
+        for env_steps, score in trial.child.new_scores():
+            self._report(trial, env_steps, score)
+        if trial.pruned:
+            trial.child.stop()
+        if ended:
+            self._ended(trial, trial.child)
+
+    def _report(self, trial: _Trial, env_steps: int, score: float) -> None:
+        part = min(STEPS, env_steps * STEPS // self._setup.total_env_steps)
+        for reached in range(trial.part + 1, part + 1):
+            trial.asked.report(score, len(trial.scores) * (STEPS + 1) + reached)
+        if part > trial.part and self._options.prune and not trial.pruned:
+            trial.pruned = trial.asked.should_prune()
+        trial.part = max(trial.part, part)
+
+    def _ended(self, trial: _Trial, child: Child) -> None:
+        score, why = child.outcome()
+        child.close()
+        if trial.pruned:
+            self._tell(f"trial {trial.number}: pruned after {trial.part * 100 // STEPS}% of a run, behind the median")
+            self._finish(trial, state="PRUNED")
+        elif score is None:
+            self._fail(trial, why)
+        else:
+            trial.scores.append(score)
+            if len(trial.scores) < self._options.seeds_per_trial:
+                self._start(trial)
+            else:
+                mean = sum(trial.scores) / len(trial.scores)
+                self._finish(trial, value=mean)
+                self._tell(f"trial {trial.number}: {mean:.4g} (best: {self.study.best_value:.4g})")
+
+    def _fail(self, trial: _Trial, why: str) -> None:
+        trial.asked.set_user_attr("why", why)
+        self._tell(f"trial {trial.number}: failed: {why}")
+        self._finish(trial, state="FAIL")
+        done = finished(self.study)
+        if len(done) >= MOST_FAILURES and all(one.state.name == "FAIL" for one in done):
+            raise TrialsFailed(f"all {len(done)} trials have failed, the last one with: {why}")
+
+    def _finish(self, trial: _Trial, value: float | None = None, state: str = "COMPLETE") -> None:
+        from optuna.trial import TrialState
+
+        trial.asked.set_user_attr("scores", trial.scores)
+        trial.asked.set_user_attr("wall_s", round(time.monotonic() - trial.begun_s, 1))
+        self.study.tell(trial.asked, value, TrialState[state])
+        self._running.remove(trial)
+
+    def _close(self) -> None:
+        """End what still runs; those trials begin again on a resume."""
+        for trial in self._running:
+            if trial.child is not None:
+                trial.child.stop()
+        for trial in list(self._running):
+            if trial.child is not None:
+                trial.child.close()
+            self._finish(trial, state="FAIL")
+
+
+def open_study(folder: Path, seed: int) -> Any:
+    """Return the Optuna study of a search's folder.
+
+    Raises:
+      MissingExtra: Optuna is not installed.
+    """
+    require_optuna()
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+    study.pruner = optuna.pruners.MedianPruner(FREE_TRIALS, FREE_STEPS)
+    return study
+
+
+def require_optuna() -> None:
+    """Check that Optuna is installed.
+
+    Raises:
+      MissingExtra: it is not; says how to install it.
+    """
+    if find_spec("optuna") is None:
+        raise MissingExtra(f"a search needs the package optuna; {install_command('search')}.")
+
+
+def finished(study: Any) -> list[Any]:
+    """Return the trials that count: not those that an end of the search cut off."""
+    return [
+        trial
+        for trial in study.trials
+        if trial.state.name in ("COMPLETE", "PRUNED") or (trial.state.name == "FAIL" and "why" in trial.user_attrs)
+    ]
+
+
+def begin_again(study: Any) -> None:
+    """Queue the values of trials that an end of the search cut off, once each."""
+    from optuna.trial import TrialState
+
+    again = {trial.user_attrs.get("again") for trial in study.trials}
+    for trial in study.trials:
+        if trial.state is TrialState.RUNNING:  # the search was killed
+            study.tell(trial.number, state=TrialState.FAIL)
+        elif trial.state is not TrialState.FAIL or "why" in trial.user_attrs:
+            continue
+        if trial.params and trial.number not in again:
+            study.enqueue_trial(trial.params, user_attrs={"again": trial.number})
+
+
+def values_text(values: dict[str, str]) -> str:
+    """Return the values of a trial in a line."""
+    return ", ".join(f"{option} {value}" for option, value in values.items())
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder of a search.
+
+    Raises:
+      ConfigError: another process does.
+    """
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"the search {folder} is running already; wait for it, or end it with Ctrl-C.") from None
+        yield

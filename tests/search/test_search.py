@@ -1,0 +1,244 @@
+"""Searches: ranges, trials (stand-ins of runs), pruning, an interruption and what follows it, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli import search as command
+from jsrl.cli.main import main
+from jsrl.errors import ConfigError, TrialsFailed
+from jsrl.experiment.options import options_of
+from jsrl.search.options import SearchOptions
+from jsrl.search.page import page, rows, text_table
+from jsrl.search.search import Search, Setup, finished
+from jsrl.search.space import parse_range, parse_space
+
+pytest.importorskip("optuna")
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr("jsrl.search.search.POLL_S", 0.01)
+
+
+# What stands in for a run: its score rises over ten evaluations to 10 - (x - 3)^2, plus its seed.
+RUN = """
+import json, pathlib, sys, time
+x, mode, seed, folder, hang = float(sys.argv[1]), sys.argv[2], int(sys.argv[3]), pathlib.Path(sys.argv[4]), sys.argv[5]
+if mode == "broken":
+    sys.exit("ConfigError: no such mode")
+folder.mkdir(parents=True)
+score = 10 - (x - 3) ** 2 + seed
+with (folder / "metrics.jsonl").open("a") as file:
+    for part in range(11):
+        file.write(json.dumps({"env_steps": part * 100, "evaluator/return_mean": score * part / 10}) + "\\n")
+        file.flush()
+        if hang == "yes" and (part == 4 and x > 9 or part == 10):
+            time.sleep(3600)
+(folder / "result.json").write_text(json.dumps({"final": {"return_mean": score}}))
+"""
+RANGES = [parse_range("x", "lin:-10:10"), parse_range("mode", "plain,other")]
+
+
+def setup_of(folder: Path, ranges=RANGES, hang: str = "no") -> Setup:
+    def words(values, seed, name, runs):
+        mode = values.get("mode", "plain")
+        return [sys.executable, "-S", "-c", RUN, values["x"], mode, str(seed), str(runs / "tried" / name), hang]
+
+    folder.mkdir(exist_ok=True)
+    return Setup(folder, "tried", ranges, 1000, 0, words)
+
+
+def test_a_planted_optimum_is_found_and_shown(tmp_path):
+    told: list[str] = []
+    search = Search(setup_of(tmp_path / "s"), SearchOptions(trials=16, prune=False), told.append)
+    search.run()  # one trial at a time, so that the seed decides everything
+    best = search.study.best_trial
+    assert abs(best.params["x"] - 3) < 1.5 and best.value > 7.5
+    assert len(finished(search.study)) == 16
+    table = rows(search.study, RANGES)
+    assert table[0] == ["trial", "score", "", "x", "mode", "seconds"] and table[1][0] == str(best.number)
+    assert text_table(table, 10).endswith("(and 6 more)")
+    drawn = page("tried: s", search.study, RANGES, "jsrl run <tried>")
+    assert drawn.count("<svg") == 3 and "jsrl run &lt;tried&gt;" in drawn and ">other</text>" in drawn
+    assert any("trial 0: x " in line for line in told)
+
+
+def test_a_trial_behind_the_median_is_ended_early(tmp_path):
+    """Runs with x above 9 hang half-way, after scores far below all others': only pruning ends them in time."""
+    search = Search(setup_of(tmp_path / "s", RANGES[:1]), SearchOptions(trials=5), lambda line: None)
+    for x in (1.0, 2.0, 3.0, 4.0, 5.0):
+        search.study.enqueue_trial({"x": x})
+    search.study.enqueue_trial({"x": 9.5})
+    search.run()
+    search._setup, search._options = setup_of(tmp_path / "s", RANGES[:1], hang="yes"), SearchOptions(trials=6)
+    search.run()
+    assert [trial.state.name for trial in search.study.trials] == ["COMPLETE"] * 5 + ["PRUNED"]
+
+
+def test_the_mean_over_seeds_counts(tmp_path):
+    search = Search(setup_of(tmp_path / "s"), SearchOptions(trials=1, seeds_per_trial=3), lambda line: None)
+    search.study.enqueue_trial({"x": 3.0, "mode": "plain"})
+    search.run()
+    (trial,) = search.study.trials
+    assert trial.value == 11.0 and trial.user_attrs["scores"] == [10.0, 11.0, 12.0]
+    assert rows(search.study, RANGES)[1][1] == "11 ± 0.58"
+
+
+def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
+    folder = tmp_path / "s"
+    Search(setup_of(folder), SearchOptions(trials=3, parallel=2), lambda line: None).run()
+
+    def interrupt(line):
+        if line.startswith("trial 4"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    cut = Search(setup_of(folder, hang="yes"), SearchOptions(trials=6, parallel=2), interrupt)
+    cut.study.enqueue_trial({"x": 2.5, "mode": "plain"})
+    cut.run()
+    assert cut.interrupted and len(finished(cut.study)) == 3
+    done = {trial.number: trial.value for trial in finished(cut.study)}
+    again = Search(setup_of(folder), SearchOptions(trials=6, parallel=2), lambda line: None)
+    again.run()
+    after = {trial.number: trial.value for trial in finished(again.study)}
+    assert len(after) == 6 and done.items() <= after.items()
+    assert [t.params["x"] for t in finished(again.study)].count(2.5) == 1  # what was cut off was begun again
+    Search(setup_of(folder), SearchOptions(trials=6), lambda line: None).run()  # nothing is left to do
+    assert len(finished(again.study)) == 6
+
+
+def test_trials_that_all_fail_end_the_search(tmp_path):
+    ranges = [RANGES[0], parse_range("mode", "broken,broken too")]
+    setup = setup_of(tmp_path / "s", ranges)
+    broken = Setup(
+        setup.folder, "tried", ranges, 1000, 0, lambda *a: [*setup.command(*a)[:5], "broken", *["0", "x", "no"]]
+    )
+    with pytest.raises(TrialsFailed, match="all 3 trials have failed, the last one with: ConfigError: no such mode"):
+        Search(broken, SearchOptions(trials=9), lambda line: None).run()
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "shown"),
+    [
+        ("log:1e-5:1e-2", 0.000123456789, "0.000123457"),
+        ("lin:-1:1", 0.5, "0.5"),
+        ("int:1:10", 3, "3"),
+        ("log-int:16:1024", 64, "64"),
+        ("0.5,1,10", "0.5", "0.5"),
+        ("64,64|128,128", "64,64", "64,64"),
+    ],
+)
+def test_ranges(text, value, shown):
+    r = parse_range("agent.x", text)
+    assert r.text(value) == shown
+    assert r.distribution._contains(r.distribution.to_internal_repr(value))
+    assert parse_range("agent.x", command.range_text(r)) == r
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "log:1", "log:0:1", "lin:2:1", "int:1.5:2", "lin:a:b", "a,a", "", "lin:0:inf", "log:-1:1", "a,,b"]
+)
+def test_what_is_no_range(text):
+    with pytest.raises(ConfigError, match=r"^--vary agent.x is "):
+        parse_range("agent.x", text)
+
+
+def test_a_space_of_a_file(tmp_path):
+    (tmp_path / "space.json").write_text('{"agent.gamma": "lin:0.9:1", "agent.x": "1,2"}')
+    found = parse_space({"agent.x": "3,4"}, str(tmp_path / "space.json"))
+    assert [(r.option, r.choices) for r in found] == [("agent.gamma", ()), ("agent.x", ("3", "4"))]
+    with pytest.raises(ConfigError, match="there is nothing to search"):
+        parse_space({}, None)
+
+
+def test_every_option_of_a_search_is_explained_and_in_its_help():
+    options = options_of(SearchOptions())
+    assert not [option.name for option in options.values() if not option.text]
+    assert not [name for name in options if f"--{name} " not in command.usage()]
+
+
+VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("nothing", "there is no experiment 'nothing'"),
+        ("ppo_cartpole", "there is nothing to search"),
+        ("ppo_cartpole --vary agent.learning-rate", "expected OPTION=RANGE"),
+        ("ppo_cartpole --vary agent.lerning-rate=log:1e-5:1e-2", "did you mean --agent.learning-rate"),
+        ("ppo_cartpole --vary agent.num-epochs=lin:1:10", "expected a whole number"),
+        ("ppo_cartpole --vary agent.gamma=lin:0.5:2", "gamma must be at least 0 and at most 1"),
+        ("ppo_cartpole --vary agent.returns=gae,mc", "expected one of gae, vtrace"),
+        ("ppo_cartpole --vary seed=int:0:3", "--seeds-per-trial"),
+        (f"ppo_cartpole {VARY} --agent.learning-rate 1e-3", "is given and varied"),
+        (f"ppo_cartpole {VARY} --trials 0", "trials is 0; it must be at least 1"),
+        (f"ppo {VARY} --evaluator.enabled false", "leave evaluator.enabled on"),
+        (f"ppo_cartpole {VARY} --search-name a/b", "use letters, digits"),
+        (f"ppo_cartpole {VARY} --num-envs 0", "num_envs is 0"),
+        ("ppo_cartpole --space absent.json", "--space absent.json cannot be read"),
+        ("--resume nowhere", "there is no search"),
+        (f"ppo_cartpole {VARY} --display quiet", "there is no option --display"),
+    ],
+)
+def test_a_wrong_search_is_refused_in_one_sentence_and_leaves_nothing(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", *words.split()]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told and told.count("\n") == 1 and "Traceback" not in told
+    assert not os.listdir(tmp_path)
+
+
+OWN = '''"""A planted optimum"""
+
+from dataclasses import dataclass
+
+from planted import TinyConfig
+
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
+
+
+def config():
+    return Experiment(
+        name="own",
+        agent=TinyConfig(best=0.25),
+        env=EnvConfig("probe:continuous"),
+        num_envs=2,
+        rollout_length=4,
+        total_env_steps=64,
+        placement="serial",
+        evaluator=EvaluatorConfig(episodes=2, num_envs=2, final_episodes=2),
+    )
+'''
+
+
+@pytest.mark.slow
+def test_the_command_searches_with_real_runs_and_goes_on(tmp_path, monkeypatch, capsys):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "own.py").write_text(OWN)
+    tiny = (Path(__file__).parents[1] / "tiny_agent.py").read_text()
+    (tmp_path / "planted.py").write_text(tiny.replace("tests.tiny_agent:tiny", "planted:tiny"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{tmp_path}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = "search own --vary agent.offset=0.25,5 --num-envs 4 --search-name one --parallel 2"
+    try:
+        assert main([*words.split(), "--trials", "2"]) == 0
+        (tmp_path / "searches" / "own" / "one" / "search.html").unlink()
+        assert main(["search", "--resume", "searches/own/one", "--trials", "3"]) == 0
+    finally:
+        for name in ("configs.own", "planted"):
+            sys.modules.pop(name, None)
+    told = capsys.readouterr().out
+    assert "jsrl run own --num-envs 4 --agent.offset" in told
+    folder = tmp_path / "searches" / "own" / "one"
+    results = [json.loads(path.read_text()) for path in folder.glob("runs/own/trial-*-seed0/result.json")]
+    assert len(results) == 3 and {r["ended"] for r in results} == {"total_env_steps"}
+    assert "<svg" in (folder / "search.html").read_text()
