@@ -16,6 +16,7 @@ from jsrl.cli import command_line
 from jsrl.cli.experiments import load, take_name
 from jsrl.cli.main import COMMANDS
 from jsrl.errors import ConfigError
+from jsrl.search.options import SearchOptions
 from jsrl.workers.kinds import catalogue
 
 ROOT = Path(__file__).parents[1]
@@ -117,8 +118,8 @@ def error_of_run(given: tuple[str, ...]) -> str:
 
 @functools.cache
 def known_options() -> dict[str, command_line.Option]:
-    """Options of the experiments and of run.py itself."""
-    known = command_line.options_of(command_line.RunOptions())
+    """Options of the experiments, of run.py itself, and of a search."""
+    known = command_line.options_of(command_line.RunOptions()) | command_line.options_of(SearchOptions())
     for experiment in ("ppo", "impala", "sac", "td3", "dqn", "r2d2"):
         known |= command_line.options_of(load(experiment))
     return known
@@ -148,7 +149,7 @@ def help_of(command: str) -> str:
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
 def test_options_exist(name: str) -> None:
-    """Code spans that begin with `--` are options of some experiment, or of run.py itself."""
+    """Code spans that begin with `--` are options of some experiment, of run.py itself, or of a search."""
     known = known_options()
     elsewhere = {"help", "help-all", "shm-size"}
     for span in spans(ROOT / name):
