@@ -282,7 +282,9 @@ class Controller:
             if life.name in names and not (life.ready or life.left or life.replaced):
                 life.handle.kill()
                 life.left = life.dropped = True
-                self._session.display.message(f"{life.name} was ended in its start ({life.stage}): the run ends")
+                self._session.display.message(
+                    f"{life.name} was stopped during its start ({life.stage}), because the run ends"
+                )
 
     def _wanted_finals(self) -> dict[str, dict[str, Any]]:
         """Return worker -> what its command `final` is told, for those that have a last task."""

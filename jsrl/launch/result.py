@@ -71,7 +71,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return the closing lines for people."""
-        how = self.ended if self.ended.startswith(STOPPED) else f"ended by {self.ended}"
+        how = f"reached {self.ended}" if self.ended in INTENDED else self.ended
         lines = [
             f"{how} after {self.env_steps:,} env steps, {self.updates:,} updates, {self.wall_s:.1f} s "
             f"({self.process_s:.1f} s from the start of the process)",

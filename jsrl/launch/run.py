@@ -213,7 +213,7 @@ def ready_plan(
     """
     kept = kept_graph(folder) if resumed and graph is None else None
     if kept is not None:
-        tell(f"its changed graph goes on ({FILE}); to go on with another one, give --graph")
+        tell(f"it continues with its changed graph ({FILE}); --graph gives another one")
     try:
         plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, launcher.place)
     except ConfigError as error:

@@ -110,7 +110,7 @@ class Watchdog:
             noticed = f"nothing was stepped, answered or trained for {now_s - self._moved_s:.0f} s"
             self._patience *= 2
             told = self.write("standstill", noticed, self.look())
-            self._session.display.message(f"{noticed}; training goes on if it can ({told})", "warning")
+            self._session.display.message(f"{noticed}; the run goes on ({told})", "warning")
 
     def _head(self, noticed: str) -> str:
         """Return what was noticed, and where the run stands."""

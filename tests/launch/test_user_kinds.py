@@ -156,7 +156,7 @@ def test_a_users_workers_are_shown_like_ours_and_go_on_after_a_resume(tmp_path: 
     assert kept.worker("augment").settings == {"noise": 0.0}
     again = run(small(total_env_steps=8 * 32), runs_dir=tmp_path, resume="one", display="log-only")
     log = (again.folder / "logs" / "controller.log").read_text()
-    assert f"its changed graph goes on ({FILE})" in log and again.updates == 8
+    assert f"it continues with its changed graph ({FILE})" in log and again.updates == 8
     other = run(small(total_env_steps=9 * 32), runs_dir=tmp_path, resume="one", graph=lambda g: g, display="log-only")
     log = (other.folder / "logs" / "controller.log").read_text()
     assert "graph: the worker augment is gone" in log and other.updates == 9

@@ -83,7 +83,7 @@ def test_a_run_whose_disk_is_full_ends_as_it_would(launch, disk, tmp_path) -> No
     run.await_updates()
     with disk.full():
         text = run.expect(0, 120.0)
-    assert "ended by total_env_steps after 30,720" in text
+    assert "reached total_env_steps after 30,720" in text
     assert_once_each(text)
     for writer in ("metrics.jsonl", "events.out.tfevents", "learner: snapshot"):
         assert writer in "\n".join(warnings_in(text))

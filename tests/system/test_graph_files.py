@@ -45,6 +45,6 @@ def test_a_graph_outlives_kills_and_goes_on_after_a_resume(launch, name: str) ->
     result = run.result()
     assert_balanced(result)
     again = launch("--resume", "one", "--total-env-steps", str(result["env_steps"] + 1_000), experiment="")
-    assert f"its changed graph goes on ({FILE})" in again.expect(0, 60.0)
+    assert f"it continues with its changed graph ({FILE})" in again.expect(0, 60.0)
     assert again.result()["env_steps"] > result["env_steps"] and graph_of(again.folder) == graph
     assert_balanced(again.result())

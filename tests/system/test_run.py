@@ -30,7 +30,7 @@ ENDINGS = {
 def test_ending_says_why_and_leaves_everything(launch, reason: str) -> None:
     run = launch(*ENDINGS[reason], "--evaluator.enabled")
     text = run.expect(0, 60.0)
-    assert f"ended by {reason}" in text and "balanced" in text
+    assert f"reached {reason}" in text and "balanced" in text
     result = run.result()
     assert result["ended"] == reason and result["updates"] > 0
     assert result["final"]["episodes"] == 4
@@ -103,7 +103,7 @@ def test_resume_changes_placement_but_not_the_network(launch) -> None:
     assert "changed: --placement serial -> served" in text
     assert run.result()["updates"] == 40
     text = resume(launch, run).expect(0, 40.0)
-    assert "ended by total_env_steps" in text and run.result()["updates"] == 40
+    assert "reached total_env_steps" in text and run.result()["updates"] == 40
 
 
 def test_resume_after_a_killed_controller(launch) -> None:

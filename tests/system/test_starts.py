@@ -38,7 +38,7 @@ def test_a_learner_that_is_still_compiling_at_the_end_is_no_failure(launch) -> N
     run.until(lambda: list(run.runs_dir.glob("tiny/*/snapshots/state/tags/latest.json")), "a snapshot")
     stopped_in_its_start(run)
     text = run.expect(0, 60.0)
-    assert "learner was ended in its start" in text and "while stopping" not in text
+    assert "learner was stopped during its start" in text and "while stopping" not in text
     assert run.result()["ended"] == "max_minutes"
 
 
@@ -48,7 +48,7 @@ def test_an_interrupt_while_a_learner_compiles_is_no_failure(launch) -> None:
     stopped_in_its_start(run)
     run.popen.send_signal(signal.SIGINT)
     text = run.expect(130, 20.0)
-    assert "learner was ended in its start" in text and "while stopping" not in text
+    assert "learner was stopped during its start" in text and "while stopping" not in text
 
 
 DROPPED = """

@@ -129,12 +129,10 @@ def test_the_actor_of_a_killed_server_goes_to_another_and_comes_back(launch) -> 
     run = counting(launch, *servers, "--max-policy-lag", "none")
     run.workers()["inference-0"].kill()
     since_s, (_, before) = time.monotonic(), consumed(run)
-    run.until(
-        lambda: "taken up its streams again with inference-1" in run.text, "actor-0 to go to the other server", 8.0
-    )
+    run.until(lambda: "reconnected its streams with inference-1" in run.text, "actor-0 to go to the other server", 8.0)
     run.until(lambda: consumed(run)[1] > before + 20, "trajectories of both", 8.0)
     assert time.monotonic() - since_s < away_s and "inference-0" not in run.workers()
-    run.until(lambda: "taken up its streams again with inference-0" in run.text, "actor-0 to come back")
+    run.until(lambda: "reconnected its streams with inference-0" in run.text, "actor-0 to come back")
     end(run)
 
 
@@ -209,7 +207,7 @@ def test_budgets_are_of_a_kind_and_say_when_they_are_used_up(launch) -> None:
         run.await_worker("inference-0").kill()
         if "used" not in text:
             run.until(lambda words=text: words in run.text, text)
-            run.until(lambda: "taken up its streams again" in run.text, "the actor to go on")
+            run.until(lambda: "reconnected its streams" in run.text, "the actor to go on")
         else:
             assert text in run.expect(1, 20.0)
     assert "WorkerDied: inference-0" in run.text

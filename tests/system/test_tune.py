@@ -149,7 +149,7 @@ def test_run_tunes_and_then_trains(tuning):
     one = tuning(*words, "--evaluator.final-episodes", "0", script="drive.py")
     assert one.end(400) == 0, one.text
     assert "tuning tiny" in one.text
-    assert "ended by total_env_steps" in one.text
+    assert "reached total_env_steps" in one.text
     (folder,) = (one.folder / "runs" / "tiny").glob("2*")
     config = (folder / "experiment.json").read_text()
     assert '"placement": "inline"' in config

@@ -46,5 +46,5 @@ def test_one_learner_is_killed_and_both_policies_go_on_in_a_resume(launch) -> No
     assert result["ended"] == result["others"]["b"]["ended"] == "total_env_steps"
     assert result["env_steps"] >= more and result["others"]["b"]["env_steps"] >= more
     assert saved(run)["updates"] > before[0]["updates"] and saved(run, "b")["updates"] > before[1]["updates"]
-    assert "its changed graph goes on" in again.text and "policy b:" in again.text
+    assert "it continues with its changed graph" in again.text and "policy b:" in again.text
     assert_balanced(result)

@@ -69,7 +69,7 @@ def test_of_a_stopped_worker_it_says_so_and_shows_the_others(launch) -> None:
     assert "inference-0 was not heard of for 1.5 s" in seen[""]
     assert f"pid {victim.pid}, stopped" in seen["inference-0"] and "SIGCONT" in seen["inference-0"]
     assert "in _loop" in seen["actor-0"] and "in _loop" in seen["learner"]
-    run.until(lambda: "taken up its streams again" in run.text, "the actor to go on")
+    run.until(lambda: "reconnected its streams" in run.text, "the actor to go on")
     assert "(watchdog report: " in run.text and "restart 1 of 10" in run.text
     run.popen.terminate()
     run.expect(130, 20.0)

@@ -145,7 +145,7 @@ class Actor:
                 group.trajectory = None  # its updates may be fewer than those that trajectories were numbered by
             self._ask(group)
         self._streams.new_consumer = False
-        self._reporter.event("note", f"taken up its streams again{self._streams.with_whom}, in new episodes")
+        self._reporter.event("note", f"reconnected its streams{self._streams.with_whom}, with new episodes")
         return 0
 
     def _is_outdated(self, reply: Reply) -> bool:

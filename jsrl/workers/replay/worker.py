@@ -196,7 +196,7 @@ class ReplayWorker:
             except StreamTimeout:
                 return
             roads.learner.known, self._lost = found, None
-        self._reporter.event("note", "goes on with the learner's next life")
+        self._reporter.event("note", "reconnected to the restarted learner")
 
     def _draw_on(self, phases: Phases) -> None:
         """Write batch after batch, until this worker leaves."""
