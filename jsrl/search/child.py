@@ -73,7 +73,7 @@ class Child:
     def stop(self) -> None:
         """Ask it to end in order."""
         if not self.stopping and not self.ended:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGTERM)  # SIGINT is ignored in background jobs
         self.stopping = True
 
     def close(self) -> None:

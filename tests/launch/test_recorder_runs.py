@@ -84,9 +84,25 @@ def test_missing_extras_and_environments_that_draw_nothing_are_refused_before_an
         make_plan(experiment(), str(tmp_path), tmp_path)
 
 
+class Films:
+    """A sink that notes videos."""
+
+    def __init__(self):
+        self.paths = []
+
+    def write(self, row):
+        pass
+
+    def video(self, path):
+        self.paths.append(path)
+
+
 @pytest.mark.slow
 def test_a_serial_run_films_and_its_report_shows_it(tmp_path):
-    result = run(experiment(), runs_dir=tmp_path, display="quiet")
+    films = Films()
+    result = run(experiment(), runs_dir=tmp_path, display="quiet", sinks=[films])
+    assert films.paths[-1].is_file() and films.paths[-1].parent == result.folder / "videos"
+    assert len(films.paths) >= 4
     videos = json.loads((result.folder / "videos" / "videos.json").read_text())["videos"]
     assert result.ended == "total_env_steps"
     assert videos[-1]["version_updates"] == result.updates == 4, "the last params are filmed"
