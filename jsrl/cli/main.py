@@ -17,7 +17,7 @@ COMMANDS = {
     "export": "write a trained policy to a file that plays without jsrl",
     "play": "show a run's policy in a window",
     "compare": "two runs side by side",
-    "report": "make a run's report again",
+    "report": "make a run's report again; of several runs: one page that compares them",
     "record": "record a trained policy's episodes",
     "tune": "find the fastest settings of an experiment on this machine",
     "search": "search hyperparameters of an experiment",

@@ -1,28 +1,36 @@
-"""Make a run's report again: `jsrl report RUN`, also of a run that was killed or still goes on."""
+"""Make a run's report again, also of a run that was killed or still goes on; of several runs: one page that compares them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from jsrl.cli.main import program
 from jsrl.errors import JsrlError
-from jsrl.report.report import write_report
-from jsrl.runs.runs import RunFolder
+from jsrl.report.report import write_comparison, write_report
+from jsrl.runs.runs import load_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write report.txt and report.html, and print the summary."""
+    """Write report.txt and report.html of a run, or a page of several runs, and print the summary."""
     parser = argparse.ArgumentParser(prog=program("report"), description=__doc__)
-    parser.add_argument("run", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a path, EXPERIMENT/NAME, NAME, EXPERIMENT for its newest run, or a pattern such as 'ppo_pong/*'",
+    )
     parser.add_argument("--runs-dir", default="runs")
+    parser.add_argument("--to", type=Path, help="file of the page of several runs (default: RUNS_DIR/comparison.html)")
     options = parser.parse_args(arguments)
     try:
-        folder = RunFolder.open(options.run, options.runs_dir)
-        print(write_report(folder))
+        runs = load_runs(options.runs, options.runs_dir)
+        path = runs[0].folder.report if len(runs) == 1 else options.to or Path(options.runs_dir) / "comparison.html"
+        print(write_report(runs[0].folder) if len(runs) == 1 else write_comparison(runs, path))
     except (JsrlError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    print(f"report: {folder.report}")
+    print(f"report: {path}")
     return 0

@@ -85,13 +85,14 @@ def chart(
     size: tuple[int, int] = WIDE,
     hint: str = "",
     axis: Axis = Axis(),
+    legend: bool = True,
 ) -> str:
     """Return a chart as HTML, or an empty string when there are not two points to join.
 
     Args:
       title: what it shows, with its unit. x_label: of the horizontal axis. series: curves. from_zero: the axis begins at 0.
       x_range: of the horizontal axis; None: that of the curves. size: width and height. hint: shown when one points at it.
-      axis: the horizontal one.
+      axis: the horizontal one. legend: name the curves, if there are several.
     """
     if axis.log:
         series = [dataclasses.replace(one, x=np.log10(one.x)) for one in series]
@@ -106,9 +107,13 @@ def chart(
         y_low, y_high = min(0.0, *(float(one.y.min()) for one in drawn)), y_high or 1.0
     frame = _Frame(x_low, x_high, y_low, y_high, size)
     parts = [*_axes(frame, x_label, axis=axis), *(_curve(frame, one) for one in drawn)]
-    named = {one.name: one.css for one in drawn if not one.faint}
-    keys = [f'<span class="key"><i class="{css}"></i>{escape(name)}</span>' for name, css in named.items()]
-    return _figure(title, "".join(keys) if len(keys) > 1 else "", parts, size, hint)
+    named = {one.name: one.css for one in sorted(drawn, key=lambda one: one.index or 0) if not one.faint}
+    return _figure(title, keys_of(named) if legend and len(named) > 1 else "", parts, size, hint)
+
+
+def keys_of(named: Mapping[str, str]) -> str:
+    """Return a legend: name of a curve -> its classes."""
+    return "".join(f'<span class="key"><i class="{css}"></i>{escape(name)}</span>' for name, css in named.items())
 
 
 def bands(title: str, x_label: str, x: np.ndarray, shares: Mapping[str, np.ndarray]) -> str:

@@ -1,4 +1,4 @@
-"""Runs side by side: seeds summed up with intervals, two runs compared. Plain text, numpy only."""
+"""Runs side by side: seeds summed up with intervals, two runs compared. Plain text and arrays."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.sparkline import sparkline
+from jsrl.report.run_report import flat_options
 from jsrl.runs.runs import Run
 
 END_METRICS = (
@@ -50,6 +51,62 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+LEARNED = ("agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag")
+"""How options begin that change what is learned, and not only where or for how long."""
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return runs by experiment: those of one folder, apart where settings differ that change what is learned.
+
+    The names have those settings, such as `ppo_cartpole, agent.learning-rate 0.001`.
+    """
+    folders: dict[str, list[Run]] = {}
+    for run in runs:
+        folders.setdefault(run.folder.path.parent.name, []).append(run)
+    found: dict[str, list[Run]] = {}
+    for folder, own in folders.items():
+        differing = [name for name in differing_options(own) if name.startswith(LEARNED)]
+        for run in own:
+            options = flat_options(run.config)
+            found.setdefault(", ".join([folder, *(f"{name} {options.get(name)}" for name in differing)]), []).append(
+                run
+            )
+    return found
+
+
+def differing_options(runs: Sequence[Run]) -> list[str]:
+    """Return the options in which some of the runs differ, by name."""
+    options = [flat_options(run.config) for run in runs]
+    names = dict.fromkeys(name for own in options for name in own)
+    return [name for name in names if len({str(own.get(name)) for own in options}) > 1]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Seeds of an experiment over env steps: the middle of them and its 95% interval, all [points]."""
+
+    x: np.ndarray
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 50) -> Band | None:
+    """Return the mean of curves (env steps, values), the interquartile mean of 4 or more, where all of them have values.
+
+    None: there are fewer than two curves, or no env steps that all of them have reached.
+    """
+    low_x, high_x = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if len(curves) < 2 or high_x <= low_x:
+        return None
+    x = np.linspace(low_x, high_x, points)
+    values = np.stack([np.interp(x, *curve) for curve in curves], axis=-1)
+    statistic = interquartile_mean if len(curves) >= 4 else None
+    middle = values.mean(-1) if statistic is None else statistic(values)
+    intervals = np.array([bootstrap_interval(own, statistic, resamples=1000) for own in values])
+    return Band(x, middle, intervals[:, 0], intervals[:, 1])
+
+
 @dataclass(frozen=True)
 class Summary:
     """One experiment's seeds at the end of their curves, with 95% intervals for the mean and the interquartile mean."""
@@ -71,15 +128,16 @@ def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: 
     Raises:
       ConfigError: a run has no such metric.
     """
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for run in runs:
-        env_steps, values = run.curve(key)
-        if not values.size:
-            raise ConfigError(f"run {run.name} has no finite value of {key}; leave it out, or choose another metric.")
-        ends = groups.setdefault(run.folder.path.parent.name, [])
-        ends.append((float(values[-last:].mean()), float(env_steps[-1])))
     found = []
-    for experiment, ends in groups.items():
+    for experiment, own in grouped(runs).items():
+        ends = []
+        for run in own:
+            at, curve = run.curve(key)
+            if not curve.size:
+                raise ConfigError(
+                    f"run {run.name} has no finite value of {key}; leave it out, or choose another metric."
+                )
+            ends.append((float(curve[-last:].mean()), float(at[-1])))
         values, env_steps = np.array(ends).T
         found.append(
             Summary(

@@ -18,6 +18,8 @@ from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.learner.kind import MEASURED
 
 FIRST = "first policy"
+KNOWN = {metric.name: metric for metric in kind_metrics(LEARNER)}
+NO_UNITS = ("-", "0-1", "<= 1", "count")
 STEPS, SECONDS = "env steps", "seconds"
 
 
@@ -38,25 +40,28 @@ def learning(report: RunReport) -> list[str]:
 
 def algorithm(report: RunReport) -> str:
     """Return a small chart for every metric that the updates, or the episodes of a user's environments, report."""
-    known = {metric.name: metric for metric in kind_metrics(LEARNER)}
+    columns = [of_policy(report.columns, policy) for policy in report.policies]
+    kinds = ((LEARNER.prefix, MEASURED), (ACTOR.prefix, ACTOR.metrics))
+    names = dict.fromkeys(name for kind in kinds for own in columns for name in said(own, *kind))
     drawn = []
-    for name in [*_said(report, LEARNER.prefix, MEASURED), *_said(report, ACTOR.prefix, ACTOR.metrics)]:
-        metric = known.get(name)
-        unit = f", {metric.unit}" if metric and metric.unit not in ("-", "0-1", "<= 1", "count") else ""
-        hint = f"{metric.meaning}; healthy: {metric.healthy}" if metric else name
-        title = name.partition("/")[2].replace("_", " ") + unit
+    for name in names:
         series = _curves(report, {policy or FIRST: _named(policy, name) for policy in report.policies})
-        drawn.append(chart(title, STEPS, series, x_range=_steps(report), size=SMALL, hint=hint))
+        hint = f"{KNOWN[name].meaning}; healthy: {KNOWN[name].healthy}" if name in KNOWN else name
+        drawn.append(chart(title_of(name), STEPS, series, x_range=_steps(report), size=SMALL, hint=hint))
     charts = "".join(drawn)
     return f'<div class="grid3">{charts}</div>' if charts else ""
 
 
-def _said(report: RunReport, prefix: str, measured: Iterable[Metric]) -> list[str]:
-    """Return the metrics of a kind of worker, of any policy, that neither it nor its accounting of time measures."""
+def said(names: Iterable[str], prefix: str, measured: Iterable[Metric]) -> list[str]:
+    """Return the metrics of a kind of worker that neither it nor its accounting of time measures: its algorithm's."""
     own = {f"{prefix}/{metric.name}" for metric in measured}
-    names = [name for policy in report.policies for name in of_policy(report.columns, policy)]
-    said = [name for name in names if name.startswith(f"{prefix}/") and name not in own and not name.endswith("_share")]
-    return list(dict.fromkeys(said))
+    return [name for name in names if name.startswith(f"{prefix}/") and name not in own and not name.endswith("_share")]
+
+
+def title_of(name: str) -> str:
+    """Return what a chart of a metric is called: `learner/loss_value` is `loss value, reward^2`."""
+    unit = KNOWN[name].unit if name in KNOWN else "-"
+    return name.partition("/")[2].replace("_", " ") + (f", {unit}" if unit not in NO_UNITS else "")
 
 
 def machine(report: RunReport) -> list[str]:

@@ -17,30 +17,37 @@ from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
 
 def page(report: RunReport) -> str:
     """Return the whole page."""
+    return shell(report.name, body(report))
+
+
+def shell(title: str, content: str, script: str = "") -> str:
+    """Return a page with the style sheet: its title as text, its content and script as HTML."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n{content}\n</main>{script}</body></html>\n"
+    )
+
+
+def body(report: RunReport) -> str:
+    """Return what stands on the page."""
     sections = [
         _header(report),
         _figures(report),
         _verdicts(report),
         _warnings(report),
-        _section("Learning", "".join(learning(report)), "grid2"),
-        _section("Algorithm", algorithm(report)),
-        _section("Speed and machine", "".join(machine(report)), "grid2"),
-        _section("Where time went", _time(report) + shares_of_time(report)),
-        _section("Dataflow", _dataflow(report)),
-        _section("Trajectories", _ledgers(report)),
-        _section("Videos", _videos(report), "grid2"),
-        _section("Where it comes from", _pairs(origin_lines(report))),
-        _section("Options", _options(report)),
-        _section("Files", _files(report)),
+        section("Learning", "".join(learning(report)), "grid2"),
+        section("Algorithm", algorithm(report)),
+        section("Speed and machine", "".join(machine(report)), "grid2"),
+        section("Where time went", _time(report) + shares_of_time(report)),
+        section("Dataflow", _dataflow(report)),
+        section("Trajectories", _ledgers(report)),
+        section("Videos", _videos(report), "grid2"),
+        section("Where it comes from", _pairs(origin_lines(report))),
+        section("Options", _options(report)),
+        section("Files", _files(report)),
     ]
-    title = escape(report.name)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</main></body></html>\n"
-    )
+    return "\n".join(one for one in sections if one)
 
 
 def _dataflow(report: RunReport) -> str:
@@ -48,7 +55,8 @@ def _dataflow(report: RunReport) -> str:
     return f'<div class="scroll">{picture}</div>' if picture else ""
 
 
-def _section(title: str, content: str, kind: str = "") -> str:
+def section(title: str, content: str, kind: str = "") -> str:
+    """Return a part of a page under a heading, as HTML; an empty string without content."""
     if not content:
         return ""
     inner = f'<div class="{kind}">{content}</div>' if kind else content
@@ -102,7 +110,7 @@ def _figures(report: RunReport) -> str:
 
 
 def _warnings(report: RunReport) -> str:
-    return _section("Warnings", "".join(f'<pre class="warning">{escape(text)}</pre>' for text in report.warnings))
+    return section("Warnings", "".join(f'<pre class="warning">{escape(text)}</pre>' for text in report.warnings))
 
 
 def _time(report: RunReport) -> str:

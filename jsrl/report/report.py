@@ -6,15 +6,18 @@ a run that was killed or still goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from jsrl.launch.graph_file import kinds_of
 from jsrl.metrics.tracing import merge_traces
+from jsrl.report.comparison import summarise
+from jsrl.report.comparison_page import comparison_page, score_of
 from jsrl.report.html import page
 from jsrl.report.run_report import make_report
 from jsrl.report.text import document, summary
 from jsrl.runs.files import write_atomic
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import Run, RunFolder
 from jsrl.workers.kinds import phase_of
 
 
@@ -44,3 +47,14 @@ def write_report(folder: RunFolder) -> str:
     write_atomic(folder.path / "report.txt", document(report).encode(), durable=False)
     write_atomic(folder.report, page(report).encode(), durable=False)
     return summary(report)
+
+
+def write_comparison(runs: Sequence[Run], path: Path) -> str:
+    """Write the page of several runs to `path`; return their scores as a table.
+
+    Raises:
+      ConfigError: a folder is not a whole run. OSError: it cannot be written.
+    """
+    write_atomic(path, comparison_page(runs).encode(), durable=False)
+    metric = score_of(runs)
+    return summarise(runs, metric) if metric else "no score that all of these runs have"

@@ -133,7 +133,7 @@ def make_report(folder: RunFolder) -> RunReport:
     return RunReport(
         folder=folder.path,
         name=folder.name,
-        ended=result.get("ended") or _unfinished(folder.path),
+        ended=how_it_ended(folder.path),
         error=str(result.get("error", "")),
         result=result,
         columns=columns,
@@ -149,6 +149,11 @@ def make_report(folder: RunFolder) -> RunReport:
         videos=captions(folder.path),
         files=[name for name in files if (folder.path / name).exists()],
     )
+
+
+def how_it_ended(path: Path) -> str:
+    """Return why the run in a folder ended, or what is known of one without a result."""
+    return str(_result(path).get("ended") or _unfinished(path))
 
 
 def _result(path: Path) -> dict[str, Any]:

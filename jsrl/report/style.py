@@ -29,7 +29,7 @@ h3{font-size:14px;margin:18px 0 8px}
 figure{margin:0;min-width:0}svg,video{width:100%;height:auto;display:block}
 figcaption{font-weight:600;display:flex;flex-wrap:wrap;gap:4px 14px;justify-content:space-between}
 .legend{font-weight:400;margin:0 0 8px}
-.key{white-space:nowrap;margin-left:12px}.key:first-child{margin-left:0}
+.key{display:inline-block;margin-right:12px}.key:last-child{margin-right:0}
 .key i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:5px}
 .grid{stroke:var(--line)}.axis{stroke:var(--soft)}
 .tick{fill:var(--soft);font-size:11px;font-family:inherit}

@@ -1,0 +1,152 @@
+"""Several runs on one page: scores with intervals, seeds overlaid, and the settings in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from jsrl.report.charts import SMALL, WIDE, Series, chart, keys_of
+from jsrl.report.comparison import band, differing_options, grouped, summaries
+from jsrl.report.curves import STEPS, said, title_of
+from jsrl.report.html import section, shell
+from jsrl.report.run_report import flat_options, how_it_ended
+from jsrl.report.text import number
+from jsrl.runs.runs import Run
+from jsrl.workers.learner.kind import KIND as LEARNER
+from jsrl.workers.learner.kind import MEASURED
+
+SCORES = ("evaluator/final_return_mean", "evaluator/return_mean", "actor/return_mean")
+CURVES = (
+    ("Return of an episode, evaluation", "evaluator/return_mean"),
+    ("Return of an episode, training", "actor/return_mean"),
+    ("Env steps per second taken by actors", "actor/env_steps_per_s"),
+)
+NOTE = (
+    "Thin: each seed. Thick: their mean, from 4 seeds on the interquartile mean, as far as all of them go; around it its 95% "
+    "bootstrap interval."
+)
+
+
+def comparison_page(runs: Sequence[Run]) -> str:
+    """Return the page of several runs, as HTML that needs nothing else.
+
+    Raises:
+      ConfigError: a folder is not a whole run.
+    """
+    groups = grouped(runs)
+    title = f"{len(runs)} runs of {len(groups)} experiment{'s' if len(groups) > 1 else ''}"
+    environments: dict[str, list[str]] = {}
+    for name, own in groups.items():
+        environments.setdefault(str(flat_options(own[0].config).get("env.id", "")), []).append(name)
+    sections = [
+        f"<header><h1>{escape(title)}</h1></header>",
+        section("Scores", _scores(runs)),
+        *(_curves(env, {name: groups[name] for name in names}) for env, names in environments.items()),
+        section("Settings that differ", _settings(groups)),
+        section("Runs", _runs(runs)),
+    ]
+    return shell(title, "\n".join(one for one in sections if one))
+
+
+def _curves(env: str, groups: Mapping[str, Sequence[Run]]) -> str:
+    """Return the charts of the experiments in one environment: returns of different environments share no axis."""
+    where = f": {env}" if env else ""
+    runs = [run for own in groups.values() for run in own]
+    large = "".join(_chart(name, metric, groups, WIDE) for name, metric in CURVES)
+    names = dict.fromkeys(name for run in runs for name in said(run.metrics, LEARNER.prefix, MEASURED))
+    small = "".join(_chart(title_of(name), name, groups, SMALL) for name in names)
+    none = np.zeros(0)
+    keys = keys_of({name: Series(name, none, none, index=index).css for index, name in enumerate(groups)})
+    learning = (
+        f'<p class="legend">{keys}</p><p class="legend">{NOTE}</p><div class="grid2">{large}</div>' if large else ""
+    )
+    return section(f"Learning{where}", learning) + section(f"Algorithm{where}", small, "grid3")
+
+
+def score_of(runs: Sequence[Run]) -> str:
+    """Return the metric that all of the runs can be compared by; empty: there is none."""
+    for name in SCORES:
+        if all(np.isfinite(run.metrics.get(name, np.zeros(0))).any() for run in runs):
+            return name
+    return ""
+
+
+def _chart(title: str, metric: str, groups: Mapping[str, Sequence[Run]], size: tuple[int, int]) -> str:
+    """Return the seeds of each experiment in its colour, and their mean with its interval."""
+    seeds, means = [], []
+    for index, (name, runs) in enumerate(groups.items()):
+        curves = [run.curve(metric) for run in runs if metric in run.metrics]
+        curves = [(x, y) for x, y in curves if len(x) >= 2]
+        middle = band(curves) if curves else None
+        seeds += [Series(name, x, y, index=index, faint=middle is not None) for x, y in curves]
+        if middle is not None:
+            means.append(Series(name, middle.x, middle.middle, middle.low, middle.high, index=index))
+    return chart(title, STEPS, [*seeds, *means], size=size, legend=False)
+
+
+def _scores(runs: Sequence[Run]) -> str:
+    """Return the final scores of each experiment with their intervals, as a table."""
+    metric = score_of(runs)
+    if not metric:
+        return ""
+    head = ("experiment", "seeds", "env steps", "mean [95%]", "interquartile mean [95%]", "lowest", "highest")
+    rows = []
+    for s in summaries(runs, metric):
+        mean, iqm = _interval(s.mean, s.interval), _interval(s.iqm, s.iqm_interval)
+        rows.append((s.experiment, str(s.seeds), number(s.env_steps), mean, iqm, number(s.lowest), number(s.highest)))
+    few = any(row[1] == "1" for row in rows)
+    note = f"{metric}, the last value of each run." + (" One seed says little: its interval is a point." if few else "")
+    return f'{_table(head, rows, "numbers")}<p class="legend">{escape(note)}</p>'
+
+
+def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
+    """Return every option, and fact of the machine, in which runs differ: the values that each experiment has."""
+    runs = [run for own in groups.values() for run in own]
+    facts = {id(run): flat_options(run.config) | _facts(run) for run in runs}
+    differing = [name for name in _facts(runs[0]) if len({facts[id(run)][name] for run in runs}) > 1]
+    differing += differing_options(runs)
+    rows = [
+        (name, *(", ".join(dict.fromkeys(_shown(facts[id(run)].get(name)) for run in own)) for own in groups.values()))
+        for name in differing
+    ]
+    return _table(("setting", *groups), rows) if rows else "<p>All runs have the same settings, commit and machine.</p>"
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Return the algorithm, and what a run was made with."""
+    agent = run.config.get("fields", {}).get("agent") or {}
+    algorithm = str(agent.get("$type", "?")).rpartition(":")[2]
+    return {"algorithm": algorithm} | {
+        name: str(run.environment.get(name)) for name in ("commit", "packages", "hardware")
+    }
+
+
+def _interval(value: float, interval: tuple[float, float]) -> str:
+    return f"{number(value)} [{number(interval[0])}, {number(interval[1])}]"
+
+
+def _shown(value: object) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    """Return a line for each run: how it ended, how far it came, its score."""
+    metric, rows = score_of(runs), []
+    for run in runs:
+        steps = run.metrics.get("env_steps", np.zeros(0))
+        score = number(float(run.curve(metric)[1][-1])) if metric else "-"
+        at = number(float(steps.max())) if steps.size else "-"
+        rows.append((run.name, how_it_ended(run.folder.path), at, score))
+    return _table(("run", "ended", "env steps", "score"), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    lines = "".join(
+        f"<tr><th>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>" for row in rows
+    )
+    table = f'<table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'

@@ -1,0 +1,69 @@
+"""Several runs on one page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.cli.report import main
+from jsrl.experiment import Experiment
+from jsrl.references.reference import to_json
+from jsrl.report.comparison import band, bootstrap_interval, grouped, interquartile_mean
+from jsrl.report.comparison_page import comparison_page
+from jsrl.runs.runs import Run, RunFolder, load_runs
+
+
+def make_run(runs_dir: Path, experiment: str, seed: int, slope: float, **options) -> Run:
+    config = to_json(Experiment(agent=None, name=experiment, seed=seed, **options))
+    folder = RunFolder.create(runs_dir, experiment, f"seed{seed}-{slope}", config=config)
+    entries = [
+        {"env_steps": 100 * i, "updates": i, "wall_s": float(i), "evaluator/return_mean": slope * i, "learner/odd": 1.0}
+        for i in range(6 + seed)
+    ]
+    folder.metrics_path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return Run(folder)
+
+
+def test_seeds_share_a_group_and_settings_that_change_what_is_learned_part_them(tmp_path: Path):
+    runs = [make_run(tmp_path, "ppo", seed, 1.0, num_actors=1 + seed % 2, num_envs=16) for seed in range(3)]
+    runs += [make_run(tmp_path, "ppo", 0, 2.0, num_envs=32), make_run(tmp_path, "sac", 0, 1.0, num_envs=16)]
+    names = {name: [run.name for run in own] for name, own in grouped(runs).items()}
+    assert list(names) == ["ppo, num-envs 16", "ppo, num-envs 32", "sac"]
+    assert len(names["ppo, num-envs 16"]) == 3
+
+
+@pytest.mark.parametrize(("seeds", "statistic"), [(3, None), (5, interquartile_mean)])
+def test_a_band_is_the_statistic_of_all_seeds_as_far_as_all_go(seeds: int, statistic):
+    curves = [(np.array([0.0, 100.0 + seed]), np.array([0.0, 10.0 * seed])) for seed in range(seeds)]
+    found = band(curves)
+    assert found is not None and found.x[-1] == 100.0
+    ends = np.array([np.interp(100.0, *curve) for curve in curves])
+    assert found.middle[-1] == pytest.approx(ends.mean() if statistic is None else interquartile_mean(ends))
+    assert (found.low[-1], found.high[-1]) == bootstrap_interval(ends, statistic, resamples=1000)
+    assert band(curves[:1]) is None
+
+
+def test_the_page_has_scores_a_colour_for_each_experiment_and_what_differs(tmp_path: Path, capsys):
+    for seed in range(3):
+        make_run(tmp_path, "ppo", seed, 1.0 + seed, num_envs=16)
+        make_run(tmp_path, "evil", seed, 10.0, num_envs=32)
+    assert main([f"{tmp_path}/ppo/*", f"{tmp_path}/evil/*", "--runs-dir", str(tmp_path)]) == 0
+    text = (tmp_path / "comparison.html").read_text()
+    said = capsys.readouterr().out
+    assert "evil" in said and f"report: {tmp_path / 'comparison.html'}" in said
+    assert set(re.findall(r'polyline class="(line\d)"', text)) == {"line0", "line1"}
+    assert text.count('polyline class="line0 faint"') == 6 and text.count('polygon class="band line0"') == 1
+    assert re.search(r"<th>num-envs</th><td>16</td><td>32</td>", text)
+    assert re.search(r"<th>seed</th><td>0, 1, 2</td><td>0, 1, 2</td>", text)
+    assert "<script" not in text and ">odd<" in text
+
+
+def test_runs_without_a_score_have_a_page(tmp_path: Path):
+    runs = [make_run(tmp_path, "ppo", seed, 1.0) for seed in range(2)]
+    runs[0].folder.metrics_path.unlink()
+    text = comparison_page(load_runs([run.folder.path for run in runs]))
+    assert "Scores" not in text and "killed (it left no result)" in text
