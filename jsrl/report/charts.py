@@ -72,7 +72,12 @@ class Axis:
         """Return where ticks stand between two places, and their texts."""
         if self.names:
             return [(float(index), name) for index, name in enumerate(self.names) if low <= index <= high]
-        return [(place, f"{10**place:.2g}" if self.log else short(place)) for place in ticks(low, high, most)]
+        if self.log:
+            decades = range(math.floor(low), math.ceil(high) + 1)
+            factors = (1,) if high - low >= 2 else (1, 2, 5)
+            values = [factor * 10.0**decade for decade in decades for factor in factors]
+            return [(math.log10(v), f"{v:g}") for v in values if low - 1e-9 <= math.log10(v) <= high + 1e-9]
+        return [(place, short(place)) for place in ticks(low, high, most)]
 
 
 def chart(

@@ -14,6 +14,7 @@ from jsrl.cli import search as command
 from jsrl.cli.main import main
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
+from jsrl.report.charts import Axis
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import page, rows, text_table
 from jsrl.search.search import Search, Setup, finished
@@ -155,6 +156,12 @@ def test_a_space_of_a_file(tmp_path):
     assert [(r.option, r.choices) for r in found] == [("agent.gamma", ()), ("agent.x", ("3", "4"))]
     with pytest.raises(ConfigError, match="there is nothing to search"):
         parse_space({}, None)
+
+
+def test_axes_have_round_numbers_or_names():
+    assert [text for _, text in Axis(log=True).ticks(-5.0, -2.1, 6)] == ["1e-05", "0.0001", "0.001"]
+    assert [text for _, text in Axis(log=True).ticks(1.0, 2.0, 6)] == ["10", "20", "50", "100"]
+    assert Axis(names=("a", "b")).ticks(0.0, 1.0, 6) == [(0.0, "a"), (1.0, "b")]
 
 
 def test_every_option_of_a_search_is_explained_and_in_its_help():
