@@ -1,0 +1,168 @@
+"""What a machine with accelerators does, in ten minutes: `jsrl bench --gpu`, or `python benchmarks/gpu.py`.
+
+  placements       whole runs: inline, served, and apart where there are two accelerators
+  prefetch         whole runs: the next batch is joined during an update, or after it
+  float32, bfloat16  whole runs of one placement with each precision of the torso
+  updates          SAC's update frame rate by batch size
+  split            policy and critics on two devices against one device and both, where there are two
+
+Each part is a command of its own that may be repeated alone. Its text and raw numbers go to a folder,
+with the hardware. A part that does not end in the time that is left is stopped, and the last lines say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from jsrl.launch.plan import accelerators  # noqa: E402 (where it lies is said above)
+from jsrl.runs.provenance import environment_facts  # noqa: E402
+
+DEVICES = "import jax; print([[d.platform, d.device_kind] for d in jax.devices()])"
+LAST_LINES = 30
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command: its words after `python`, and the accelerators that it needs."""
+
+    name: str
+    words: tuple[str, ...]
+    accelerators: int = 0
+
+
+def parts(experiment: str, seconds: float, batches: str, folder: Path) -> list[Part]:
+    """Return what is measured, the most important first."""
+    bench = ("experiments/bench.py", experiment, "--repetitions", "1", "--starts", "0", "--seconds", f"{seconds:g}")
+    lever = ("--experiment", experiment, "--rounds", "1", "--seconds", f"{seconds:g}")
+    updates = (
+        "experiments/bench.py",
+        "sac_halfcheetah",
+        "--parts",
+        "updates",
+        "--repetitions",
+        "1",
+        "--seconds",
+        f"{seconds:g}",
+    )
+
+    def run(placement: str, precision: str) -> tuple[str, ...]:
+        return (*bench, "--placements", placement, "--json", str(folder / f"{precision}.json"),
+                "--", "--agent.network.precision", precision)  # fmt: skip
+
+    return [
+        Part("placements", ("benchmarks/levers.py", "placements", *lever, "--output", str(folder / "placements.json"))),
+        Part("updates", (*updates, "--batch", batches, "--json", str(folder / "updates.json"))),
+        Part("float32", run("served", "float32")),
+        Part("bfloat16", run("served", "bfloat16")),
+        Part("prefetch", ("benchmarks/levers.py", "prefetch", *lever, "--output", str(folder / "prefetch.json"))),
+        Part("split", ("benchmarks/split.py", "--here", "--repeats", "3"), accelerators=2),
+    ]
+
+
+def measure(part: Part, left_s: float, folder: Path) -> str:
+    """Run a part for at most so many seconds, and show what it prints; return how it ended."""
+    words = [sys.executable, *part.words]
+    print(f"\n== {part.name}: python {shlex.join(part.words)}", flush=True)
+    text = folder / f"{part.name}.txt"
+    with text.open("w") as output:
+        process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(left_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)  # its runs end in order
+            status = None
+        finally:
+            end(process)
+    print("\n".join(text.read_text(errors="replace").splitlines()[-LAST_LINES:]), flush=True)
+    if status is None:
+        return f"stopped after {left_s:.0f} s: the time was up"
+    return "ended" if status == 0 else f"failed with status {status}, see {text}"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Leave nothing behind: half a minute to end in order, then the group is killed."""
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def devices() -> list[list[str]]:
+    """Return the devices that jax has here, asked in a process of its own: they are not kept from the parts."""
+    asked = subprocess.run([sys.executable, "-c", DEVICES], capture_output=True, text=True, check=False)
+    return json.loads(asked.stdout.replace("'", '"')) if asked.returncode == 0 else []
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    line = argparse.ArgumentParser(
+        prog="jsrl bench --gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    line.add_argument("--experiment", default="ppo_pong", help="of whole runs (default: %(default)s)")
+    line.add_argument("--minutes", type=float, default=10.0, help="for all parts together (default: %(default)s)")
+    line.add_argument("--seconds", type=float, default=8.0, help="of one window (default: %(default)s)")
+    line.add_argument("--batch", default="256,1024,4096,16384", help="batch sizes of updates (default: %(default)s)")
+    line.add_argument("--only", default="", metavar="PARTS", help="such as placements,updates (default: all)")
+    line.add_argument(
+        "--to", type=Path, default=Path("gpu-results"), help="folder of the results (default: %(default)s)"
+    )
+    line.add_argument("--cpu", action="store_true", help="go on without an accelerator, to try the command")
+    return line
+
+
+def main() -> int:
+    """Measure all parts; return 0 where none failed."""
+    given = parser().parse_args()
+    found = devices()
+    count = len(accelerators())
+    if not given.cpu and not any(platform != "cpu" for platform, _ in found):
+        print(
+            f"ConfigError: jax has no accelerator here, only {found or 'nothing'}; install its plugin "
+            "(`pip install 'jax[cuda12]'`; `jsrl doctor` says what is missing), or give --cpu to try the command.",
+            file=sys.stderr,
+        )
+        return 2
+    folder = given.to.absolute()
+    every = parts(given.experiment, given.seconds, given.batch, folder)
+    wanted = given.only.split(",") if given.only else [part.name for part in every]
+    unknown = sorted(set(wanted) - {part.name for part in every})
+    if unknown:
+        print(
+            f"ConfigError: there is no part {unknown[0]!r}; there are: {', '.join(p.name for p in every)}.",
+            file=sys.stderr,
+        )
+        return 2
+    folder.mkdir(parents=True, exist_ok=True)
+    until_s, ends = time.monotonic() + 60 * given.minutes, {}
+    for part in every:
+        if part.name not in wanted:
+            continue
+        left_s = until_s - time.monotonic()
+        if part.accelerators > count:
+            ends[part.name] = f"left out: needs {part.accelerators} accelerators, there are {count}"
+        elif left_s < 1:
+            ends[part.name] = "left out: the time was up"
+        else:
+            ends[part.name] = measure(part, left_s, folder)
+    (folder / "machine.json").write_text(
+        json.dumps({"devices": found, "parts": ends, **environment_facts()}, indent=2) + "\n"
+    )
+    print(f"\n{folder}:\n" + "\n".join(f"  {name:<12}{how}" for name, how in ends.items()))
+    return int(any(how.startswith("failed") for how in ends.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The measurement of accelerators: what it refuses, and a part that takes too long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import gpu
+
+
+def test_a_machine_without_accelerators_is_refused(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "jsrl", "bench", "--gpu", "--to", str(tmp_path / "results")]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 2 and "jax has no accelerator here" in ended.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_part_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    part = gpu.Part("sleep", ("-c", "import time; time.sleep(600)"))
+    assert gpu.measure(part, 1.0, tmp_path) == "stopped after 1 s: the time was up"
+    assert gpu.measure(gpu.Part("bad", ("-c", "raise SystemExit(3)")), 60.0, tmp_path).startswith(
+        "failed with status 3"
+    )
+
+
+def test_every_part_names_a_script(tmp_path: Path) -> None:
+    for part in gpu.parts("ppo_pong", 8.0, "256", tmp_path):
+        assert (gpu.ROOT / part.words[0]).is_file()
