@@ -123,9 +123,9 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Measure all parts; return 0 where none failed."""
-    given = parser().parse_args()
+    given = parser().parse_args(arguments)
     found = devices()
     count = len(accelerators())
     if not given.cpu and not any(platform != "cpu" for platform, _ in found):

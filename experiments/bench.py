@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import gpu
 from benchmarks.peers.replay_works import PEERS as REPLAY_PEERS
 from benchmarks.peers.works import PEERS
 from benchmarks.throughput import alone, session, tables
@@ -65,12 +66,17 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--peers-dir", help="where their virtual environments lie (default: ~/.cache/jsrl/peers)")
     line.add_argument("--peer-search", action="store_true", help="first try every setting of the peers, keep the best")
     line.add_argument("--json", metavar="FILE", help="write the raw numbers")
+    line.add_argument(
+        "--gpu", action="store_true", help="measure accelerators instead, ten minutes at most: see --gpu --help"
+    )
     line.add_argument("--show", metavar="FILE", help="print the table of raw numbers written earlier, and end")
     return line
 
 
 def main() -> int:
     """Measure, print the table, write the raw numbers."""
+    if "--gpu" in sys.argv:
+        return gpu.main([word for word in sys.argv[1:] if word != "--gpu"])
     words, options = alone.split_options(sys.argv[1:])
     given = parser().parse_args(words)
     if given.name is None and not given.show:
