@@ -18,7 +18,7 @@ class TinyConfig:
 
     Attributes:
       offset: what it adds to the right action, less `best`. best: the offset whose actions are right.
-      repeats: a whole number that changes nothing. mode: a text that changes nothing.
+      repeats: a whole number that changes nothing. mode: `nan` has a loss that is not finite; other texts change nothing.
     """
 
     factory: ClassVar[str] = "tests.tiny_agent:tiny"
@@ -45,7 +45,7 @@ def tiny(config: TinyConfig, spec: object) -> Agent:
 
     def update(state, trajectory, key, *, axis_name=None):
         del trajectory, axis_name
-        loss = jax.random.uniform(key)
+        loss = jax.random.uniform(key) if config.mode != "nan" else jnp.nan * jax.random.uniform(key)
         return state._replace(updates=state.updates + 1), UpdateOutput({"loss": loss}, None)
 
     return Agent(init, lambda batch_size: (), act, update)

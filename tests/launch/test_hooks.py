@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.cli import run as run_command
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment
 from jsrl.launch.hooks import METHODS, STOP, Hooks, SavedSnapshot, load_hooks
 from jsrl.launch.run import run
@@ -85,6 +85,21 @@ def test_hooks_see_a_run_and_end_it(tmp_path):
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["wall_s"] for row in seen.of("on_metrics")] == [row["wall_s"] for row in rows]
     assert seen.of("on_end")[0].ended == result.ended
+
+
+def test_hooks_and_sinks_hear_how_a_run_failed(tmp_path):
+    class Kept:
+        def write(self, row):
+            pass
+
+        def end(self, summary):
+            self.summary = summary
+
+    seen, kept = Seen(), Kept()
+    with pytest.raises(JsrlError, match="not finite|nan"):
+        run(experiment(agent=TinyConfig(mode="nan")), hooks=[seen], sinks=[kept], runs_dir=tmp_path, display="quiet")
+    assert [result.ended for result in seen.of("on_end")] == ["failed"]
+    assert kept.summary["ended"] == "failed"
 
 
 class Broken:
