@@ -96,7 +96,7 @@ def test_hooks_and_sinks_hear_how_a_run_failed(tmp_path):
             self.summary = summary
 
     seen, kept = Seen(), Kept()
-    with pytest.raises(JsrlError, match="not finite|nan"):
+    with pytest.raises(JsrlError, match=r"not finite|nan"):
         run(experiment(agent=TinyConfig(mode="nan")), hooks=[seen], sinks=[kept], runs_dir=tmp_path, display="quiet")
     assert [result.ended for result in seen.of("on_end")] == ["failed"]
     assert kept.summary["ended"] == "failed"
