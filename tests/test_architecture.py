@@ -101,6 +101,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "graph",
             "launch",
             "metrics",
+            "plain_files",
             "recordings",
             "references",
             "runs",

@@ -18,6 +18,7 @@ COMMANDS = {
     "play": "show a run's policy in a window",
     "compare": "two runs side by side",
     "report": "make a run's report again; of several runs: one page that compares them",
+    "watch": "show the runs of a folder in a browser while they go on",
     "record": "record a trained policy's episodes",
     "tune": "find the fastest settings of an experiment on this machine",
     "search": "search hyperparameters of an experiment",

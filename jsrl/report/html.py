@@ -64,18 +64,19 @@ def section(title: str, content: str, kind: str = "") -> str:
 
 
 def _header(report: RunReport) -> str:
-    mood = (
-        "good"
-        if is_intended(report.ended)
-        else "bad"
-        if report.error or report.ended.startswith("killed")
-        else "neutral"
-    )
+    mood = mood_of(report.ended)
     lines = outcome_lines(report)
     badge = f'<span class="badge {mood}">{escape(report.ended)}</span>'
     error = _error(report.error) if report.error else ""
     rest = "".join(f"<p>{escape(name)}: {escape(value)}</p>" for name, value in lines[1:])
     return f"<header><h1>{escape(report.name)} {badge}</h1>{error}{rest}</header>"
+
+
+def mood_of(ended: str) -> str:
+    """Return the class of a badge that says how a run ended."""
+    if is_intended(ended):
+        return "good"
+    return "bad" if ended == "failed" or ended.startswith("killed") else "neutral"
 
 
 def _error(error: str) -> str:

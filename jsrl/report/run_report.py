@@ -115,7 +115,7 @@ def make_report(folder: RunFolder) -> RunReport:
     """Return the report of a run, also of an incomplete one."""
     columns = Run(folder).metrics
     config, environment = folder.config, folder.environment
-    result = _result(folder.path)
+    result = read_result(folder.path)
     facts, kinds = facts_of(derived(config), environment), kinds_of(folder.path)
     means: dict[str, float] = {}
     found_rates: dict[str, float] = {}
@@ -153,10 +153,11 @@ def make_report(folder: RunFolder) -> RunReport:
 
 def how_it_ended(path: Path) -> str:
     """Return why the run in a folder ended, or what is known of one without a result."""
-    return str(_result(path).get("ended") or _unfinished(path))
+    return str(read_result(path).get("ended") or _unfinished(path))
 
 
-def _result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the result.json of the run in a folder; empty: there is none."""
     try:
         value = read_json(path / "result.json")
     except (OSError, ValueError):

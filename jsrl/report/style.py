@@ -22,6 +22,7 @@ section{background:var(--card);border:1px solid var(--line);border-radius:10px;p
 .verdict p{margin:0 0 6px;font-size:16px}
 .badge{font-size:13px;font-weight:600;border:1px solid;border-radius:20px;padding:2px 10px}
 .badge{vertical-align:middle;color:var(--soft)}
+.badge.live{color:var(--c0)}.gone{display:none;color:var(--bad)}.away .gone{display:block}
 .badge.good{color:var(--good)}.badge.bad{color:var(--bad)}
 .grid2{display:grid;gap:18px;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr))}
 .grid3{display:grid;gap:16px 18px;grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr))}
@@ -53,7 +54,8 @@ table.narrow{width:auto;min-width:260px}
 th,td{padding:6px 12px 6px 0;text-align:left;border-bottom:1px solid var(--line);font-weight:400;vertical-align:middle}
 thead th{color:var(--soft);font-size:13px}
 .numbers td,.numbers thead th:not(:first-child){text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-.numbers td.text,.numbers thead th.bar{text-align:left;white-space:normal}
+.numbers td.text,.numbers thead th.bar,.numbers thead th.text{text-align:left!important;white-space:normal}
+th a{white-space:nowrap}
 td.bar{width:38%;min-width:180px}
 td.bar div{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}
 td.bar i{display:block;height:100%}

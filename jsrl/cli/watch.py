@@ -1,0 +1,31 @@
+"""Show the runs of a folder in a browser while they go on: `jsrl watch`, on this machine alone; nothing is changed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsrl.errors import ConfigError
+from jsrl.report.server import Server
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve the pages until Ctrl-C; return the exit status."""
+    parser = argparse.ArgumentParser(prog="jsrl watch", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="of the runs (default: runs)")
+    parser.add_argument("--port", type=int, default=8010, help="port on 127.0.0.1 (0: any that is free)")
+    options = parser.parse_args(arguments)
+    try:
+        server = Server(options.folder, options.port)
+    except ConfigError as error:
+        print(f"ConfigError: {error}", file=sys.stderr)
+        return 2
+    with server:
+        print(f"{server.url} shows the runs in {options.folder}; Ctrl-C ends it.", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0

@@ -1,0 +1,230 @@
+"""What the pages of `jsrl watch` show: the runs of a folder, each rendered again only when its files have changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from jsrl.metrics.display_state import clock, short
+from jsrl.plain_files import open_plain
+from jsrl.report.html import body, mood_of
+from jsrl.report.run_report import how_it_ended, make_report, read_result
+from jsrl.runs.runs import RunFolder, held_by
+
+SIGNS = ("metrics.jsonl", "result.json", "experiment.json", "videos/videos.json")  # files that a run's page follows
+MARKS = ("experiment.json", "environment.json", "metrics.jsonl")  # a folder with one of these is a run, perhaps in part
+MOST_PAGES = 32  # kept in memory
+TAIL_BYTES = 1 << 16
+UNREADABLE = "cannot be read"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """A run's page: its content as HTML, and the files, relative to the run's folder, that it may link."""
+
+    content: str
+    files: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run's line in the list.
+
+    Attributes:
+      updated_s: when its metrics last changed, in seconds since 1970; 0: it has none. hint: more of its state.
+    """
+
+    state: str
+    env_steps: float | None = None
+    total_env_steps: float | None = None
+    rate: float | None = None
+    score: str = ""
+    updated_s: float = 0.0
+    hint: str = ""
+
+
+class Live:
+    """The runs below a folder. May be asked by several threads.
+
+    Attributes:
+      rendered: how many pages and lines were made so far; what has not changed is not made again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.rendered = 0
+        self._pages = _Kept(self._make_page, MOST_PAGES)
+        self._rows = _Kept(self._make_row, 100_000)
+        self._lock = threading.Lock()
+
+    def runs(self) -> dict[str, Path]:
+        """Return name -> folder of every run below the folder; a link that leads out of it is left out."""
+        found: dict[str, Path] = {}
+        for pattern in [f"{depth}/{mark}" for depth in ("*", "*/*") for mark in MARKS]:
+            for path in self.folder.glob(pattern):
+                run = path.parent
+                if run.resolve().is_relative_to(self.folder):
+                    found[run.relative_to(self.folder).as_posix()] = run
+        return found
+
+    def page(self, name: str) -> RunPage | None:
+        """Return the page of a run; None: there is no run of this name."""
+        path = self.runs().get(name)
+        if path is None:
+            return None
+        with self._lock:
+            return self._pages.get(path)
+
+    def file(self, name: str, relative: str) -> Path | None:
+        """Return the path of a file that a run's page links; None: it links no such file."""
+        page = self.page(name)
+        if page is None or relative not in page.files:
+            return None
+        path = (self.folder / name / relative).resolve()
+        return path if path.is_relative_to(self.folder / name) else None
+
+    def index(self) -> str:
+        """Return the list of all runs as HTML, those first that changed last."""
+        with self._lock:
+            rows = {name: self._rows.get(path) for name, path in self.runs().items()}
+        running = sum(row.state == "running" for row in rows.values())
+        head = f"<header><h1>{escape(self.folder.name)}</h1><p>{len(rows)} runs, {running} running</p></header>"
+        if not rows:
+            return f"{head}<section>There is no run in this folder yet. It appears here when it starts.</section>"
+        newest = sorted(rows.items(), key=lambda entry: (entry[1].state != "running", -entry[1].updated_s))
+        titles = '<th>run</th><th class="text">state</th>'
+        titles += "".join(f"<th>{title}</th>" for title in ("env steps", "per second", "score", "last update"))
+        lines = "".join(_line(name, row) for name, row in newest)
+        table = f'<table class="numbers"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
+        return f'{head}<section><div class="scroll">{table}</div></section>'
+
+    def _make_page(self, path: Path) -> RunPage:
+        self.rendered += 1
+        name = path.relative_to(self.folder).as_posix()
+        try:
+            report = make_report(RunFolder(path))
+            return RunPage(body(report), frozenset([*report.files, *report.videos]))
+        except Exception as error:  # half-written, damaged, or of a user's code that is not here: said on its page
+            what = f"{type(error).__name__}: {error}"
+            return RunPage(
+                f'<header><h1>{escape(name)} <span class="badge bad">{UNREADABLE}</span></h1>'
+                f'<div class="error">{escape(what)}</div><p>The page follows when its files can be read.</p></header>'
+            )
+
+    def _make_row(self, path: Path) -> RunRow:
+        self.rendered += 1
+        try:
+            return row_of(path)
+        except Exception as error:  # as for the page
+            return RunRow(UNREADABLE, hint=str(error))
+
+
+class _Kept(Generic[T]):
+    """Values made of run folders, kept until one of the folder's files changes."""
+
+    def __init__(self, make: Callable[[Path], T], most: int) -> None:
+        self._make, self._most = make, most
+        self._kept: OrderedDict[Path, tuple[Any, T]] = OrderedDict()
+
+    def get(self, path: Path) -> T:
+        sign = signature(path)
+        if path not in self._kept or self._kept[path][0] != sign:
+            self._kept[path] = sign, self._make(path)
+        self._kept.move_to_end(path)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return self._kept[path][1]
+
+
+def signature(run: Path) -> tuple[Any, ...]:
+    """Return what changes when a run's page must: times and sizes of files, and whether it is running."""
+    found: list[Any] = [held_by(run)]
+    for name in SIGNS:
+        try:
+            facts = os.stat(run / name)
+            found.append((facts.st_mtime_ns, facts.st_size))
+        except OSError:
+            found.append(None)
+    return tuple(found)
+
+
+def row_of(run: Path) -> RunRow:
+    """Return a run's line in the list, from the end of its metrics alone.
+
+    Raises:
+      ConfigError: it is not a whole run. OSError: its metrics cannot be read.
+    """
+    fields = RunFolder(run).config.get("fields", {})
+    result = read_result(run)
+    running = not result and bool(held_by(run))
+    last, updated_s = last_values(run / "metrics.jsonl")
+    score = result.get("final") or result.get("evaluation") or {}
+    value = score.get("return_mean", last.get("evaluator/return_mean", last.get("actor/return_mean")))
+    return RunRow(
+        state="running" if running else how_it_ended(run),
+        env_steps=result.get("env_steps", last.get("env_steps")),
+        total_env_steps=fields.get("total_env_steps"),
+        rate=last.get("actor/env_steps_per_s") if running else None,
+        score="" if value is None else short(float(value)),
+        updated_s=updated_s,
+    )
+
+
+def last_values(metrics: Path) -> tuple[dict[str, float], float]:
+    """Return (name -> last value in the last lines of a metrics.jsonl, when it changed in seconds since 1970)."""
+    try:
+        with open_plain(metrics) as file:
+            facts = os.fstat(file.fileno())
+            file.seek(max(0, facts.st_size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).splitlines()
+    except (FileNotFoundError, ValueError):
+        return {}, 0.0
+    found: dict[str, float] = {}
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except ValueError:  # the first is cut off, the last not yet written
+            continue
+        if isinstance(values, dict):
+            found |= {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return found, facts.st_mtime
+
+
+def _line(name: str, row: RunRow) -> str:
+    steps = short(row.env_steps)
+    if row.env_steps is not None and row.total_env_steps:
+        steps += f" / {short(row.total_env_steps)} ({100 * row.env_steps / row.total_env_steps:.0f}%)"
+    address = f"run/{quote(name)}/"
+    cells = (steps, short(row.rate), row.score or "-", age(row.updated_s))
+    badge = f'<span class="badge {mood(row.state)}" title="{escape(row.hint, quote=True)}">{escape(row.state)}</span>'
+    return (
+        f'<tr><th><a href="{address}">{escape(name)}</a></th>'
+        f'<td class="text">{badge}</td>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    )
+
+
+def mood(state: str) -> str:
+    """Return the class of a state's badge."""
+    if state == "running":
+        return "live"
+    return "bad" if state == UNREADABLE else mood_of(state)
+
+
+def age(updated_s: float) -> str:
+    """Return how long ago something was, for people: seconds and minutes, then the date."""
+    if not updated_s:
+        return "-"
+    passed_s = time.time() - updated_s
+    if passed_s < 3600:
+        return f"{clock(max(passed_s, 0.0))} ago"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(updated_s))

@@ -1,0 +1,152 @@
+"""`jsrl watch`: its pages over HTTP, and what is rendered when."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jsrl.experiment import Experiment
+from jsrl.references.reference import to_json
+from jsrl.report.live import Live
+from jsrl.report.server import Server
+from jsrl.runs.runs import RunFolder
+
+LINE = {"updates": 1, "wall_s": 1.0, "actor/env_steps_per_s": 50.0, "evaluator/return_mean": 12.5, "learner/loss": 1.0}
+
+
+def write(folder: RunFolder, count: int) -> None:
+    lines = [LINE | {"env_steps": 100 * (i + 1), "wall_s": float(i)} for i in range(count)]
+    folder.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"env_st')
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    """One run in order, one that is damaged, one that has only begun to be written; beside their folder a secret."""
+    runs_dir = tmp_path / "runs"
+    config = to_json(Experiment(agent=None, name="ppo", total_env_steps=1000))
+    for name in ("whole", "damaged", "begun"):
+        write(RunFolder.create(runs_dir, "ppo", name, config=config), 5)
+    (runs_dir / "ppo" / "damaged" / "experiment.json").write_text("{")
+    (runs_dir / "ppo" / "begun" / "environment.json").unlink()
+    (runs_dir / "ppo" / "whole" / "keys").mkdir()
+    (runs_dir / "ppo" / "whole" / "keys" / "secret").write_text("SECRET")
+    RunFolder.create(tmp_path, "outside", "one", config={"fields": {}})
+    (runs_dir / "ppo" / "link").symlink_to(tmp_path / "outside" / "one")
+    return runs_dir
+
+
+@pytest.fixture
+def server(runs_dir: Path) -> Iterator[Server]:
+    with Server(runs_dir) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_list_has_every_run_and_what_is_wrong_with_it(server: Server):
+    answer, text = ask(server, "/")
+    assert answer.status == 200 and "<script" in text and answer.headers["Cache-Control"] == "no-store"
+    rows = {name: row for name, row in re.findall(r'<a href="run/([^"]*)/">(.*?)</tr>', text)}
+    assert list(rows) and set(rows) == {"ppo/whole", "ppo/damaged", "ppo/begun"}
+    assert "500 / 1000 (50%)" in rows["ppo/whole"] and "12.5" in rows["ppo/whole"] and "killed" in rows["ppo/whole"]
+    assert "cannot be read" in rows["ppo/damaged"]
+
+
+def test_a_run_has_a_page_and_its_files_and_nothing_else_is_served(server: Server):
+    assert "<h1>ppo/whole" in ask(server, "/run/ppo/whole/")[1]
+    assert ask(server, "/run/ppo/whole")[0].headers["Location"] == "/run/ppo/whole/"
+    answer, text = ask(server, "/run/ppo/whole/metrics.jsonl")
+    assert answer.status == 200 and text.startswith("{") and int(answer.headers["Content-Length"]) == len(text)
+    for run in ("damaged", "begun"):
+        answer, text = ask(server, f"/run/ppo/{run}/")
+        assert answer.status == 200 and "cannot be read" in text
+    refused = [
+        "/run/ppo/whole/keys/secret",
+        "/run/ppo/whole/../../../outside/one/experiment.json",
+        "/run/ppo/whole/%2e%2e/%2e%2e/%2e%2e/outside/one/experiment.json",
+        "/run/../outside/one/",
+        "/run/ppo/link/",
+        "/run//etc/passwd",
+        "/etc/passwd",
+        "/run/ppo/whole/jobs",
+    ]
+    assert [ask(server, path)[0].status for path in refused] == [404] * len(refused)
+    assert [ask(server, "/", method)[0].status for method in ("POST", "PUT", "DELETE")] == [501] * 3
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403)]
+)
+def test_other_names_of_this_machine_are_refused(server: Server, host: str, status: int):
+    assert ask(server, "/content", Host=host)[0].status == status
+
+
+def test_content_is_sent_again_only_when_it_has_changed(server: Server, runs_dir: Path):
+    tag = ask(server, "/run/ppo/whole/content")[0].headers["ETag"]
+    assert ask(server, "/run/ppo/whole/content", **{"If-None-Match": tag})[0].status == 304
+    write(RunFolder(runs_dir / "ppo" / "whole"), 7)
+    answer, text = ask(server, "/run/ppo/whole/content", **{"If-None-Match": tag})
+    assert answer.status == 200 and "700 env steps" in text and "<html" not in text
+
+
+def test_what_has_not_changed_is_not_rendered_again(runs_dir: Path):
+    live = Live(runs_dir)
+    for _ in range(3):
+        live.index()
+        live.page("ppo/whole")
+    assert live.rendered == 4
+    write(RunFolder(runs_dir / "ppo" / "whole"), 8)
+    live.index()
+    live.page("ppo/whole")
+    assert live.rendered == 6
+    assert live.page("ppo/none") is None
+
+
+def test_the_command_serves_until_ctrl_c(runs_dir: Path):
+    words = [sys.executable, "-m", "jsrl", "watch", str(runs_dir), "--port", "0"]
+    watch = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    late = threading.Timer(60, watch.kill)
+    late.start()
+    try:
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", watch.stdout.readline()).group(1))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/content")
+        assert b"ppo/whole" in connection.getresponse().read()
+        connection.close()
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(30) == 0
+    finally:
+        late.cancel()
+        watch.kill()
+        watch.communicate()
+
+
+def test_what_cannot_be_watched_is_refused(tmp_path: Path, capsys):
+    from jsrl.cli.watch import main
+
+    assert main([str(tmp_path / "none")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert main([str(tmp_path), "--port", "70000"]) == 2
+    assert "choose another with --port" in capsys.readouterr().err
