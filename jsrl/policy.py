@@ -17,7 +17,7 @@ from jsrl.export.file import save
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
-from jsrl.types import EnvSpec, leaves, to_environment
+from jsrl.types import EnvSpec, leaves, spec_for_one, to_environment
 from jsrl.workers.acting import Engine
 
 
@@ -101,7 +101,7 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     experiment = experiment_of(folder, tag.rpartition("/")[0])
     source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
     snapshot = SnapshotStore(source).load_snapshot(selector)
-    spec = make_spec(experiment.env)
+    spec = spec_for_one(make_spec(experiment.env))
     agent = build_agent(resolved_agent(experiment), spec)
     shapes = jax.eval_shape(agent.init, jax.random.key(0)).params
     tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]

@@ -17,7 +17,7 @@ The row table (next-step auto-reset, as Gymnasium >= 1.0 vector environments do 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -145,6 +145,7 @@ class EnvSpec:
       num_agents: N where several agents act in one environment and share a policy group, None for a single agent.
       frames: where the observation is one array that stacks this many frames on its last axis, newest last, and older
         ones are black (0) as a game begins: replay then keeps each frame once. None: it is something else.
+      state: schema of the global state that only the learner sees, in environments that have one (no batch axis).
     """
 
     observation: Tree
@@ -153,6 +154,99 @@ class EnvSpec:
     action_repeat: int = 1
     num_agents: int | None = None
     frames: int | None = None
+    state: Tree | None = None
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One place of an agent in an environment of several.
+
+    Attributes:
+      name: unique in its environment. observation, action: as in EnvSpec, of this seat alone.
+      side: seats of one side win and lose together; empty: the seat is a side of its own.
+    """
+
+    name: str
+    observation: Tree
+    action: ActionSpec
+    side: str = ""
+
+
+@dataclass(frozen=True)
+class GameSpec:
+    """An environment with several seats, in a fixed order.
+
+    Attributes:
+      seats: all of them; who is absent or dead keeps its seat. name: what messages call the environment.
+      state: schema of the global state for central critics, None: there is none.
+      action_repeat: as in EnvSpec.
+      symmetric: seats may be exchanged without changing the game.
+      death: what a seat's death before the end of the episode means. `ends`: its episode terminates, and it is absent from
+        then on. `team`: it goes on receiving its team's rewards, so that its rows still train the value function.
+    """
+
+    seats: tuple[Seat, ...]
+    name: str = "environment"
+    state: Tree | None = None
+    action_repeat: int = 1
+    symmetric: bool = False
+    death: Literal["ends", "team"] = "ends"
+
+    def __post_init__(self) -> None:
+        """Check that there are seats, each with a name of its own."""
+        names = [seat.name for seat in self.seats]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(
+                f"environment {self.name!r} has the seats {names}; give at least one, each a name of its own"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the seats, in their order."""
+        return tuple(seat.name for seat in self.seats)
+
+    def index(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Return where seats stand in the order of all."""
+        known = self.names
+        return tuple(known.index(name) for name in names)
+
+    def view(self, names: Sequence[str]) -> EnvSpec:
+        """Return what a policy has to know that plays these N seats: observations [B, N, ...], actions [B, N, ...].
+
+        Raises:
+          ConfigError: their observations or actions differ; names the seats and the leaf.
+        """
+        seats = [self.seats[i] for i in self.index(names)]
+        first = seats[0]
+        for seat in seats[1:]:
+            if difference := _unlike(first, seat):
+                raise ConfigError(
+                    f"the seats {first.name} and {seat.name} of {self.name!r} cannot be played by one policy: {difference}. "
+                    "Give them policies of their own"
+                )
+        observation = map_tree(lambda spec: spec.batched(len(seats)), first.observation)
+        return EnvSpec(observation, first.action, self.name, self.action_repeat, len(seats), state=self.state)
+
+
+def spec_for_one(spec: EnvSpec | GameSpec) -> EnvSpec:
+    """Return what one policy has to know that plays all seats of an environment, or its only agent.
+
+    Raises:
+      ConfigError: the seats are not alike.
+    """
+    return spec.view(spec.names) if isinstance(spec, GameSpec) else spec
+
+
+def _unlike(one: Seat, other: Seat) -> str:
+    """Return the first leaf in which two seats differ, and how; empty: they are alike."""
+    left, right = (
+        dict(named_leaves(one.observation, "observation")),
+        dict(named_leaves(other.observation, "observation")),
+    )
+    for path in dict.fromkeys((*left, *right)):
+        if left.get(path) != right.get(path):
+            return f"{path} is {left.get(path, 'missing')} and {right.get(path, 'missing')}"
+    return "" if one.action == other.action else f"action is {one.action} and {other.action}"
 
 
 class Trajectory(NamedTuple):

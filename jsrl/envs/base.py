@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from jsrl.types import Array, EnvSpec, Tree
+from jsrl.types import Array, EnvSpec, GameSpec, Tree
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Episode:
       length: env steps.
       terminated: True when it terminated, False when it was truncated.
       metrics: what `episode_metrics` names of the environment's `info`, aggregated over the episode.
+      returns: of each seat, in their order, in environments with seats; `return_` is then their mean.
     """
 
     slot: int
@@ -25,6 +27,7 @@ class Episode:
     length: int
     terminated: bool
     metrics: dict[str, float] = field(default_factory=dict)
+    returns: tuple[float, ...] = ()
 
 
 class EnvStep(NamedTuple):
@@ -67,6 +70,58 @@ class VectorEnv(Protocol):
 
         Raises:
           EnvironmentFault: the environment raised, or returned NaN, a wrong shape or a wrong dtype.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what the environments hold; may be called twice."""
+        ...
+
+
+class GameStep(NamedTuple):
+    """What an environment with N seats returns, as EnvStep does for one agent.
+
+    Seats are divided into groups, one for each policy; the observations of a group's N_g seats are stacked.
+
+    Attributes:
+      observation: group -> tree of [B, N_g, ...]: what its seats see, o_{t+1}.
+      is_first: bool [B]: row t+1 opens an episode, of all seats at once.
+      reward, discount: float32 [B, N], seats in the order of GameSpec. A seat's discount is 0 where its episode terminated.
+      acts: uint8 [B, N]: on row t+1 the seat acts (1), waits (0: not its turn, or it is out), or only receives its team's
+        rewards (2: dead in a game with death="team").
+      state: tree of [B, ...]: the global state of row t+1; () where the environment has none.
+      episodes: the episodes that ended with this step.
+    """
+
+    observation: dict[str, Tree]
+    is_first: Array
+    reward: Array
+    discount: Array
+    acts: Array
+    state: Tree
+    episodes: list[Episode]
+
+
+class VectorGame(Protocol):
+    """B environments with N seats stepped together, with next-step auto-reset, as VectorEnv.
+
+    Attributes:
+      groups: group -> names of its seats.
+    """
+
+    spec: GameSpec
+    num_envs: int
+    groups: Mapping[str, tuple[str, ...]]
+
+    def reset(self) -> GameStep:
+        """Reset every slot; see VectorEnv.reset."""
+        ...
+
+    def step(self, action: Mapping[str, Array]) -> GameStep:
+        """Step every slot with group -> actions [B, N_g, ...]; those of seats that do not act are ignored.
+
+        Raises:
+          EnvironmentFault: as VectorEnv.step; also where a seat comes back to life, or is truncated before the episode ends.
         """
         ...
 

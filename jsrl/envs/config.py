@@ -61,7 +61,7 @@ class EnvConfig:
       id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, or your own
         `module:factory`, or the class or function itself (a notebook's too: `run` writes its source down). A factory is
         called with `kwargs` and returns a gymnasium.Env; one with a parameter `num_envs` returns a gymnasium or jsrl
-        vector environment (it gets `seed` and `group` too where it has such parameters).
+        vector environment (it gets `seed`, `group` and `groups`, of seats, too where it has such parameters).
       kwargs: keyword arguments of the environment.
       wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
       reward_scale, reward_clip: the reward that is learned from is clip(raw * scale, -clip, clip); episodes are

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 
-from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
 from jsrl.envs.config import EnvConfig, main_target, split_wrapper
 from jsrl.envs.probes import make_probe
 from jsrl.envs.repair import RebuiltVector, Repairs
@@ -22,16 +22,47 @@ from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target, nearest
-from jsrl.types import Array, EnvSpec
+from jsrl.types import Array, EnvSpec, GameSpec
 
 log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
+Groups = Mapping[str, tuple[str, ...]] | None
 
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
+def make_game(
+    config: EnvConfig,
+    num_envs: int,
+    seed: Seed,
+    *,
+    group: int = 0,
+    groups: Groups = None,
+    tell: Callable[[str], None] | None = None,
+) -> VectorGame:
+    """Build a vector of `num_envs` environments with seats.
+
+    Args:
+      groups: group of seats -> their names, in the order in which they are stacked; None: each seat is a group of its own.
+      The others are those of `make`.
+
+    Raises:
+      ConfigError: the environment has no seats, or a reason that `make` has.
+    """
+    env = make(config, num_envs, seed, group=group, groups=groups, tell=tell)
+    if not isinstance(env.spec, GameSpec):
+        raise ConfigError(f"environment {config.id!r} has one agent; policies for seats need one with several")
+    return cast(VectorGame, env)
+
+
 def make(
-    config: EnvConfig, num_envs: int, seed: Seed, *, group: int = 0, tell: Callable[[str], None] | None = None
+    config: EnvConfig,
+    num_envs: int,
+    seed: Seed,
+    *,
+    group: int = 0,
+    groups: Groups = None,
+    tell: Callable[[str], None] | None = None,
 ) -> VectorEnv:
     """Build a vector of `num_envs` environments.
 
@@ -39,6 +70,7 @@ def make(
       config: which environment. num_envs: B, slots of this vector (one group).
       seed: the experiment's; different (seed, group, slot) give different episodes, equal ones the same run.
       group: index of this group of environments.
+      groups: see `make_game`; of no account to environments with one agent.
       tell: takes a line of text whenever a faulty environment is rebuilt (`on_fault` restart-env).
 
     Raises:
@@ -49,17 +81,19 @@ def make(
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
     if config.on_fault != "restart-env":
-        return _make(config, num_envs, seed, group)
-    env, repairs = _make(config, num_envs, seed, group), Repairs(config, tell)
+        return _make(config, num_envs, seed, group, groups)
+    env, repairs = _make(config, num_envs, seed, group, groups), Repairs(config, tell)
     if isinstance(env, SyncVectorEnv):  # which replaces single slots
         env.repairs = repairs
         return env
-    return RebuiltVector(env, lambda fresh: _make(config, num_envs, fresh, group), seed, repairs, str(config.id))
+    return RebuiltVector(
+        env, lambda fresh: _make(config, num_envs, fresh, group, groups), seed, repairs, str(config.id)
+    )
 
 
-def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv:
+def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups = None) -> VectorEnv:
     if callable(config.id):
-        return _from_factory(replace(config, id=main_target(config.id)), num_envs, seed, group, config.id)
+        return _from_factory(replace(config, id=main_target(config.id)), num_envs, seed, group, config.id, groups)
     if config.id.partition(":")[0].lower() in JAX_SUITES:
         raise ConfigError(
             f"{config.id!r}: environments written in JAX are not available yet; use a Gymnasium id or a class"
@@ -78,12 +112,12 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> VectorEnv
 
         return make_atari(config, num_envs, seed, group)
     if ":" in config.id:
-        return _from_factory(config, num_envs, seed, group)
+        return _from_factory(config, num_envs, seed, group, groups=groups)
     return _from_registry(config, num_envs, seed, group)
 
 
-def make_spec(config: EnvConfig) -> EnvSpec:
-    """Return what an agent has to know of the environment; makes one slot of it and closes it again."""
+def make_spec(config: EnvConfig) -> EnvSpec | GameSpec:
+    """Return what agents have to know of the environment; makes one slot of it and closes it again."""
     env = make(config, 1, 0)
     try:
         return env.spec
@@ -149,7 +183,12 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
 
 
 def _from_factory(
-    config: EnvConfig, num_envs: int, seed: Seed, group: int, factory: Callable[..., Any] | None = None
+    config: EnvConfig,
+    num_envs: int,
+    seed: Seed,
+    group: int,
+    factory: Callable[..., Any] | None = None,
+    groups: Groups = None,
 ) -> VectorEnv:
     factory = factory or import_target(config.id)
     if not callable(factory):
@@ -161,7 +200,7 @@ def _from_factory(
     if "num_envs" not in parameters:
         single = _wrapped(config, lambda: _single(config, factory))
         return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
-    given: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "group": group}
+    given: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "group": group, "groups": groups}
     if config.max_episode_steps is not None:
         if "max_episode_steps" not in parameters:
             raise ConfigError(

@@ -29,7 +29,7 @@ from jsrl.launch.recording_plan import recording_lines
 from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_stream_bytes
 from jsrl.transport.base import InferenceSpec
 from jsrl.transport.stream import Stream
-from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree
+from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree, spec_for_one
 from jsrl.workers.jobs import Job, Schemas, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
 
@@ -79,7 +79,7 @@ def find_spec(experiment: Experiment) -> EnvSpec:
     )
     try:
         with deadline(limit_s, too_late):
-            return make_spec(experiment.env)
+            return spec_for_one(make_spec(experiment.env))
     except SystemExit as error:
         raise EnvironmentFault(
             f"environment {name!r} called sys.exit({error.code!r}) while it was made; raise an error instead."
