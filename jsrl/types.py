@@ -252,7 +252,7 @@ def _unlike(one: Seat, other: Seat) -> str:
 class Trajectory(NamedTuple):
     """T rows of B environments and a bootstrap row; leaves have leading axes [T+1, B], `core` and `sampling` only [B].
 
-    Row T carries observation and is_first; its other leaves are zero and unused, and it is the next trajectory's row 0.
+    Row T carries observation, is_first and acts; its other leaves are zero and unused. It is the next trajectory's row 0.
 
     Attributes:
       observation: tree of [T+1, B, ...].

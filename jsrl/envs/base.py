@@ -40,7 +40,7 @@ class EnvStep(NamedTuple):
       is_first: bool [B]: row t+1 opens an episode (so row t was a last observation and its action was ignored).
       reward: float32 [B]: r_t as the algorithm shall see it; 0 where is_first.
       discount: float32 [B]: 0 where row t terminated its episode, else 1.
-      acts: uint8 [B]: 1 where the agent acts on row t+1 (always 1 for a single agent).
+      acts: uint8 [B]: kind of row t+1: 1 the agent acts on it (always, for a single agent), 0 it waits, 2 value-only.
       episodes: the episodes that ended with this step.
     """
 

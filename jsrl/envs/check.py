@@ -185,6 +185,7 @@ class _Walk:
         flat = reward.reshape(self.num_envs, -1)
         self._expect(not flat[first].any(), "reward {} where is_first is {}; expected 0 there", reward, first)
         self._expect(bool(np.isin(discount, (0.0, 1.0)).all()), "discount {}; expected 0 or 1", discount)
+        self._expect(bool(np.isin(step.acts, (0, 1, 2)).all()), "acts {}; expected 0, 1 or 2", step.acts)
         wrong = first != self.ended if self.whole_episodes else self.ended & ~first
         self._expect(
             not wrong.any(), "is_first {} after the endings {}; expected is_first right after", first, self.ended
@@ -219,7 +220,7 @@ class _Walk:
 
     def _remember(self, step: EnvStep) -> None:
         parts = [np.ascontiguousarray(leaf).tobytes() for _, leaf in named_leaves(step.observation)]
-        arrays: list[Array] = [step.is_first, step.reward, step.discount]
+        arrays: list[Array] = [step.is_first, step.reward, step.discount, step.acts]
         self.digests.append(hash(b"".join([*parts, *(np.ascontiguousarray(array).tobytes() for array in arrays)])))
 
     def _expect(self, holds: bool, what: str, *values: Any) -> None:

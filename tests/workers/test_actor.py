@@ -111,7 +111,7 @@ def expected_rows(env: Counted, begin: int, group: int = 0) -> dict[str, np.ndar
         "is_first": np.stack([s.is_first for s in steps]),
         "reward": np.stack([s.reward for s in steps[1:]]),
         "discount": np.stack([s.discount for s in steps[1:]]),
-        "acts": np.stack([s.acts for s in steps[:-1]]),
+        "acts": np.stack([s.acts for s in steps]),  # row T has them too: they say whether its value bootstraps
         "log_prob": np.stack([np.full(B, -float(t)) for t in range(begin, begin + T)]),
         "action": np.stack([np.array([t % 90, t % 90 + 5]) + group for t in range(begin, begin + T)]),
     }
@@ -129,8 +129,8 @@ def test_rows_are_those_of_the_table_and_trajectories_join_without_a_seam():
             np.testing.assert_array_equal(getattr(rows, name)[: len(wanted)], wanted, err_msg=f"{name} of {n}")
         np.testing.assert_array_equal(rows.extras["value"][:T, 0], np.arange(n * T, n * T + T) + 0.25)
         np.testing.assert_array_equal(rows.core[0], np.full((B, 3), float(n * T)))  # the core of row 0's reply
-        for leaf in (rows.action, rows.reward, rows.discount, rows.acts, rows.log_prob, rows.version):
-            assert not leaf[T].any(), "the bootstrap row carries observation and is_first only"
+        for leaf in (rows.action, rows.reward, rows.discount, rows.log_prob, rows.version):
+            assert not leaf[T].any(), "the bootstrap row carries observation, is_first and acts only"
         endings += int(rows.is_first[:T].sum())
     for one, other in itertools.pairwise(leases):
         np.testing.assert_array_equal(one.trajectory.observation[T], other.trajectory.observation[0])

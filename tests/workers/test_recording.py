@@ -16,7 +16,7 @@ from jsrl.transport.base import Entry, ProducerId
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree, named_leaves
 from jsrl.workers.actor import recording
 from jsrl.workers.actor.recording import RecordingWriter
-from jsrl.workers.learner.recorded import RecordedConsumer, recorded_batch
+from jsrl.workers.learner.recorded import RecordedConsumer, complete_acts, recorded_batch
 
 T, B = 6, 3
 ENV = {"fields": {"name": "test"}}
@@ -209,6 +209,15 @@ def test_windows_that_do_not_divide_the_rows_reach_the_last_one(tmp_path):
     record(tmp_path, 1)
     consumer = consumer_of(tmp_path, rows=4, columns=2 * B)
     assert {int(place) // 100 % 100 for place in first_places(consumer, 1)} == {0, 2}
+
+
+def test_row_t_of_an_older_recording_acts_where_a_single_agent_always_did():
+    old, turns, seats = np.ones((2, T + 1, B), np.uint8), np.ones((2, T + 1, B), np.uint8), np.ones((2, T + 1, B, 2))
+    turns[:, 1::2] = 0
+    for acts in (old, turns, seats):
+        acts[:, T] = 0
+        complete_acts(acts)
+    assert old.all() and not turns[:, T].any() and not seats[:, T].any()
 
 
 @pytest.mark.parametrize("pool_bytes", [1, 2**20])

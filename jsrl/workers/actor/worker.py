@@ -209,7 +209,6 @@ class Actor:
         rows.action[t] = reply.action
         rows.log_prob[t] = reply.log_prob
         rows.version[t] = reply.version
-        rows.acts[t] = group.latest.acts
         for target, source in zip(group.extras, leaves(reply.extras), strict=True):
             target[t] = source
         if t == 0:
@@ -263,6 +262,7 @@ class Actor:
         for target, source in zip(group.observation, leaves(group.latest.observation), strict=True):
             target[row] = source
         group.block.trajectory.is_first[row] = group.latest.is_first
+        group.block.trajectory.acts[row] = group.latest.acts
 
     def _commit(self, group: Group) -> None:
         assert group.block is not None and group.trajectory is not None
