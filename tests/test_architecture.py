@@ -77,6 +77,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"jax", "numpy", "psutil", "tyro"},
     ),
+    "directors": ({"errors", "types"}, {"numpy", "scipy"}),
     "export": ({"agents", "errors", "extras", "types"}, {"jax", "numpy", "onnx"}),
     "policy": (
         {

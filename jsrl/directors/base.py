@@ -1,0 +1,206 @@
+"""The protocol of directors, and the bookkeeping that all of ours share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from jsrl.directors.draws import Draws
+from jsrl.directors.messages import Assignment, Command, Outcome, Player, Score, parse_player
+from jsrl.errors import ConfigError
+
+State: TypeAlias = dict[str, Any]
+"""A director's state: JSON values only."""
+Report: TypeAlias = Outcome | Score
+FORMAT = 1
+"""Version of the state's layout."""
+
+
+class Director(Protocol):
+    """Decides what is played and what becomes of the policies. Its functions are pure: state in, state out.
+
+    The same seed and the same calls give the same assignments and commands, bit for bit. The state is of JSON values:
+    a run keeps it in its snapshots.
+    """
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies that it assigns and commands."""
+
+    def init(self, seed: int) -> State:
+        """Return the state before the first assignment."""
+
+    def propose(self, state: State, num: int) -> tuple[State, list[Assignment]]:
+        """Return the next `num` assignments."""
+
+    def report(self, state: State, reports: Sequence[Report]) -> tuple[State, list[Command]]:
+        """Take note of outcomes and scores; the commands are to be carried out in order, before the next proposal."""
+
+
+class Bookkeeping(ABC):
+    """Base of our directors: numbers assignments, copies the state, and counts: assigned = finished + void + open.
+
+    An outcome of an assignment that is not open (a lease that was given up, a message that came twice) is counted as
+    `late` and changes nothing else.
+    """
+
+    def init(self, seed: int) -> State:
+        """Return the state before the first assignment."""
+        counts = {"assigned": 0, "finished": 0, "void": 0, "late": 0}
+        return {
+            "format": FORMAT,
+            "director": type(self).__name__,
+            "seed": seed,
+            "draws": 0,
+            **counts,
+            "open": {},
+            **self._start(),
+        }
+
+    def propose(self, state: State, num: int) -> tuple[State, list[Assignment]]:
+        """Return the next `num` assignments.
+
+        Raises:
+          ConfigError: the state is another director's, or of another version.
+        """
+        state = self._checked(state)
+        draws, cache = Draws(state), {}  # type: Draws, dict[Any, Any]
+        return state, [self._next(state, draws, cache) for _ in range(num)]
+
+    def report(self, state: State, reports: Sequence[Report]) -> tuple[State, list[Command]]:
+        """Take note of outcomes and scores; the commands are to be carried out in order, before the next proposal.
+
+        Raises:
+          ConfigError: the state is another director's, or an outcome lacks what this director counts.
+        """
+        state = self._checked(state)
+        commands: list[Command] = []
+        for report in reports:
+            if isinstance(report, Score):
+                self._score(state, report)
+                continue
+            record = state["open"].pop(str(report.assignment), None)
+            if record is None:
+                state["late"] += 1
+                continue
+            state["void" if report.void else "finished"] += 1
+            commands += self._ended(state, record, report)
+        return state, commands
+
+    # -- what a director supplies --------------------------------------------------------------------------------------
+
+    def _start(self) -> State:
+        """Return the director's own part of the first state."""
+        return {}
+
+    @abstractmethod
+    def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
+        """Return one assignment, made by `_assign`. Reports change nothing while the same `cache` is handed in."""
+
+    def _ended(self, state: State, record: State, outcome: Outcome) -> Iterable[Command]:
+        """Take note of an outcome, void ones included. `record`: what `_assign` kept."""
+        return ()
+
+    def _score(self, state: State, score: Score) -> None:  # noqa: B027  (most directors need no scores)
+        """Take note of a score."""
+
+    # -- what a director uses ------------------------------------------------------------------------------------------
+
+    def _assign(
+        self,
+        state: State,
+        draws: Draws,
+        players: Sequence[Player],
+        learns: Sequence[bool],
+        sides: Sequence[int],
+        *,
+        task: Any = None,
+        greedy: bool = False,
+        **kept: Any,
+    ) -> Assignment:
+        """Number an assignment and open it; `kept` comes back with its outcome."""
+        game = state["assigned"]
+        state["assigned"] += 1
+        state["open"][str(game)] = {
+            "players": [str(player) for player in players],
+            "learns": list(learns),
+            "sides": list(sides),
+            "greedy": greedy,
+            **kept,
+        }
+        return Assignment(game, tuple(players), tuple(learns), tuple(sides), draws.seed(), task, greedy)
+
+    def _checked(self, state: State) -> State:
+        """Return a copy of the state, which may be changed."""
+        name = type(self).__name__
+        if (state.get("director"), state.get("format")) != (name, FORMAT):
+            raise ConfigError(
+                f"a state of {state.get('director')}, format {state.get('format')}, was given to {name}, which reads "
+                f"its own of format {FORMAT}. Resume with the director that the run began with, or start a new run"
+            )
+        return copy_json(state)
+
+
+def copy_json(value: Any) -> Any:
+    """Return a copy of JSON values that shares no dict and no list with them."""
+    if isinstance(value, dict):
+        return {key: copy_json(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [copy_json(child) for child in value]
+    return value
+
+
+def players_of(record: State) -> tuple[Player, ...]:
+    """Return the players of an open assignment's record."""
+    return tuple(map(parse_player, record["players"]))
+
+
+def learning_policies(record: State) -> list[str]:
+    """Return the policies that an open assignment trains, each once."""
+    pairs = zip(players_of(record), record["learns"], strict=True)
+    return list(dict.fromkeys(player.policy for player, learns in pairs if learns))
+
+
+def of_players(record: State, per_side: Sequence[float]) -> list[float]:
+    """Return numbers that came in the order of sides in the order of players.
+
+    Raises:
+      ConfigError: there is not one for each side.
+    """
+    if len(per_side) != len(record["sides"]):
+        raise ConfigError(
+            f"an outcome has {len(per_side)} numbers where the assignment has {len(record['sides'])} sides; "
+            "report one return and one result for each side"
+        )
+    return [per_side[side] for side in record["sides"]]
+
+
+def check_policies(director: Any, policies: Sequence[str], at_least: int = 1, at_most: int | None = None) -> None:
+    """Check names of policies.
+
+    Raises:
+      ConfigError: too few or too many, one twice, or a name with a space or an @ in it.
+    """
+    name = type(director).__name__
+    if not at_least <= len(policies) <= (at_most or len(policies)):
+        wanted = str(at_least) if at_least == at_most else f"{at_least} to {at_most}" if at_most else f">= {at_least}"
+        raise ConfigError(f"{name} has the policies {list(policies)}; it needs {wanted} of them")
+    if len(set(policies)) < len(policies):
+        raise ConfigError(f"{name} has the policies {list(policies)}; name each of them once")
+    for policy in policies:
+        if not policy or any(letter.isspace() or letter == "@" for letter in policy):
+            raise ConfigError(f"{name} has a policy {policy!r}; names have no space and no @, and are not empty")
+
+
+def check_range(director: Any, low: float, high: float, **values: float) -> None:
+    """Check that options lie within [low, high].
+
+    Raises:
+      ConfigError: one does not; names it.
+    """
+    for option, value in values.items():
+        if not low <= value <= high:
+            raise ConfigError(
+                f"{type(director).__name__} has {option}={value}; choose a number from {low:g} to {high:g}"
+            )

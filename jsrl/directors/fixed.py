@@ -1,0 +1,90 @@
+"""Fixed matches, drawn by weight, and self-play against the newest params."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jsrl.directors.base import Bookkeeping, State, check_policies, check_range
+from jsrl.directors.draws import Draws
+from jsrl.directors.messages import LATEST, Assignment, Player, parse_player
+from jsrl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Match:
+    """One way to fill the sides of an environment."""
+
+    players: tuple[str, ...]
+    """`policy` (its latest version, which learns) or `policy@version` (frozen), one for each side."""
+    weight: float = 1.0
+    """How often it is drawn, relative to other matches."""
+    task: Any = None
+    """JSON value for the environment's reset; None: the environment's own."""
+
+
+@dataclass(frozen=True)
+class Fixed(Bookkeeping):
+    """Always the same matches: each assignment draws one by its weight. Latest versions learn, others do not."""
+
+    matches: tuple[Match, ...]
+    """The matches to draw from; a list of weighted tasks is one match for each task."""
+    permute_sides: bool = False
+    """Seat the players at random sides; for symmetric games."""
+
+    def __post_init__(self) -> None:
+        """Check the matches.
+
+        Raises:
+          ConfigError: none, one without players, numbers of players that differ, or weights that cannot be drawn from.
+        """
+        sizes = {len(match.players) for match in self.matches}
+        if len(sizes) != 1 or 0 in sizes:
+            raise ConfigError(
+                f"Fixed has matches of {sorted(sizes)} players; give at least one match, all with one player for each side"
+            )
+        for match in self.matches:
+            check_range(self, 0.0, float("inf"), weight=match.weight)
+        if not 0.0 < sum(match.weight for match in self.matches) < float("inf"):
+            raise ConfigError("Fixed has matches whose weights are all 0, or infinite; give one a positive weight")
+        check_policies(self, self.policies)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies that it assigns."""
+        names = (parse_player(text).policy for match in self.matches for text in match.players)
+        return tuple(dict.fromkeys(names))
+
+    def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
+        match = self.matches[draws.choose([match.weight for match in self.matches])]
+        players = [parse_player(text) for text in match.players]
+        sides = draws.permutation(len(players)) if self.permute_sides else range(len(players))
+        learns = [player.version == LATEST for player in players]
+        return self._assign(state, draws, players, learns, list(sides), task=match.task)
+
+
+@dataclass(frozen=True)
+class LatestSelfPlay(Bookkeeping):
+    """Everybody plays with the newest params, and learns.
+
+    It need not converge: even exact best responses to the latest opponent go in circles in Kuhn poker.
+    """
+
+    policies: tuple[str, ...] = ("main",)
+    """One: it plays all sides. Several: policy i plays side i."""
+    num_sides: int = 2
+    """Sides of the environment, where one policy plays all of them."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+          ConfigError: names that cannot be used, or no sides.
+        """
+        check_policies(self, self.policies)
+        check_range(self, 1, 1_000, num_sides=self.num_sides)
+
+    def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
+        names = self.policies if len(self.policies) > 1 else self.policies * self.num_sides
+        players = [Player(name) for name in names]
+        return self._assign(state, draws, players, [True] * len(players), range(len(players)))

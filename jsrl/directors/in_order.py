@@ -1,0 +1,34 @@
+"""Count games in the order in which they were assigned, whichever ends first.
+
+Short games end first. Where wins are short, the mean over the games that have ended so far is too high at every moment
+until the last long game is over. Here the result of a game waits until every game that was assigned before it has ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+Queue: TypeAlias = list[list[Any]]
+"""Games that were assigned and not yet counted, oldest first: [id, ended, value]. JSON values."""
+
+
+def assign(queue: Queue, game: int) -> None:
+    """Put a game at the end of the queue; ids rise."""
+    queue.append([game, False, None])
+
+
+def end(queue: Queue, game: int, value: Any) -> list[Any]:
+    """Note that a game has ended, and return the values that can be counted now, oldest first.
+
+    Args:
+      game: its id. A game that is not in the queue was forgotten, and changes nothing.
+      value: a JSON value; None: the game is void, and its value is left out.
+    """
+    for entry in queue:
+        if entry[0] == game:
+            entry[1:] = [True, value]
+            break
+    count = next((index for index, entry in enumerate(queue) if not entry[1]), len(queue))
+    counted = [entry[2] for entry in queue[:count] if entry[2] is not None]
+    del queue[:count]
+    return counted

@@ -1,0 +1,166 @@
+"""What passes between a director and a run: assignments out, outcomes and scores in, commands out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from jsrl.errors import ConfigError
+
+LATEST = "latest"
+"""Version: the newest params of a policy that learns."""
+INITIAL = "initial"
+"""Version: the params that a policy began with. It exists from the start of the run."""
+
+
+class Player(NamedTuple):
+    """A policy at a version: LATEST, INITIAL, or the name under which it was frozen. Written `policy@version`."""
+
+    policy: str
+    version: str = LATEST
+
+    def __str__(self) -> str:
+        return f"{self.policy}@{self.version}"
+
+
+def parse_player(text: str) -> Player:
+    """Return the player that `policy@version` names; a policy alone is its latest version."""
+    policy, _, version = text.partition("@")
+    return Player(policy, version or LATEST)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one episode plays. An actor takes it at is_first and keeps it until the episode ends.
+
+    A side is the set of seats that one player fills: a team, or one role of a team.
+
+    Attributes:
+      id: unique in the run; assignments are numbered from 0 in the order in which they were proposed.
+      players: one for each side. The first one is whom the assignment is for.
+      learns: for each player: whether its rows train its policy.
+      sides: a permutation: `players[i]` plays side `sides[i]` of the environment.
+      seed: of the episode.
+      task: JSON value for the environment's reset; None: the environment's own.
+      greedy: the players act greedily, for evaluation.
+    """
+
+    id: int
+    players: tuple[Player, ...]
+    learns: tuple[bool, ...]
+    sides: tuple[int, ...]
+    seed: int
+    task: Any = None
+    greedy: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The actor's half: how the episode of an assignment ended. Returns and results are in the order of sides.
+
+    Attributes:
+      assignment: its id.
+      length: env steps.
+      returns: sum of rewards over the seats of each side, undiscounted.
+      result: for each side 1 (won), 0.5 (draw) or 0 (lost); None: the environment has no winners.
+      void: why the episode counts as nothing (its actor died, a player changed during it); empty: it counts.
+    """
+
+    assignment: int
+    length: int = 0
+    returns: tuple[float, ...] = ()
+    result: tuple[float, ...] | None = None
+    void: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that the numbers can be counted.
+
+        Raises:
+          ConfigError: returns that are not finite, or results outside of 0 to 1.
+        """
+        if not all(map(math.isfinite, self.returns)):
+            raise ConfigError(
+                f"assignment {self.assignment} ended with returns {self.returns}; finite numbers are expected. "
+                "Report the episode as void instead"
+            )
+        if self.result is not None and not all(0.0 <= points <= 1.0 for points in self.result):
+            raise ConfigError(
+                f"assignment {self.assignment} ended with result {self.result}; give each side 1, 0.5 or 0"
+            )
+
+
+@dataclass(frozen=True)
+class Score:
+    """The learner's half: how much the rows of an assignment can still teach, for example their mean |TD error|.
+
+    Several scores of one assignment may be reported; the last one counts.
+    """
+
+    assignment: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Keep the latest params of a policy for ever, as version `name`."""
+
+    policy: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Let a policy go on learning from another of its versions, with a fresh optimizer state."""
+
+    policy: str
+    source: str = INITIAL
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Give a policy the whole state of the policy `source`, and these hyperparameters."""
+
+    policy: str
+    source: str
+    hyperparameters: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the run in order."""
+
+    reason: str = ""
+
+
+Command: TypeAlias = Freeze | Reset | Copy | Stop
+Message: TypeAlias = Assignment | Outcome | Score | Command
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (Assignment, Outcome, Score, Freeze, Reset, Copy, Stop)}
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """Return a message as JSON values; its type is under the key `type`, players are written `policy@version`."""
+    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    if isinstance(message, Assignment):
+        fields["players"] = [str(player) for player in message.players]
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+    return {"type": type(message).__name__, **listed}
+
+
+def from_json(values: dict[str, Any]) -> Message:
+    """Return the message that `to_json` turned into these values.
+
+    Raises:
+      ConfigError: they are of an unknown type.
+    """
+    kind = KINDS.get(values.get("type", ""))
+    if kind is None:
+        raise ConfigError(f"a message of type {values.get('type')!r}; expected one of {', '.join(KINDS)}")
+    fields = {name: value for name, value in values.items() if name != "type"}
+    for name in ("learns", "sides", "returns", "result"):
+        if fields.get(name) is not None:
+            fields[name] = tuple(fields[name])
+    if kind is Assignment:
+        fields["players"] = tuple(map(parse_player, fields["players"]))
+    return kind(**fields)

@@ -1,0 +1,201 @@
+"""Self-play against a pool of frozen versions: delta-uniform, and prioritised fictitious self-play (PFSP)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jsrl.directors.base import (
+    Bookkeeping,
+    State,
+    check_policies,
+    check_range,
+    learning_policies,
+    of_players,
+    players_of,
+)
+from jsrl.directors.draws import Draws
+from jsrl.directors.messages import LATEST, Assignment, Command, Freeze, Outcome, Player
+from jsrl.directors.payoff import Payoff
+from jsrl.errors import ConfigError
+
+Weighting = Literal["squared", "capped", "variance"]
+
+
+def weigh(win_rates: Sequence[float], weighting: Weighting) -> list[float]:
+    """Return PFSP's weights of opponents, by the win rates against them.
+
+    squared: (1 - w)^2, the hardest ones. capped: min(0.5, 1 - w), all that are not beaten. variance: w (1 - w), those
+    at one's own level. Where all weights are 0, because all opponents are beaten, all are 1.
+
+    Source: Vinyals et al. (2019), Methods, "Prioritized fictitious self-play", and pfsp() of the pseudocode.
+
+    Raises:
+      ConfigError: an unknown weighting.
+    """
+    if weighting == "squared":
+        weights = [(1.0 - rate) ** 2 for rate in win_rates]
+    elif weighting == "capped":
+        weights = [min(0.5, 1.0 - rate) for rate in win_rates]
+    elif weighting == "variance":
+        weights = [rate * (1.0 - rate) for rate in win_rates]
+    else:
+        raise ConfigError(f"unknown weighting {weighting!r}; choose squared, capped or variance")
+    return weights if sum(weights) > 1e-12 else [1.0] * len(weights)
+
+
+def points_of(director: Any, record: State, outcome: Outcome) -> float | None:
+    """Return the first player's points, None for a void game.
+
+    Raises:
+      ConfigError: the outcome names no winner.
+    """
+    if outcome.void:
+        return None
+    if outcome.result is None:
+        raise ConfigError(
+            f"{type(director).__name__} counts wins, but assignment {outcome.assignment} ended without a result; let the "
+            "environment say who won, or use a director that needs no winners (Fixed, LatestSelfPlay, Stages, PLR)"
+        )
+    return of_players(record, outcome.result)[0]
+
+
+def end_match(payoff: Payoff, director: Any, record: State, outcome: Outcome) -> None:
+    """Put the outcome of a match of two into a payoff table.
+
+    Raises:
+      ConfigError: the outcome names no winner.
+    """
+    home, away = players_of(record)
+    points = points_of(director, record, outcome)
+    returns = of_players(record, outcome.returns) if outcome.returns and not outcome.void else (0.0, 0.0)
+    payoff.end(outcome.assignment, home, away, points, returns, greedy=record["greedy"])
+
+
+@dataclass(frozen=True)
+class PoolDirector(Bookkeeping):
+    """Base of directors whose policies play against frozen versions of their rivals.
+
+    One policy: a symmetric game; it plays its own past, from a random side. Two: policy i plays side i against the
+    other's past, and the assignments take turns. While there is nothing frozen, the opponent is the latest version.
+    A latest opponent learns as well.
+    """
+
+    policies: tuple[str, ...] = ("main",)
+    """One policy, or one for each of the two sides."""
+    freeze_env_steps: int = 1_000_000
+    """Env steps of a policy's training games between two frozen versions."""
+    latest_share: float = 0.0
+    """Share of assignments against the latest version; 0.8 is that of OpenAI Five."""
+    pool_size: int = 1_000
+    """Frozen versions of one policy to choose from: the newest ones."""
+    decay: float = 0.99
+    """Weight of a game's result after each newer game of the same pair."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+          ConfigError: one is out of its range; the message names it.
+        """
+        check_policies(self, self.policies, at_most=2)
+        check_range(self, 0.0, 1.0, latest_share=self.latest_share, decay=self.decay)
+        check_range(self, 1, math.inf, freeze_env_steps=self.freeze_env_steps, pool_size=self.pool_size)
+
+    @abstractmethod
+    def _weights(self, payoff: Payoff, home: Player, pool: list[Player]) -> list[float]:
+        """Return how often each opponent of the pool, oldest first, is drawn, relative to the others."""
+
+    def _start(self) -> State:
+        per_policy = {"frozen": [], "num_frozen": 0, "env_steps": 0}
+        return {"payoff": {}, "pools": {policy: {**per_policy, "frozen": []} for policy in self.policies}}
+
+    def payoff(self, state: State) -> Payoff:
+        """Return the payoff table in a state."""
+        return Payoff(state["payoff"], self.decay)
+
+    def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
+        side = state["assigned"] % len(self.policies)
+        home, rival = Player(self.policies[side]), self.policies[(side + 1) % len(self.policies)]
+        if home not in cache:
+            pool = [Player(rival, name) for name in state["pools"][rival]["frozen"]]
+            cache[home] = pool, self._weights(self.payoff(state), home, pool) if pool else []
+        pool, weights = cache[home]
+        against_latest = not pool or (self.latest_share > 0.0 and draws.uniform() < self.latest_share)
+        away = Player(rival) if against_latest else pool[draws.choose(weights)]
+        sides = draws.permutation(2) if len(self.policies) == 1 else [side, 1 - side]
+        assignment = self._assign(state, draws, (home, away), (True, away.version == LATEST), sides)
+        self.payoff(state).assign(assignment.id, home, away)
+        return assignment
+
+    def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
+        end_match(self.payoff(state), self, record, outcome)
+        for policy in () if outcome.void else learning_policies(record):
+            pool = state["pools"][policy]
+            pool["env_steps"] += outcome.length
+            if pool["env_steps"] >= self.freeze_env_steps:
+                yield self._freeze(state, policy)
+
+    def _freeze(self, state: State, policy: str) -> Command:
+        pool = state["pools"][policy]
+        pool["env_steps"] = 0
+        pool["num_frozen"] += 1
+        name = f"frozen-{pool['num_frozen']}"
+        pool["frozen"].append(name)
+        if len(pool["frozen"]) > self.pool_size:
+            self.payoff(state).forget(Player(policy, pool["frozen"].pop(0)))
+        return Freeze(policy, name)
+
+
+@dataclass(frozen=True)
+class DeltaUniform(PoolDirector):
+    """Opponents are drawn evenly from the newest (1 - delta) of the frozen versions.
+
+    0 is fictitious play over checkpoints, 0.5 the newer half, 1 the newest version alone. With `latest_share=0.8` and
+    delta 0 it is the self-play of OpenAI Five. `LatestSelfPlay` plays against the params that are training.
+
+    Source: Bansal et al. (2018), section 4.2; OpenAI (2019), "Dota 2 with large scale deep reinforcement learning", 3.2.
+    Differs: the newest of all is a frozen version, not the params that are training; `latest_share` adds those.
+    """
+
+    delta: float = 0.0
+    """Share of the past, from its beginning, that is left out."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+          ConfigError: one is out of its range; the message names it.
+        """
+        super().__post_init__()
+        check_range(self, 0.0, 1.0, delta=self.delta)
+
+    def _weights(self, payoff: Payoff, home: Player, pool: list[Player]) -> list[float]:
+        newest = max(1, math.ceil((1.0 - self.delta) * len(pool) - 1e-9))
+        return [0.0] * (len(pool) - newest) + [1.0] * newest
+
+
+@dataclass(frozen=True)
+class PFSP(PoolDirector):
+    """Prioritised fictitious self-play: opponents are drawn by the win rate against them.
+
+    Source: Vinyals et al. (2019), Methods, "Prioritized fictitious self-play".
+    """
+
+    weighting: Weighting = "squared"
+    """squared: (1 - w)^2. capped: min(0.5, 1 - w). variance: w (1 - w). w is the win rate."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+          ConfigError: one is out of its range; the message names it.
+        """
+        super().__post_init__()
+        weigh((), self.weighting)
+
+    def _weights(self, payoff: Payoff, home: Player, pool: list[Player]) -> list[float]:
+        return weigh(payoff.win_rates(home, pool), self.weighting)

@@ -1,0 +1,71 @@
+"""Runs of a director whose games are scripted: who wins is a function of the assignment, and games end in any order."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+from jsrl.directors.messages import Assignment, Outcome, to_json
+
+Script = Callable[[Assignment, random.Random], Any]
+
+
+def beaten(share: float) -> Script:
+    """Home wins with this probability."""
+
+    def script(assignment: Assignment, chance: random.Random) -> Outcome:
+        won = float(chance.random() < share)
+        per_side = [0.0] * len(assignment.sides)
+        for player, side in enumerate(assignment.sides):
+            per_side[side] = won if player == 0 else 1.0 - won
+        returns = tuple(2.0 * points - 1.0 for points in per_side)
+        return Outcome(assignment.id, 10 if won else 100, returns, tuple(per_side))
+
+    return script
+
+
+def run(
+    director, num_games: int, script: Script, *, slots: int = 8, void: float = 0.05, restart_at: int = -1, seed: int = 1
+):
+    """Play until `num_games` have ended, in random order; return (state, journal of all messages as JSON).
+
+    Args:
+      restart_at: after so many games the state goes through JSON text, as in a snapshot.
+    """
+    chance, journal = random.Random(seed), []
+    state = director.init(7)
+    open_games: list[Assignment] = []
+    for ended in range(num_games):
+        if ended == restart_at:
+            state = json.loads(json.dumps(state))
+        state, assignments = director.propose(state, slots - len(open_games))
+        journal += map(to_json, assignments)
+        open_games += assignments
+        game = open_games.pop(chance.randrange(len(open_games)))
+        reports = script(game, chance)
+        reports = reports if isinstance(reports, list) else [reports]
+        if chance.random() < void:
+            reports = [Outcome(game.id, void="its actor died")]
+        before = json.dumps(state) if ended % 25 == 0 else ""
+        after, commands = director.report(state, reports)
+        assert before in ("", json.dumps(state)), "report changed the state that it was given"
+        state = after
+        assert state["assigned"] == state["finished"] + state["void"] + len(state["open"])
+        journal += [to_json(message) for message in (*reports, *commands)]
+    return state, journal
+
+
+def commands_of(journal: list[dict]) -> list[dict]:
+    return [message for message in journal if message["type"] in ("Freeze", "Reset", "Copy", "Stop")]
+
+
+def check_replay(director, num_games: int, script: Script, **options: Any) -> tuple[dict, list[dict]]:
+    """Check that a run replays bit for bit, also across a restart in its middle; return its state and journal."""
+    state, journal = run(director, num_games, script, **options)
+    for restart_at in (-1, num_games // 3):
+        again, other = run(director, num_games, script, restart_at=restart_at, **options)
+        assert json.dumps(again) == json.dumps(state) and other == journal
+    assert json.loads(json.dumps(state)) == state, "the state is more than JSON values"
+    return state, journal
