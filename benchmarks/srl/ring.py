@@ -24,6 +24,7 @@ from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply,
 from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
+from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 
@@ -142,7 +143,8 @@ def measure_ring(
         return client, connect_samples(consumer.address, SAMPLES, who, ring, 20.0)
 
     environments = {group: (lambda: TimedEnv(step_s, spins=spins)) for group in range(ring)}
-    actor = Actor("actor-0", ActorSettings(ROWS, None), environments, connect, NullReporter())  # type: ignore[arg-type]
+    policies = [ActingPolicy(PolicySettings(), connect)]
+    actor = Actor("actor-0", ActorSettings(ROWS), environments, policies, NullReporter())  # type: ignore[arg-type]
     stop = threading.Event()
     drain = threading.Thread(target=_drain, args=(consumer, stop), daemon=True)
     drain.start()

@@ -24,6 +24,7 @@ from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, Samp
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
@@ -90,16 +91,16 @@ def record_policy(
     def make_group() -> VectorEnv:
         return make(e.env, num_envs, seed, group=0)
 
-    settings = ActorSettings(rollout_length, max_lag=None, poll_s=0.0, environment=str(e.env.id))
-    actor = Actor(NAME, settings, {0: make_group}, connect, NullReporter(), recorder, writer=writer)
+    settings = ActorSettings(rollout_length, poll_s=0.0, environment=str(e.env.id))
+    policies = [ActingPolicy(PolicySettings(), connect)]
+    actor = Actor(NAME, settings, {0: make_group}, policies, NullReporter(), recorder, writer)
     actor.setup()
     try:
         return_mean = _play(actor, episodes, rollout_length * num_envs, writer)
     finally:
         counts = actor.close()
-    text = "; ".join([writer.summary, *told])
     env_steps = writer.recorded * rollout_length * num_envs
-    return Recorded(counts["episodes"], env_steps, return_mean, text)
+    return Recorded(counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *told]))
 
 
 def _check_positive(**numbers: int) -> None:

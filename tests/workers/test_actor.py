@@ -12,6 +12,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
+from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 
@@ -70,8 +71,10 @@ class Rig:
             return client, connect_samples(self.consumer.address, SPEC, identity, 8, 1.0)
 
         environments = {group: (lambda env=env: env) for group, env in self.envs.items()}
+        of_policy = {k: settings.pop(k) for k in ("start_updates", "updates_per_batch") if k in settings}
+        self.policy = ActingPolicy(PolicySettings(max_lag=max_lag, **of_policy), connect)
         self.actor = Actor(
-            "actor-0", ActorSettings(T, max_lag, poll_s=0.0, **settings), environments, connect, NullReporter()
+            "actor-0", ActorSettings(T, poll_s=0.0, **settings), environments, [self.policy], NullReporter()
         )
         self.actor.setup()
         self.asked: dict[int, list] = {group: [] for group in groups}
@@ -199,11 +202,11 @@ def test_the_number_of_a_trajectory_that_was_given_up_is_left_out():
         @staticmethod
         def again(lost, timeout_s):
             client = connect_inference(rig.server.address, ACT, ProducerId("actor-0", 0), {0: B}, timeout_s=1.0)
-            return client, rig.actor._producer
+            return client, rig.policy.producer
 
     rig.server.close()
     rig.server = bind_inference(f"{rig.server.address}-again", ACT)
-    rig.actor._streams = Streams()
+    rig.policy.streams = Streams()
     rig.turn(2 + T)
     entries = [lease.entry for lease in rig.leases()]
     assert [entry.sequence for entry in entries] == [0, 1, 2]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from jsrl.metrics.metrics import Recorder
 from jsrl.workers.actor.environments import make_group
+from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.recording import recording_writer
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.actor.worker import Actor, ActorSettings
@@ -18,21 +20,28 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     e = job.experiment
     settings = ActorSettings(
         num_rows=e.rollout_length,
-        max_lag=e.min_updates_lag,
-        start_updates=job.start_point.updates,
         incarnation=job.incarnation,
-        updates_per_batch=e.updates_per_batch,
         step_deadline_s=e.actor.step_deadline_s,
         poll_s=job.poll_s,
         environment=str(e.env.id),
-        policy=job.policy_number,
         most_ahead=e.actor.blocks_per_group - 1 if e.order == "by_group" else None,
     )
     recorder = make_recorder(job)
     groups = job.end("samples").groups
-
     environments = {group: partial(make_group, job, group, reporter, recorder) for group in groups}
-    streams = ActorStreams(job, recorder)
-    again = None if job.in_process else streams  # nobody is replaced there
     writer = recording_writer(job, recorder, reporter)
-    return Actor(job.name, settings, environments, streams.open, reporter, recorder, again, writer)
+    return Actor(job.name, settings, environments, [_policy(job, recorder)], reporter, recorder, writer)
+
+
+def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
+    """Return the policy that a job is of, and how the actor is joined to those who act for it and train it."""
+    e = job.experiment
+    settings = PolicySettings(
+        name=job.policy,
+        number=job.policy_number,
+        max_lag=e.min_updates_lag,
+        start_updates=job.start_point.updates,
+        updates_per_batch=e.updates_per_batch,
+    )
+    streams = ActorStreams(job, recorder)
+    return ActingPolicy(settings, streams.open, None if job.in_process else streams)  # nobody is replaced there

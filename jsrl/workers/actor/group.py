@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from jsrl.envs.base import EnvStep, VectorEnv
-from jsrl.transport.base import Block, Reply
-from jsrl.types import Array
+from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
 from jsrl.workers.actor.journaled import where
+from jsrl.workers.actor.policies import PolicyRows
 
 
 class EnvCall:
     """Text for messages about a call of the environment that has not returned; says which slot is stepping when read."""
 
-    def __init__(self, text: str, env: VectorEnv) -> None:
+    def __init__(self, text: str, env: VectorEnv | VectorGame) -> None:
         self._text, self._env = text, env
 
     def __str__(self) -> str:
@@ -28,32 +27,37 @@ class Group:
 
     Attributes:
       number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
-      stepping: what to say of a step that does not return. row: the row that waits for its action.
-      trajectory: number of the trajectory that is being written (None: not known yet).
-      made: trajectories committed to the consumer of now. sequence: of the trajectory that is being written, in this life of
-        the actor. block: the room for the next. observation, extras: its leaves.
-      waiting: a reply that came before there was room.
+      stepping: what to say of a step that does not return. rows: of each policy. row: the row that waits for its actions.
+      missing: policies that have not said theirs yet.
     """
 
     number: int
-    env: VectorEnv
-    latest: EnvStep
+    env: VectorEnv | VectorGame
+    latest: EnvStep | GameStep
     stepping: EnvCall
+    rows: list[PolicyRows]
     row: int = 0
-    trajectory: int | None = None
-    made: int = 0
-    sequence: int = 0
-    block: Block | None = None
-    observation: list[Array] = field(default_factory=list)
-    extras: list[Array] = field(default_factory=list)
-    waiting: Reply | None = None
+    missing: int = 0
+
+    @property
+    def made(self) -> int:
+        """Return the trajectories committed so far."""
+        return self.rows[0].made
+
+    def ask(self, num_rows: int) -> None:
+        """Ask for the actions of the next row."""
+        self.missing = len(self.rows)
+        for rows in self.rows:
+            rows.ask(self.row, num_rows)
+
+    def restart(self, latest: EnvStep | GameStep) -> None:
+        """Go on from a reset."""
+        self.latest = latest
+        for rows in self.rows:
+            rows.latest = rows.policy.part(latest)
 
     def abandon(self) -> None:
-        """Give the open trajectory's room back, and forget the reply that would have gone on with it.
-
-        The next one does not follow the last: a number is left out.
-        """
-        self.sequence += 1
-        if self.block is not None:
-            self.block.abandon()
-        self.block, self.waiting, self.row = None, None, 0
+        """Give the open trajectory up."""
+        for rows in self.rows:
+            rows.abandon()
+        self.row, self.missing = 0, len(self.rows)

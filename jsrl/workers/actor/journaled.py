@@ -125,7 +125,7 @@ class JournaledEnv:
         self._env.close()
 
 
-def where(env: VectorEnv) -> str:
+def where(env: Any) -> str:
     """Return which slot of a vector is stepping and where in its life it is; empty where it does not tell."""
     return env.where() if isinstance(env, SyncVectorEnv | JournaledEnv) else ""
 

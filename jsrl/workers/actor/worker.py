@@ -8,22 +8,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jsrl.envs.base import Episode, VectorEnv
+from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
 from jsrl.errors import JsrlError, StreamClosed, StreamTimeout
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.transport.base import InferenceClient, Origin, ProducerId, Reply, Request, SampleProducer
-from jsrl.types import Array, leaves, version_epoch, version_updates
+from jsrl.transport.base import Origin, ProducerId
 from jsrl.workers.actor.group import EnvCall, Group
+from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
 from jsrl.workers.actor.recording import RecordingWriter
-from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.base import Reporter
 
 OUTDATED_S = 0.01  # between questions while params of the new learner are on their way
@@ -31,22 +30,18 @@ OUTDATED_S = 0.01  # between questions while params of the new learner are on th
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """What an actor has to know: T rows, the lag that trajectory n may have (None: any), where the run stands.
+    """What an actor has to know beside its policies: T rows, and how long anything may take.
 
     `environment` is what messages call the environment. `most_ahead`: trajectories by which a group may be ahead of another
-    where batches take one of every group (None: any number). `policy`: number of the one that acts.
+    where batches take one of every group (None: any number).
     """
 
     num_rows: int
-    max_lag: int | None
-    start_updates: int = 0
     incarnation: int = 0
-    updates_per_batch: int = 1
     step_deadline_s: float = 60.0
     poll_s: float = 0.1
     environment: str = ""
     most_ahead: int | None = None
-    policy: int = 0
 
 
 class Actor:
@@ -54,26 +49,24 @@ class Actor:
 
     Args:
       name: `actor-0`. environments: group number -> the function that makes its vector environment.
-      connect: group sizes -> (inference client, sample producer), called when the environments exist.
-      streams: how both are taken up again when the other end was replaced; None: their end is this worker's.
-      writer: of the recording, where one is made.
+      policies: that act in them, with their streams: one, or several where the environments have seats.
+      writer: of the recording, where one is made (of the first policy).
     """
 
     def __init__(
         self,
         name: str,
         settings: ActorSettings,
-        environments: Mapping[int, Callable[[], VectorEnv]],
-        connect: Callable[[dict[int, int]], tuple[InferenceClient, SampleProducer]],
+        environments: Mapping[int, Callable[[], VectorEnv | VectorGame]],
+        policies: Sequence[ActingPolicy],
         reporter: Reporter,
         recorder: Recorder | None = None,
-        streams: ActorStreams | None = None,
         writer: RecordingWriter | None = None,
     ) -> None:
         self.name, self._settings, self._reporter = name, settings, reporter
-        self._streams, self._writer = streams, writer
+        self._policies, self._writer = list(policies), writer
         self._lost: StreamClosed | None = None
-        self._environments, self._connect = environments, connect
+        self._environments = environments
         self._groups: dict[int, Group] = {}
         self._returns: deque[float] = deque(maxlen=100)
         self._lengths: deque[int] = deque(maxlen=100)
@@ -89,16 +82,18 @@ class Actor:
             with self._watched(self._named("making", number) + ",", number):
                 env = make_vector()
             with self._watched(EnvCall(self._named("reset", number), env), number):
-                stepping = EnvCall(self._named("step", number), env)
-                self._groups[number] = Group(number, env, env.reset(), stepping, sequence=self._begun)
+                latest = env.reset()
+            rows = [PolicyRows(p, number, p.part(latest), sequence=p.settings.begun) for p in self._policies]
+            self._groups[number] = Group(number, env, latest, EnvCall(self._named("step", number), env), rows)
         self._reporter.stage("connecting to streams")
-        self._client, self._producer = self._connect({n: g.env.num_envs for n, g in self._groups.items()})
+        for policy in self._policies:
+            policy.open({n: g.env.num_envs for n, g in self._groups.items()})
         for group in self._groups.values():
-            self._ask(group)
+            group.ask(self._settings.num_rows)
 
     def _restart_environments(self, group: Group) -> None:
         with self._watched(EnvCall(self._named("reset", group.number), group.env), group.number):
-            group.latest = group.env.reset()
+            group.restart(group.env.reset())
 
     @contextlib.contextmanager
     def _watched(self, activity: object, number: int) -> Iterator[None]:
@@ -123,7 +118,7 @@ class Actor:
 
     def _lose(self, error: StreamClosed) -> int:
         """Give up the open trajectories; the streams are taken up again in the next steps."""
-        if self._streams is None or self._lost is not None:
+        if self._lost is not None or any(policy.streams is None for policy in self._policies):
             raise error
         self._lost = error
         for group in self._groups.values():
@@ -132,28 +127,29 @@ class Actor:
 
     def _take_up(self, lost: StreamClosed) -> int:
         """Go on with the other ends' next lives, in new episodes: what their cores had seen is gone."""
-        assert self._streams is not None
         self._phases.enter("wait_inference")
-        ends = self._streams.again(lost, self._settings.poll_s)
-        if ends is None:
-            return 0
-        (self._client, self._producer), self._lost = ends, None
+        for policy in self._policies:
+            assert policy.streams is not None
+            ends = policy.streams.again(lost, self._settings.poll_s)
+            if ends is None:
+                return 0
+            policy.client, policy.producer = ends
+        self._lost = None
         for group in self._groups.values():
             self._restart_environments(group)
-            if self._streams.new_consumer:
-                group.made = 0
-                group.trajectory = None  # its updates may be fewer than those that trajectories were numbered by
-            self._ask(group)
-        self._streams.new_consumer = False
-        self._reporter.event("note", f"reconnected its streams{self._streams.with_whom}, with new episodes")
+            for rows in group.rows:
+                if rows.policy.streams is not None and rows.policy.streams.new_consumer:
+                    rows.made = 0
+                    rows.trajectory = None  # its updates may be fewer than those that trajectories were numbered by
+            group.ask(self._settings.num_rows)
+        for policy in self._policies:
+            assert policy.streams is not None
+            policy.streams.new_consumer = False
+            self._reporter.event("note", f"reconnected its streams{policy.streams.with_whom}, with new episodes")
         return 0
 
-    def _is_outdated(self, reply: Reply) -> bool:
-        """Return whether a first trajectory would begin with params of a learner that was replaced."""
-        return self._streams is not None and int(np.min(version_epoch(reply.version))) < self._streams.epoch
-
     def _advance_one(self) -> int:
-        stalled = sorted((g for g in self._groups.values() if g.waiting is not None), key=lambda g: g.made)
+        stalled = sorted((g for g in self._groups.values() if not g.missing), key=lambda g: g.made)
         for group in stalled:
             if self._make_room(group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s):
                 return self._advance(group)
@@ -161,82 +157,78 @@ class Actor:
             self._check_peers()
             return 0
         self._phases.enter("wait_inference")
-        try:
-            number, reply = self._client.receive(self._settings.poll_s)
-        except StreamTimeout:
-            self._check_peers()
+        answered = self._receive()
+        if answered is None:
             return 0
-        self._phases.enter("transport")
-        group = self._groups[number]
-        if group.trajectory is None and self._is_outdated(reply):
-            time.sleep(OUTDATED_S)
-            self._ask(group)
-            return 0
-        group.waiting = reply
-        return self._advance(group) if self._make_room(group, 0.0) else 0
+        return self._advance(answered) if not answered.missing and self._make_room(answered, 0.0) else 0
+
+    def _receive(self) -> Group | None:
+        """Take the next actions of a policy that still owes some; return the group that they are for."""
+        for place, policy in enumerate(self._policies):
+            if all(group.rows[place].reply is not None for group in self._groups.values()):
+                continue
+            try:
+                number, reply = policy.client.receive(self._settings.poll_s)
+            except StreamTimeout:
+                self._check_peers()
+                continue
+            self._phases.enter("transport")
+            group = self._groups[number]
+            rows = group.rows[place]
+            if rows.trajectory is None and policy.is_outdated(reply):
+                time.sleep(OUTDATED_S)
+                rows.ask(group.row, self._settings.num_rows)
+                return None
+            rows.reply = reply
+            group.missing -= 1
+            return group
+        return None
 
     def _check_peers(self) -> None:
         """Nothing came: see whether the other ends still live. Raises StreamClosed."""
-        if self._streams is not None and self._settings.poll_s > 0:
-            self._streams.check()
+        if self._settings.poll_s > 0:
+            for policy in self._policies:
+                policy.check()
 
     def _make_room(self, group: Group, timeout_s: float) -> bool:
-        """See that the group has a block; its row 0 is the observation that the last trajectory ended with.
+        """See that every policy has a block for the group.
 
         The blocks are everybody's: one group far ahead would take all, and the batch waits for another that has none.
         """
-        if group.block is not None:
-            return True
-        most = self._settings.most_ahead
-        if most is not None and group.made - min(g.made for g in self._groups.values()) > most:
-            return False
-        self._phases.enter("wait_block")
-        try:
-            group.block = self._producer.reserve(timeout_s)
-        except StreamTimeout:
-            return False
-        self._phases.enter("transport")
-        group.observation = leaves(group.block.trajectory.observation)
-        group.extras = leaves(group.block.trajectory.extras)
-        self._write_observation(group, 0)
+        for place, rows in enumerate(group.rows):
+            if rows.block is not None:
+                continue
+            most = self._settings.most_ahead
+            if most is not None and rows.made - min(g.rows[place].made for g in self._groups.values()) > most:
+                return False
+            self._phases.enter("wait_block")
+            if not rows.make_room(timeout_s):
+                return False
+            self._phases.enter("transport")
         return True
 
     def _advance(self, group: Group) -> int:
-        """Write row t's decision, step the environments, write what came of it and the observation of row t+1."""
-        assert group.block is not None and group.waiting is not None
-        rows, reply, t = group.block.trajectory, group.waiting, group.row
-        group.waiting = None
-        rows.action[t] = reply.action
-        rows.log_prob[t] = reply.log_prob
-        rows.version[t] = reply.version
-        for target, source in zip(group.extras, leaves(reply.extras), strict=True):
-            target[t] = source
-        if t == 0:
-            self._begin(group, reply)
-        action = np.array(reply.action)  # the reply's arrays are only lent, and environments may keep the action
-        self._step_environments(group, action)
-        rows.reward[t] = group.latest.reward
-        rows.discount[t] = group.latest.discount
+        """Write row t's decisions, step the environments, write what came of it and the observations of row t+1."""
+        t = group.row
+        if len(group.rows) == 1 and group.rows[0].policy.settings.seats is None:
+            self._step_environments(group, group.rows[0].write_decision(t))
+        else:
+            self._step_environments(group, {r.policy.settings.name: r.write_decision(t) for r in group.rows})
+        for rows in group.rows:
+            rows.write_outcome(t, group.latest)
         group.row = t + 1
-        self._write_observation(group, t + 1)
         if group.row == self._settings.num_rows:
             self._commit(group)
-        self._ask(group)
+        group.ask(self._settings.num_rows)
         self._counts["env_steps"] += group.env.num_envs
         self._recorder.rate("env_steps", group.env.num_envs)
-        if group.row == 0 and self._streams is not None:
-            self._streams.check_home()
+        if group.row == 0:
+            for policy in self._policies:
+                if policy.streams is not None:
+                    policy.streams.check_home()
         return group.env.num_envs
 
-    def _begin(self, group: Group, reply: Reply) -> None:
-        assert group.block is not None
-        kept = leaves(group.block.trajectory.core)  # none where only acting reads the core
-        for target, source in zip(kept, leaves(reply.core) if kept else (), strict=True):
-            target[...] = source
-        if group.trajectory is None:
-            group.trajectory = int(np.min(version_updates(reply.version))) // self._settings.updates_per_batch
-
-    def _step_environments(self, group: Group, action: Array) -> None:
+    def _step_environments(self, group: Group, action: Any) -> None:
         self._reporter.entering(group.stepping, self._settings.step_deadline_s)
         self._phases.enter("env")
         try:
@@ -257,54 +249,17 @@ class Actor:
         """Return what the control road says of an environment that does not return in time."""
         return f"{self.name}: {what} of environment {self._settings.environment!r}, group {number}"
 
-    def _write_observation(self, group: Group, row: int) -> None:
-        assert group.block is not None
-        for target, source in zip(group.observation, leaves(group.latest.observation), strict=True):
-            target[row] = source
-        group.block.trajectory.is_first[row] = group.latest.is_first
-        group.block.trajectory.acts[row] = group.latest.acts
-
     def _commit(self, group: Group) -> None:
-        assert group.block is not None and group.trajectory is not None
-        copied = None if self._writer is None else self._writer.copy(group.block.trajectory)
         maker = ProducerId(self.name, self._settings.incarnation)
-        entry = group.block.commit(group.number, Origin(maker, group.sequence))
-        if self._writer is not None:
-            self._writer.put(entry, copied)
-        group.block, group.row = None, 0
-        group.made += 1
-        group.sequence += 1
-        group.trajectory += 1
+        for rows in group.rows:
+            assert rows.block is not None
+            copied = None if self._writer is None else self._writer.copy(rows.block.trajectory)
+            entry = rows.block.commit(group.number, Origin(maker, rows.sequence))
+            if self._writer is not None:
+                self._writer.put(entry, copied)
+            rows.committed()
+        group.row = 0
         self._counts["trajectories"] += 1
-
-    def _ask(self, group: Group) -> None:
-        request = Request(
-            observation=group.latest.observation,
-            is_first=group.latest.is_first,
-            min_updates=self._min_updates(group),
-            step=self._step_number(group),
-            wants_core=group.row == 0,
-            policy=self._settings.policy,
-        )
-        self._client.send(group.number, request)
-
-    def _step_number(self, group: Group) -> int:
-        """Return the number of the group's row in the whole run (resumes included): it makes the row's key."""
-        trajectory = self._begun if group.trajectory is None else group.trajectory
-        return trajectory * self._settings.num_rows + group.row
-
-    @property
-    def _begun(self) -> int:
-        """Return how many trajectories of each group the run had when this life began."""
-        return self._settings.start_updates // self._settings.updates_per_batch
-
-    def _min_updates(self, group: Group) -> int:
-        """Trajectory n waits for the params that its batch may be at most `max_lag` updates ahead of."""
-        if self._settings.max_lag is None:
-            return -1
-        if group.trajectory is None:
-            return self._settings.start_updates
-        return max(-1, group.trajectory * self._settings.updates_per_batch - self._settings.max_lag)
 
     def _count_episodes(self, episodes: list[Episode]) -> None:
         for episode in episodes:
@@ -331,11 +286,8 @@ class Actor:
         """Abandon open trajectories, leave the streams, close the environments."""
         for group in self._groups.values():
             group.abandon()
-        if hasattr(self, "_client"):
-            if self._lost is not None:
-                self._producer.lose(str(self._lost))
-            self._client.close()
-            self._producer.close()
+        for policy in self._policies:
+            policy.close("" if self._lost is None else str(self._lost))
         if self._writer is not None:
             self._writer.close()
             self._reporter.event("note", self._writer.summary)

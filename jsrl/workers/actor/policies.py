@@ -1,0 +1,213 @@
+"""The policies of an actor: how each acts in the actor's environments, and where its rows go. Imports no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.base import EnvStep, GameStep
+from jsrl.errors import StreamTimeout
+from jsrl.transport.base import Block, InferenceClient, Reply, Request, SampleProducer
+from jsrl.types import Array, leaves, version_epoch, version_updates
+from jsrl.workers.actor.streams import ActorStreams
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What an actor has to know of a policy.
+
+    Attributes:
+      name: of the policy, and of the group of seats that it plays. number: by which requests ask for it.
+      max_lag: how old the params of trajectory n may be, in updates (None: any). start_updates: where the run stands.
+      updates_per_batch: made with one batch.
+      seats: that it plays, as places in the order of all; None: it is the only agent of an environment without seats.
+    """
+
+    name: str = ""
+    number: int = 0
+    max_lag: int | None = None
+    start_updates: int = 0
+    updates_per_batch: int = 1
+    seats: tuple[int, ...] | None = None
+
+    @property
+    def begun(self) -> int:
+        """Return how many trajectories of each group the run had when this life began."""
+        return self.start_updates // self.updates_per_batch
+
+    def min_updates(self, trajectory: int | None) -> int:
+        """Trajectory n waits for the params that its batch may be at most `max_lag` updates ahead of."""
+        if self.max_lag is None:
+            return -1
+        if trajectory is None:
+            return self.start_updates
+        return max(-1, trajectory * self.updates_per_batch - self.max_lag)
+
+
+class ActingPolicy:
+    """One policy of an actor, with its two streams.
+
+    Args:
+      settings: of the policy. connect: group sizes -> (inference client, sample producer), called when the environments
+        exist. streams: how both are taken up again when the other end was replaced; None: their end is the actor's.
+    """
+
+    def __init__(
+        self,
+        settings: PolicySettings,
+        connect: Callable[[dict[int, int]], tuple[InferenceClient, SampleProducer]],
+        streams: ActorStreams | None = None,
+    ) -> None:
+        self.settings, self.streams, self._connect = settings, streams, connect
+        self._seats = _places(settings.seats)
+        self.is_open = False
+
+    def open(self, group_sizes: dict[int, int]) -> None:
+        """Connect; group -> its environments."""
+        self.client, self.producer = self._connect(group_sizes)
+        self.is_open = True
+
+    def part(self, step: EnvStep | GameStep) -> EnvStep:
+        """Return the part of a step of the environments that this policy sees: [B, ...], or [B, N, ...] of its N seats."""
+        if self._seats is None:
+            assert isinstance(step, EnvStep)
+            return step
+        assert isinstance(step, GameStep)
+        reward, discount, acts = (values[:, self._seats] for values in (step.reward, step.discount, step.acts))
+        return EnvStep(step.observation[self.settings.name], step.is_first, reward, discount, acts, step.episodes)
+
+    def is_outdated(self, reply: Reply) -> bool:
+        """Return whether a first trajectory would begin with params of a learner that was replaced."""
+        return self.streams is not None and int(np.min(version_epoch(reply.version))) < self.streams.epoch
+
+    def check(self) -> None:
+        """See whether the other ends still live. Raises StreamClosed."""
+        if self.streams is not None:
+            self.streams.check()
+
+    def close(self, lost: str) -> None:
+        """Leave the streams; `lost`: why the reader of its rows is gone, where it is."""
+        if self.is_open:
+            if lost:
+                self.producer.lose(lost)
+            self.client.close()
+            self.producer.close()
+
+
+def _places(seats: tuple[int, ...] | None) -> Any:
+    """Return an index of seats: a slice where they follow each other, which copies nothing."""
+    if seats is None:
+        return None
+    following = seats == tuple(range(seats[0], seats[0] + len(seats)))
+    return slice(seats[0], seats[0] + len(seats)) if following else list(seats)
+
+
+@dataclass
+class PolicyRows:
+    """The rows of one policy in one group of environments, on their way through a trajectory.
+
+    Attributes:
+      policy: whose. group: number of the group. latest: the policy's part of what the environments returned last.
+      trajectory: number of the trajectory that is being written (None: not known yet).
+      made: trajectories committed to the consumer of now. sequence: of the trajectory that is being written, in this life of
+        the actor. block: the room for the next. observation, extras: its leaves.
+      reply: the actions of the row that comes next, once they are there.
+    """
+
+    policy: ActingPolicy
+    group: int
+    latest: EnvStep
+    trajectory: int | None = None
+    made: int = 0
+    sequence: int = 0
+    block: Block | None = None
+    observation: list[Array] = field(default_factory=list)
+    extras: list[Array] = field(default_factory=list)
+    reply: Reply | None = None
+
+    def ask(self, row: int, num_rows: int) -> None:
+        """Ask for the actions of a row of the trajectory."""
+        settings = self.policy.settings
+        number = settings.begun if self.trajectory is None else self.trajectory
+        request = Request(
+            observation=self.latest.observation,
+            is_first=self.latest.is_first,
+            min_updates=settings.min_updates(self.trajectory),
+            step=number * num_rows + row,  # of the row in the whole run, resumes included: it makes the row's key
+            wants_core=row == 0,
+            policy=settings.number,
+        )
+        self.policy.client.send(self.group, request)
+
+    def make_room(self, timeout_s: float) -> bool:
+        """See that there is a block; its row 0 is the observation that the last trajectory ended with."""
+        if self.block is not None:
+            return True
+        try:
+            self.block = self.policy.producer.reserve(timeout_s)
+        except StreamTimeout:
+            return False
+        self.observation = leaves(self.block.trajectory.observation)
+        self.extras = leaves(self.block.trajectory.extras)
+        self.write_observation(0)
+        return True
+
+    def write_decision(self, row: int) -> Array:
+        """Write what was decided for a row; return its actions as the environments' own."""
+        assert self.block is not None and self.reply is not None
+        rows, reply = self.block.trajectory, self.reply
+        self.reply = None
+        rows.action[row] = reply.action
+        rows.log_prob[row] = reply.log_prob
+        rows.version[row] = reply.version
+        for target, source in zip(self.extras, leaves(reply.extras), strict=True):
+            target[row] = source
+        if row == 0:
+            self._begin(reply)
+        return np.array(reply.action)  # the reply's arrays are only lent, and environments may keep the action
+
+    def _begin(self, reply: Reply) -> None:
+        assert self.block is not None
+        kept = leaves(self.block.trajectory.core)  # none where only acting reads the core
+        for target, source in zip(kept, leaves(reply.core) if kept else (), strict=True):
+            target[...] = source
+        if self.trajectory is None:
+            updates = int(np.min(version_updates(reply.version)))
+            self.trajectory = updates // self.policy.settings.updates_per_batch
+
+    def write_outcome(self, row: int, step: EnvStep | GameStep) -> None:
+        """Write what came of a row, and the observation of the one after it."""
+        assert self.block is not None
+        self.latest = self.policy.part(step)
+        self.block.trajectory.reward[row] = self.latest.reward
+        self.block.trajectory.discount[row] = self.latest.discount
+        self.write_observation(row + 1)
+
+    def write_observation(self, row: int) -> None:
+        """Write the observation that opens a row, and who acts on it."""
+        assert self.block is not None
+        for target, source in zip(self.observation, leaves(self.latest.observation), strict=True):
+            target[row] = source
+        self.block.trajectory.is_first[row] = self.latest.is_first
+        self.block.trajectory.acts[row] = self.latest.acts
+
+    def committed(self) -> None:
+        """Count a trajectory that was committed."""
+        assert self.trajectory is not None
+        self.block = None
+        self.made += 1
+        self.sequence += 1
+        self.trajectory += 1
+
+    def abandon(self) -> None:
+        """Give the open trajectory's room back, and forget the reply that would have gone on with it.
+
+        The next one does not follow the last: a number is left out.
+        """
+        self.sequence += 1
+        if self.block is not None:
+            self.block.abandon()
+        self.block, self.reply = None, None
