@@ -1,0 +1,185 @@
+"""PSRO: best responses to a mixture of the population, which is solved anew with each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from jsrl.directors.base import Bookkeeping, State, check_policies, check_range, learning_policies, of_players
+from jsrl.directors.draws import Draws
+from jsrl.directors.messages import INITIAL, Assignment, Command, Freeze, Outcome, Player, Reset, Stop, parse_player
+from jsrl.directors.payoff import Payoff
+from jsrl.directors.pools import end_match
+from jsrl.directors.solvers import SOLVERS
+from jsrl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PSRO(Bookkeeping):
+    """Policy-space response oracles: train against a mixture of the population, freeze, fill the payoff table, solve.
+
+    One policy: a symmetric game, of which it plays either side. Two: policy i plays side i, and each has a population of
+    its own. A population begins with the initial params. Two phases take turns:
+
+    - `train`: the latest version plays opponents that are drawn from the mixture of the rival's population. After
+      `oracle_env_steps` of each policy all are frozen.
+    - `fill`: frozen players play each other, `games_per_cell` in each new cell of the payoff table. Then the table is
+      solved for new mixtures, and the next training begins.
+
+    While the last games of a table are open, the latest version goes on training.
+
+    Source: Lanctot et al. (2017), algorithm 1.
+    """
+
+    policies: tuple[str, ...] = ("main",)
+    """One policy (zero-sum games only), or one for each of the two sides."""
+    oracle_env_steps: int = 1_000_000
+    """Env steps of training games of each policy before it is frozen."""
+    games_per_cell: int = 1_000
+    """Games of each pair of frozen players: the standard error of a win rate is 0.5 / sqrt(games), 0.016 for 1,000."""
+    solver: Literal["uniform", "nash", "replicator", "alpha_rank"] = "nash"
+    """How the mixture is computed. nash: zero-sum games only. uniform is often better while the population is small."""
+    value: Literal["return", "result"] = "return"
+    """What the payoff table holds: mean returns, or wins (1), draws (0) and losses (-1)."""
+    oracle: Literal["initial", "latest"] = "initial"
+    """From which params each best response is trained."""
+    greedy: bool = False
+    """Frozen players act greedily in the games of the payoff table."""
+    max_population: int | None = None
+    """Members at which the run is stopped, once the table is solved; None: it goes on."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+          ConfigError: one is out of its range; the message names it.
+        """
+        check_policies(self, self.policies, at_most=2)
+        check_range(self, 1, math.inf, oracle_env_steps=self.oracle_env_steps, games_per_cell=self.games_per_cell)
+        check_range(self, 2, math.inf, max_population=self.max_population or 2)
+        allowed = {"solver": tuple(SOLVERS), "value": ("return", "result"), "oracle": ("initial", "latest")}
+        for option, values in allowed.items():
+            if getattr(self, option) not in values:
+                raise ConfigError(f"PSRO has {option}={getattr(self, option)!r}; choose one of {', '.join(values)}")
+
+    def _start(self) -> State:
+        members = {policy: {"versions": [INITIAL], "mixture": [1.0], "env_steps": 0} for policy in self.policies}
+        return {"phase": "train", "iteration": 0, "members": members, "payoff": {}, "missing": []}
+
+    def payoff(self, state: State) -> Payoff:
+        """Return the payoff table in a state: games of frozen players only."""
+        return Payoff(state["payoff"])
+
+    def population(self, state: State, policy: str) -> list[Player]:
+        """Return the members of a policy's population, oldest first."""
+        return [Player(policy, version) for version in state["members"][policy]["versions"]]
+
+    def mixture(self, state: State, policy: str) -> list[float]:
+        """Return how often each member is played; while a table is filled, members that are not in it yet are missing."""
+        return list(state["members"][policy]["mixture"])
+
+    # -- games ---------------------------------------------------------------------------------------------------------
+
+    def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
+        for home, away in (map(parse_player, pair) for pair in state["missing"]):
+            counts = self.payoff(state).counts(home, away, greedy=self.greedy)
+            if counts["finished"] + counts["open"] < self.games_per_cell:
+                return self._cell_game(state, draws, home, away, swapped=counts["assigned"] % 2 == 1)
+        side = state["assigned"] % len(self.policies)
+        home, rival = Player(self.policies[side]), self.policies[(side + 1) % len(self.policies)]
+        members = state["members"][rival]
+        away = Player(rival, members["versions"][draws.choose(members["mixture"])])
+        sides = draws.permutation(2) if len(self.policies) == 1 else [side, 1 - side]
+        return self._assign(state, draws, (home, away), (True, False), sides, iteration=state["iteration"])
+
+    def _cell_game(self, state: State, draws: Draws, home: Player, away: Player, *, swapped: bool) -> Assignment:
+        """Return a game of two frozen players; in symmetric games each one plays either side in turn."""
+        sides = [1, 0] if swapped and len(self.policies) == 1 else [0, 1]
+        iteration = state["iteration"]
+        players = (home, away)
+        game = self._assign(state, draws, players, (False, False), sides, greedy=self.greedy, iteration=iteration)
+        self.payoff(state).assign(game.id, home, away, greedy=self.greedy)
+        return game
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
+        trained = learning_policies(record)
+        if not trained:
+            if self.value == "return" and not outcome.void:  # winners are not needed
+                of_players(record, outcome.returns)
+                outcome = Outcome(outcome.assignment, outcome.length, outcome.returns, outcome.result or (0.5, 0.5))
+            end_match(self.payoff(state), self, record, outcome)
+            if self._is_filled(state):
+                yield from self._solve(state)
+        elif not outcome.void and record["iteration"] == state["iteration"] and state["phase"] == "train":
+            state["members"][trained[0]]["env_steps"] += outcome.length
+            if all(members["env_steps"] >= self.oracle_env_steps for members in state["members"].values()):
+                yield from self._freeze(state)
+
+    def _freeze(self, state: State) -> Iterator[Command]:
+        """Freeze all policies, and list the cells that are missing."""
+        for policy, members in state["members"].items():
+            name = f"frozen-{len(members['versions'])}"
+            members["versions"].append(name)
+            yield Freeze(policy, name)
+        first, last = (self.population(state, policy) for policy in (self.policies[0], self.policies[-1]))
+        if len(self.policies) == 1:
+            pairs = [(home, away) for number, away in enumerate(last) for home in first[:number]]
+        else:
+            pairs = [(home, away) for home in first for away in last]
+        counts = [self.payoff(state).counts(*pair, greedy=self.greedy) for pair in pairs]
+        missing = [pair for pair, count in zip(pairs, counts, strict=True) if count["finished"] < self.games_per_cell]
+        state["missing"] = [list(map(str, pair)) for pair in missing]
+        state["phase"] = "fill"
+
+    def _is_filled(self, state: State) -> bool:
+        """Return whether the table has no missing cell left; forget those that are complete."""
+        pairs = [tuple(map(parse_player, pair)) for pair in state["missing"]]
+        counts = [self.payoff(state).counts(home, away, greedy=self.greedy) for home, away in pairs]
+        left = [pair for pair, count in zip(state["missing"], counts, strict=True) if not self._is_complete(count)]
+        state["missing"] = left
+        return not left and state["phase"] == "fill"
+
+    def _is_complete(self, count: dict[str, int]) -> bool:
+        return count["finished"] >= self.games_per_cell and count["open"] == 0
+
+    def _solve(self, state: State) -> Iterator[Command]:
+        """Compute new mixtures and begin the next training."""
+        mixtures = SOLVERS[self.solver](*self.matrices(state))
+        for policy, mixture in zip(self.policies, mixtures, strict=False):
+            state["members"][policy] |= {"mixture": [float(share) for share in mixture], "env_steps": 0}
+        state["phase"] = "train"
+        state["iteration"] += 1
+        size = len(state["members"][self.policies[0]]["versions"])
+        if self.max_population is not None and size >= self.max_population:
+            yield Stop(f"the population has {size} members")
+        elif self.oracle == "initial":
+            yield from (Reset(policy, INITIAL) for policy in self.policies)
+
+    def matrices(self, state: State) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the row player and the column player get, float64 [R, C] each; unplayed cells are 0.
+
+        Raises:
+          ConfigError: one policy plays a game that is not zero-sum.
+        """
+        first, last = (self.population(state, policy) for policy in (self.policies[0], self.policies[-1]))
+        payoff, tables = self.payoff(state), np.zeros((2, len(first), len(last)))
+        for i, home in enumerate(first):
+            for j, away in enumerate(last):
+                if self.value == "return":
+                    tables[:, i, j] = payoff.mean_returns(home, away, greedy=self.greedy)
+                else:
+                    won = 2.0 * payoff.win_rate(home, away, greedy=self.greedy) - 1.0
+                    tables[:, i, j] = won, -won
+        total = np.abs(tables.sum(axis=0)).max()
+        if len(self.policies) == 1 and total > 1e-6 * (1.0 + np.abs(tables).max()):
+            raise ConfigError(
+                f"PSRO with one policy needs a zero-sum game: a member is taken to get 0 against itself, but the returns of "
+                f"a cell sum to {total:g}. Name a policy for each side, or choose value='result'"
+            )
+        return tables[0], tables[1]

@@ -1,0 +1,156 @@
+"""PSRO: its phases and the order of its commands, the payoff table, and exact runs on matrix games."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from jsrl.directors.messages import INITIAL, Freeze, Outcome, Player, Reset, Stop
+from jsrl.directors.psro import PSRO
+from jsrl.errors import ConfigError
+from tests.directors.exact_psro import run_psro
+from tests.directors.scripted import beaten, check_replay, commands_of
+
+BIASED = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])
+LATEST = Player("main")
+
+
+def member(number: int, policy: str = "main") -> Player:
+    return Player(policy, f"frozen-{number}" if number else INITIAL)
+
+
+def ended(games, points: float = 1.0):
+    """Return outcomes in which the first player of each game gets `points`, and returns of 2 points - 1."""
+    outcomes = []
+    for game in games:
+        per_side = (points, 1.0 - points) if game.sides[0] == 0 else (1.0 - points, points)
+        outcomes.append(Outcome(game.id, 10, tuple(2.0 * share - 1.0 for share in per_side), per_side))
+    return outcomes
+
+
+def test_phases_and_commands_come_in_their_order():
+    director = PSRO(oracle_env_steps=20, games_per_cell=4)
+    state, games = director.propose(director.init(0), 2)
+    assert [game.players for game in games] == [(LATEST, member(0))] * 2
+    assert {game.learns for game in games} == {(True, False)}
+    state, commands = director.report(state, ended(games))
+    assert commands == [Freeze("main", "frozen-1")]  # the copy is taken, nothing is reset yet
+    state, games = director.propose(state, 6)
+    assert [game.players for game in games] == [(member(0), member(1))] * 4 + [(LATEST, member(0))] * 2
+    assert Counter(game.sides for game in games[:4]) == {(0, 1): 2, (1, 0): 2}
+    assert {game.learns for game in games[:4]} == {(False, False)}
+    state, commands = director.report(state, ended(games[:3], 0.0))
+    assert commands == [] and state["phase"] == "fill"
+    state, commands = director.report(state, ended(games[3:4], 0.0))
+    assert commands == [Reset("main", "initial")] and state["phase"] == "train"
+    assert director.mixture(state, "main") == [0.0, 1.0]  # the initial member lost every game
+    state, commands = director.report(state, ended(games[4:]))  # training for the mixture before: counts for nothing
+    assert commands == [] and state["members"]["main"]["env_steps"] == 0
+
+
+def test_two_policies_are_frozen_together_and_fill_all_pairs():
+    director = PSRO(("first", "second"), oracle_env_steps=10, games_per_cell=1, oracle="latest", max_population=2)
+    state, games = director.propose(director.init(0), 3)
+    assert [game.players[0].policy for game in games] == ["first", "second", "first"]
+    assert [game.sides for game in games] == [(0, 1), (1, 0), (0, 1)]
+    state, commands = director.report(state, ended([games[0], games[2]]))
+    assert commands == []  # the second policy has not trained yet
+    state, commands = director.report(state, ended([games[1]]))
+    assert commands == [Freeze("first", "frozen-1"), Freeze("second", "frozen-1")]
+    state, games = director.propose(state, 4)
+    pairs = [(member(i, "first"), member(j, "second")) for i in (0, 1) for j in (0, 1)]
+    assert [game.players for game in games] == pairs and {game.sides for game in games} == {(0, 1)}
+    state, commands = director.report(state, ended(games, 0.5))
+    assert commands == [Stop("the population has 2 members")]
+
+
+def test_a_void_game_is_played_again():
+    director = PSRO(oracle_env_steps=1, games_per_cell=2)
+    state, games = director.propose(director.init(0), 1)
+    state, _ = director.report(state, ended(games))
+    state, games = director.propose(state, 2)
+    state, commands = director.report(state, [Outcome(games[0].id, void="killed"), *ended(games[1:])])
+    assert commands == []
+    state, (again, other) = director.propose(state, 2)
+    assert again.players == (member(0), member(1)) and other.players[0] == LATEST
+    state, commands = director.report(state, ended([again]))
+    assert commands == [Reset("main", "initial")]
+    payoff = director.payoff(state)
+    assert payoff.counts(member(0), member(1)) == {"assigned": 3, "finished": 2, "void": 1, "open": 0}
+
+
+def test_each_cell_gets_the_same_number_of_games_and_training_none():
+    director = PSRO(oracle_env_steps=300, games_per_cell=10, solver="uniform", max_population=5)
+    state, journal = check_replay(director, 600, beaten(0.6))
+    for away in range(1, 5):
+        for home in range(away):
+            counts = director.payoff(state).counts(member(home), member(away))
+            assert counts["finished"] == 10 and counts["open"] == 0
+    assert director.payoff(state).counts(LATEST, member(1))["assigned"] == 0
+    kinds = [command["type"] for command in commands_of(journal)]
+    assert kinds[:8] == ["Freeze", "Reset", "Freeze", "Reset", "Freeze", "Reset", "Freeze", "Stop"]
+
+
+def test_the_table_of_a_solver_that_needs_winners():
+    director = PSRO(oracle_env_steps=1, games_per_cell=2, value="result", solver="replicator", greedy=True)
+    state, games = director.propose(director.init(0), 1)
+    state, _ = director.report(state, ended(games))
+    state, games = director.propose(state, 2)
+    assert [game.greedy for game in games] == [True, True]
+    state, _ = director.report(state, [*ended(games[:1], 1.0), *ended(games[1:], 0.5)])
+    row, column = director.matrices(state)
+    assert row.tolist() == [[0.0, 0.5], [-0.5, 0.0]] and column.tolist() == (-row).tolist()
+
+
+def respond(policy, strategies, mixture):
+    """Return the best response to a mixture of strategies in the biased game, which is symmetric."""
+    return np.eye(3)[np.argmax(BIASED @ np.average(strategies, axis=0, weights=mixture))]
+
+
+def test_psro_solves_biased_rock_paper_scissors():
+    def play(strategies):
+        value = float(strategies[0] @ BIASED @ strategies[1])
+        return value, -value
+
+    director = PSRO(oracle_env_steps=20, games_per_cell=2, max_population=4)
+    solved, commands = run_psro(director, {"main": np.full(3, 1 / 3)}, respond, play)
+    strategies, mixture = solved[4]["main"]
+    assert np.average(strategies, axis=0, weights=mixture) == pytest.approx([0.25, 0.5, 0.25], abs=1e-9)
+    kinds = [type(command) for command in commands]
+    assert kinds == [Freeze, Reset, Freeze, Reset, Freeze, Stop]
+
+
+def test_games_that_are_not_zero_sum_are_refused_where_that_matters():
+    def play(strategies):
+        return 1.0, 1.0
+
+    with pytest.raises(ConfigError, match="PSRO with one policy needs a zero-sum game"):
+        run_psro(PSRO(oracle_env_steps=1, games_per_cell=1, max_population=3), {"main": np.eye(3)[0]}, respond, play)
+
+    def stag(strategies):  # a coordination game: both get 1 where they choose alike
+        value = float(strategies[0] @ strategies[1])
+        return value, value
+
+    two = {"first": np.eye(3)[0], "second": np.eye(3)[1]}
+    options = {"oracle_env_steps": 1, "games_per_cell": 1, "max_population": 3}
+    with pytest.raises(ConfigError, match="Nash solver needs payoffs whose sum is the same"):
+        run_psro(PSRO(("first", "second"), **options), two, respond, stag)
+    solved, _ = run_psro(PSRO(("first", "second"), solver="replicator", **options), two, respond, stag)
+    assert sorted(solved) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"solver": "lp"}, "solver='lp'; choose one of uniform, nash, replicator, alpha_rank"),
+        ({"value": "wins"}, "value='wins'"),
+        ({"oracle": "best"}, "oracle='best'"),
+        ({"games_per_cell": 0}, "games_per_cell=0"),
+        ({"max_population": 1}, "max_population=1"),
+    ],
+)
+def test_wrong_options_are_refused(options, told):
+    with pytest.raises(ConfigError, match=told):
+        PSRO(**options)
