@@ -14,6 +14,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "atari": (("ale_py",), "Atari environments"),
     "mujoco": (("mujoco",), "MuJoCo environments"),
     "envpool": (("envpool",), "EnvPool environments"),
+    "games": (("pettingzoo", "mpe2", "lbforaging"), "environments with several agents"),
     "tensorboard": (("tensorboardX",), "TensorBoard events"),
     "wandb": (("wandb",), "Weights & Biases"),
     "video": (("imageio_ffmpeg", "PIL", "pygame"), "videos"),

@@ -28,6 +28,7 @@ log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
 Groups = Mapping[str, tuple[str, ...]] | None
 
+GAME_SCHEMES = ("particle", "matrix", "pettingzoo", "lbf", "openspiel")
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
@@ -102,6 +103,11 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
     if scheme == "probe":
         _refuse_wrappers(config)
         return make_probe(config, num_envs, seed, group)
+    if scheme in GAME_SCHEMES:
+        from jsrl.envs.games.make import make_by_scheme
+
+        _refuse_wrappers(config)
+        return cast(VectorEnv, make_by_scheme(config, num_envs, seed, group, groups))
     if scheme == "envpool" or config.backend == "envpool":
         from jsrl.envs.adapters.envpool import make_pool
 
@@ -134,7 +140,7 @@ def import_modules(config: EnvConfig) -> None:
     for target, _ in map(split_wrapper, config.wrappers):
         import_target(target)
     scheme = config.id.partition(":")[0]
-    if scheme == "probe":
+    if scheme == "probe" or scheme in GAME_SCHEMES:
         return
     if scheme == "envpool" or config.backend == "envpool":
         import_module("jsrl.envs.adapters.envpool")

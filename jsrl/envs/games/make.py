@@ -1,0 +1,29 @@
+"""Which adapter makes an environment with seats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jsrl.envs.base import VectorGame
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+
+
+def make_by_scheme(
+    config: EnvConfig,
+    num_envs: int,
+    seed: int | tuple[int, ...],
+    group: int = 0,
+    groups: Mapping[str, tuple[str, ...]] | None = None,
+) -> VectorGame:
+    """Build the game that an id `SCHEME:NAME` names; see jsrl.envs.make.make_game.
+
+    Raises:
+      ConfigError: it does not exist, or it does not take these options. MissingExtra: its suite is not installed.
+    """
+    scheme = config.id.partition(":")[0]
+    if scheme == "particle":
+        from jsrl.envs.particle.game import make_particle
+
+        return make_particle(config, num_envs, seed, group, groups)
+    raise ConfigError(f"environments {scheme}:... are not known")

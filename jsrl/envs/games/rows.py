@@ -1,0 +1,201 @@
+"""The row table of environments with seats: deaths, turns, last rewards, and the sums of episodes.
+
+| what happens to a seat in step t | reward of row t | discount of row t | acts of the rows after it |
+|---|---|---|---|
+| it goes on | its own | 1 | 1 if it acts there, else 0 |
+| it dies, `death="ends"` | its own | 0 | 0 until the episode ends |
+| it dies, `death="team"` | its own, then the mean of its side's living | 1 while its side lives, then 0 | 2, then 0 |
+| the episode terminates (every seat that lived died in this step or before) | its own | 0 for all seats | as below |
+| the episode is truncated | its own | 1 for the seats that live | as below |
+
+The row that shows an episode's last observation keeps the `acts` of the seats that lived before the last step: a
+truncation is bootstrapped from it. The actions given there are ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.base import GameStep
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.rows import Rows
+from jsrl.errors import EnvironmentFault
+from jsrl.types import GameSpec, Tree
+
+WAITING, ACTING, VALUE_ONLY = 0, 1, 2
+
+
+class GameRows:
+    """Turns raw rewards and endings of N seats under next-step auto-reset into GameStep.
+
+    Attributes:
+      alive: bool [B, N]: the seats that still play, after the last step.
+      metrics: see jsrl.envs.rows.Rows.
+    """
+
+    def __init__(self, spec: GameSpec, config: EnvConfig, num_envs: int, seeds: list[int] | None = None):
+        self._rows = Rows(config, num_envs, seeds)
+        self.metrics, self.num_envs = self._rows.metrics, num_envs
+        self._names, self._limit = spec.names, config.max_episode_steps
+        self._team = spec.death == "team"
+        sides = [seat.side or f"\0{seat.name}" for seat in spec.seats]
+        self._same_side = np.array([[one == other for other in sides] for one in sides], np.float32)
+        shape = (num_envs, len(sides))
+        self._ones, self._acting = np.ones(shape, np.float32), np.ones(shape, np.uint8)
+        self._returns = np.zeros(shape)
+        self.alive, self._seated, self._whole = np.ones(shape, bool), np.ones(shape, bool), True
+
+    @property
+    def first(self) -> np.ndarray:
+        """Return bool [B]: the slots whose next step starts an episode (their actions will be ignored)."""
+        return self._rows.first
+
+    @property
+    def any_first(self) -> bool:
+        """Return whether there is one."""
+        return self._rows.any_first
+
+    @property
+    def episode(self) -> np.ndarray:
+        """Return int64 [B]: the episodes that each slot has finished."""
+        return self._rows.episode
+
+    def opened(
+        self, observation: Tree, *, state: Tree = (), present: np.ndarray | None = None, turns: np.ndarray | None = None
+    ) -> GameStep:
+        """Return what `reset` returns; unfinished episodes are forgotten.
+
+        Args:
+          observation: group -> tree of [B, N_g, ...]. state: tree of [B, ...].
+          present: bool [B, N]: the seats that take part; None: all. turns: those that act, None: all who take part.
+        """
+        self._rows.check_finite(state)
+        opened = self._rows.opened(observation)
+        self._returns[:] = 0.0
+        self._seat(np.ones(self.num_envs, bool), present)
+        acts = self._acts(self.alive, turns)
+        return GameStep(observation, opened.is_first, np.zeros_like(self._ones), self._ones, acts, state, [])
+
+    def step(
+        self,
+        observation: Tree,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        *,
+        state: Tree = (),
+        present: np.ndarray | None = None,
+        turns: np.ndarray | None = None,
+    ) -> GameStep:
+        """Return one step's GameStep.
+
+        Args:
+          reward: [B, N], raw. terminated, truncated: bool [B, N]. Those of seats that did not live before this step, and of
+            slots that start an episode with it, are disregarded. The others: see `opened`.
+
+        Raises:
+          EnvironmentFault: NaN or infinity, or a seat that is truncated before the episode ends.
+        """
+        first, lived = self._rows.first, self.alive
+        reward = np.where(lived, reward, np.float32(0.0)).astype(np.float32)
+        if self._rows.any_first:
+            reward[first] = 0.0
+        self._rows.check_finite(state, reward)
+        done = (terminated | truncated) & lived & ~first[:, None]
+        late = self._late()
+        ending = bool(done.any()) or late is not None
+        if self._team and not self._whole:
+            reward = self._team_reward(reward, lived, first)
+        left, died, over = lived, done, np.zeros(self.num_envs, bool)
+        if ending:
+            left, died = lived & ~done, done & terminated
+            over = ~left.any(axis=1) & lived.any(axis=1) & ~first
+            self._refuse_early(done & ~terminated & ~over[:, None])
+            over = over if late is None else over | late
+        final = over & ~(lived & ~died).any(axis=1)
+        stepped = self._rows.step(observation, reward.mean(axis=1), final, over & ~final)
+        self._returns[first] = 0.0
+        self._returns += reward
+        discount = self._discount(lived, died, final) if ending else self._ones
+        self.alive = left
+        self._whole = self._whole and not ending
+        if first.any():
+            self._seat(first, present)
+        shown = np.where(over[:, None], lived, self.alive) if ending else self.alive
+        acts = self._acts(shown, turns)
+        episodes = [self._with_returns(episode) for episode in stepped.episodes]
+        return GameStep(observation, first, self._rows.learned(reward), discount, acts, state, episodes)
+
+    def fault(self, slot: int, what: str, advice: str) -> EnvironmentFault:
+        """Return an EnvironmentFault that says where in which slot's life it happened."""
+        return self._rows.fault(slot, what, advice)
+
+    def where(self, slot: int) -> str:
+        """Return where in its life a slot is, for people."""
+        return self._rows.where(slot)
+
+    def save(self) -> dict[str, np.ndarray]:
+        """Return the state of the open episodes as arrays (metrics excluded)."""
+        own = {"returns": self._returns.copy(), "alive": self.alive.copy(), "seated": self._seated.copy()}
+        return {**self._rows.save(), **own}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on from what `save` returned."""
+        self._rows.load(saved)
+        self._returns[:] = saved["returns"]
+        self.alive, self._seated = np.array(saved["alive"], bool), np.array(saved["seated"], bool)
+        self._whole = bool(self.alive.all())
+
+    def _seat(self, slots: np.ndarray, present: np.ndarray | None) -> None:
+        """Begin episodes in `slots` (bool [B]) with the seats that take part."""
+        self.alive = self.alive.copy()
+        self.alive[slots] = True if present is None else present[slots]
+        self._seated[slots] = self.alive[slots]
+        self._whole = bool(self.alive.all())
+
+    def _acts(self, playing: np.ndarray, turns: np.ndarray | None) -> np.ndarray:
+        if turns is None and self._whole:
+            return self._acting
+        acts = playing.astype(np.uint8) if turns is None else (playing & turns.astype(bool)).astype(np.uint8)
+        if self._team:
+            helped = (playing @ self._same_side) > 0  # a seat of the side lives
+            acts[self._seated & ~playing & helped] = VALUE_ONLY
+        return acts
+
+    def _discount(self, lived: np.ndarray, died: np.ndarray, final: np.ndarray) -> np.ndarray:
+        """Return the discounts [B, N] of a step in which seats that `lived` may have `died`."""
+        zero = died
+        if self._team:
+            before, after = lived @ self._same_side, (lived & ~died) @ self._same_side
+            zero = (before > 0) & (after == 0)
+        return np.where(zero | final[:, None], np.float32(0.0), np.float32(1.0))
+
+    def _team_reward(self, reward: np.ndarray, lived: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Return the rewards with those of the dead filled in: the mean over the living seats of their side."""
+        mean = (reward @ self._same_side) / np.maximum(lived @ self._same_side, 1.0)
+        return np.where(self._seated & ~lived & ~first[:, None], mean, reward).astype(np.float32)
+
+    def _late(self) -> np.ndarray | None:
+        """Return bool [B]: the slots whose episode reaches the time limit in this step; None: there are none."""
+        if self._limit is None:
+            return None
+        late = (self._rows.lengths() + 1 >= self._limit) & ~self._rows.first
+        return late if late.any() else None
+
+    def _refuse_early(self, cut: np.ndarray) -> None:
+        """Raise where a seat was truncated (bool [B, N]) although others play on."""
+        if cut.any():
+            slot, seat = (int(i) for i in np.argwhere(cut)[0])
+            raise self.fault(
+                slot,
+                f"truncated seat {self._names[seat]!r} in step {self._rows.lengths()[slot] + 1} of its episode, while others "
+                "play on",
+                "Expected all seats to be truncated together: terminate the seat, or end the episode for all",
+            )
+
+    def _with_returns(self, episode: Any) -> Any:
+        returns = self._returns[episode.slot]
+        return replace(episode, return_=float(returns.mean()), returns=tuple(returns.tolist()))

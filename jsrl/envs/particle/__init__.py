@@ -1,0 +1,1 @@
+"""A particle world in NumPy, all slots and agents at once."""

@@ -1,0 +1,176 @@
+"""The vector game around a particle world: actions, rows, resets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.base import GameStep
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.groups import SeatGroups
+from jsrl.envs.games.rows import GameRows
+from jsrl.envs.particle.tasks import MOVES, TASKS, Role, Task
+from jsrl.envs.particle.world import World
+from jsrl.envs.probes import hashed
+from jsrl.envs.rows import slot_seeds
+from jsrl.errors import ConfigError
+from jsrl.references.importing import nearest
+from jsrl.types import ActionSpec, Array, ArraySpec, Continuous, Discrete, GameSpec, Seat, to_environment
+
+
+class ParticleGame:
+    """B particle worlds; episodes are truncated after `max_cycles` steps (25), or `max_episode_steps` if that is fewer.
+
+    The global state is that of mpe2: the observations of all seats one after another.
+
+    Attributes:
+      world: positions and velocities. goal: drawn landmarks, int [B, G]. message: what was said, [B, N, most symbols].
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        task: Task,
+        num_envs: int,
+        seed: int | tuple[int, ...],
+        group: int = 0,
+        groups: Mapping[str, tuple[str, ...]] | None = None,
+        *,
+        max_cycles: int = 25,
+        continuous_actions: bool = False,
+    ):
+        if max_cycles < 1:
+            raise ConfigError(f"max_cycles is {max_cycles}; give at least 1")
+        self.num_envs, self._task, self._continuous = num_envs, task, continuous_actions
+        size = sum(role.observes for role in task.roles)
+        seats = tuple(
+            Seat(role.name, ArraySpec((role.observes,), "float32"), self._action_spec(role, config), role.side)
+            for role in task.roles
+        )
+        self.spec = GameSpec(seats, config.id, state=ArraySpec((size,), "float32"), symmetric=task.symmetric)
+        self._groups = SeatGroups(self.spec, groups)
+        self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
+        seeds = slot_seeds(seed, group, num_envs)
+        self._seeds = np.asarray(seeds, np.int64)
+        self._rows = GameRows(self.spec, config, num_envs, seeds)
+        self._limit = max_cycles
+        self._dropped = np.zeros(num_envs, np.int64)  # episodes that a reset cut short
+        self._clock = np.zeros(num_envs, np.int64)
+        self.world, self.goal = World(num_envs, task.bodies), np.zeros((num_envs, task.goals), np.int64)
+        self._symbols = max(role.symbols for role in task.roles)
+        self.message = np.zeros((num_envs, len(seats), self._symbols))
+        self._state = np.zeros((num_envs, size), np.float32)
+        ends = np.cumsum([role.observes for role in task.roles])
+        self._seen = [
+            self._state[:, end - role.observes : end] for role, end in zip(task.roles, ends.tolist(), strict=True)
+        ]
+        self._force = np.zeros((num_envs, len(seats), 2))
+        self._none = np.zeros((num_envs, len(seats)), bool)
+
+    def _action_spec(self, role: Role, config: EnvConfig) -> ActionSpec:
+        moves = 5 if role.strength else 0
+        if not self._continuous:
+            return Discrete(max(moves, 1) * max(role.symbols, 1))
+        size = moves + role.symbols
+        return Continuous((0.0,) * size, (1.0,) * size, config.action_transform)
+
+    def reset(self) -> GameStep:
+        """Reset every slot."""
+        self._dropped[self._clock > 0] += 1
+        self._begin(np.arange(self.num_envs))
+        self.refresh()
+        return self._rows.opened(self._observation(), state=self._state)
+
+    def step(self, action: Mapping[str, Array]) -> GameStep:
+        """Step every slot with group -> actions [B, N_g] (continuous: [B, N_g, A]); see VectorGame."""
+        first = self._rows.first
+        for i, chosen in enumerate(self._groups.actions(action)):
+            if self._rows.any_first:
+                chosen = np.where(first.reshape(-1, *[1] * (chosen.ndim - 1)), 0, chosen)
+            self._act(i, chosen)
+        self.world.step(self._force)
+        reward = self._task.reward(self.world, self.goal)
+        self._clock += 1
+        if self._rows.any_first:
+            self._begin(np.flatnonzero(first))
+            self.world.measure()
+        self._look()
+        over = self._clock >= self._limit
+        truncated = np.broadcast_to(over[:, None], self._none.shape) if over.any() else self._none
+        return self._rows.step(self._observation(), reward, self._none, truncated, state=self._state)
+
+    def refresh(self) -> None:
+        """Compute distances and observations anew after the world was changed by hand."""
+        self.world.measure()
+        self._look()
+
+    def _begin(self, slots: np.ndarray) -> None:
+        """Start episodes in some slots, int [b]; random numbers are a hash of the slot's seed and episode."""
+        draws = self._task.draws
+        number = self._episode()[slots, None] * draws + np.arange(draws)
+        seeds = np.broadcast_to(self._seeds[slots, None], number.shape)
+        self._task.begin(self.world, self.goal, slots, hashed(seeds, number))
+        self.message[slots], self._clock[slots] = 0.0, 0
+
+    def _episode(self) -> np.ndarray:
+        return self._rows.episode + self._dropped
+
+    def _look(self) -> None:
+        self._task.observe(self.world, self.goal, self.message, self._seen)
+
+    def _observation(self) -> dict[str, Any]:
+        return self._groups.stacked(self._seen)
+
+    def _act(self, agent: int, chosen: np.ndarray) -> None:
+        """Turn an agent's actions [B] or [B, A] into its force and message."""
+        role, spec = self._task.roles[agent], self.spec.seats[agent].action
+        if isinstance(spec, Discrete):
+            self._check_action(agent, chosen, spec.num_actions)
+            move = chosen
+            if role.symbols:
+                move, said = (chosen % 5, chosen // 5) if role.strength else (chosen, chosen)
+                self.message[:, agent, : role.symbols] = np.eye(role.symbols)[said]
+            if role.strength:
+                self._force[:, agent] = (role.strength * MOVES)[move]
+            return
+        pushes = to_environment(spec, chosen)
+        if role.symbols:
+            self.message[:, agent, : role.symbols] = pushes[:, -role.symbols :]
+        if role.strength:
+            self._force[:, agent] = role.strength * (pushes[:, [2, 4]] - pushes[:, [1, 3]]).astype(np.float64)
+
+    def _check_action(self, agent: int, chosen: np.ndarray, num_actions: int) -> None:
+        wrong = (chosen < 0) | (chosen >= num_actions)
+        if wrong.any():
+            slot = int(np.flatnonzero(wrong)[0])
+            what = f"was given action {chosen[slot]} for seat {self.spec.seats[agent].name!r}"
+            raise self._rows.fault(slot, what, f"Expected 0 to {num_actions - 1}")
+
+    def close(self) -> None:
+        """Hold nothing, so free nothing."""
+
+
+def make_particle(
+    config: EnvConfig,
+    num_envs: int,
+    seed: int | tuple[int, ...] = 0,
+    group: int = 0,
+    groups: Mapping[str, tuple[str, ...]] | None = None,
+) -> ParticleGame:
+    """Build the game that an id `particle:NAME` names.
+
+    Raises:
+      ConfigError: there is no such task, or it has no such option.
+    """
+    name = config.id.partition(":")[2]
+    if name not in TASKS:
+        raise ConfigError(f"there is no particle task {name!r}{nearest(name, TASKS)}; tasks: {', '.join(TASKS)}")
+    kwargs = dict(config.kwargs)
+    own = {key: kwargs.pop(key) for key in ("max_cycles", "continuous_actions") if key in kwargs}
+    try:
+        task = TASKS[name](**kwargs)
+    except TypeError as error:
+        raise ConfigError(f"particle task {name!r} does not take {config.kwargs}: {error}") from None
+    return ParticleGame(config, task, num_envs, seed, group, groups, **own)
