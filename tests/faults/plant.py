@@ -43,7 +43,7 @@ def copy_sources(folder: Path) -> None:
 def run_tests(folder: Path, tests: tuple[str, ...], timeout_s: float) -> tuple[int, str]:
     """Return pytest's exit status (1 where it did not end in time) and the line that says what failed."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}
     try:
         ran = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -57,12 +57,13 @@ def run_tests(folder: Path, tests: tuple[str, ...], timeout_s: float) -> tuple[i
 def plant(fault: Fault, folder: Path, given: argparse.Namespace) -> bool:
     """Plant a fault, run its tests, take it out again; return whether it was caught."""
     (path,) = places(fault, folder)
-    text = path.read_text()
-    path.write_text(text.replace(fault.old, fault.new))
+    text, since = path.read_text(), path.stat()
+    path.write_text(text.replace(fault.old, fault.new))  # and a new time: no bytecode of the old text is taken for it
     try:
         status, told = run_tests(folder, fault.tests, given.timeout_s)
     finally:
         path.write_text(text)
+        os.utime(path, ns=(since.st_atime_ns, since.st_mtime_ns))
     verdict = {PASSED: "SURVIVED", FAILED: "caught"}.get(status, f"not run, status {status}")
     print(f"{verdict:<10} {fault.name}\n           {told}", flush=True)
     return status == FAILED
