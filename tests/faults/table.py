@@ -236,20 +236,20 @@ FAULTS = (
     ),
     Fault(
         "actors drop the reset flag",
-        "        group.block.trajectory.is_first[row] = group.latest.is_first\n",
-        "        group.block.trajectory.is_first[row] = False\n",
+        "        self.block.trajectory.is_first[row] = self.latest.is_first\n",
+        "        self.block.trajectory.is_first[row] = False\n",
         (ACTOR,),
     ),
     Fault(
         "a trajectory does not begin with the row that ended the last",
-        "        self._write_observation(group, 0)\n        return True\n",
+        "        self.write_observation(0)\n        return True\n",
         "        return True\n",
         (ACTOR,),
     ),
     Fault(
         "actors act with params one update too old",
-        "group.trajectory * self._settings.updates_per_batch - self._settings.max_lag)",
-        "group.trajectory * self._settings.updates_per_batch - self._settings.max_lag - 1)",
+        "trajectory * self.updates_per_batch - self.max_lag)",
+        "trajectory * self.updates_per_batch - self.max_lag - 1)",
         (ACTOR,),
     ),
     Fault(
