@@ -46,7 +46,7 @@ class Probe:
       length: acting rows of an episode. truncates: the last of them ends it with discount 1.
     """
 
-    def __init__(self, spec: EnvSpec, see: Callable, judge: Callable, *, length: int, truncates=False, num_envs=32):
+    def __init__(self, spec: EnvSpec, see: Callable, judge: Callable, *, length: int, truncates=False, num_envs=64):
         self.spec, self.see, self.judge = spec, see, judge
         self.length, self.truncates, self.num_envs = length, truncates, num_envs
 
@@ -77,31 +77,39 @@ class Played(NamedTuple):
     score: float
 
 
-def play(agent: Agent, env: Probe, *, num_updates: int, num_rows: int = 16, seed: int = 0) -> Played:
-    """Run act -> step -> Trajectory -> update, as a notebook would."""
-    act, update = jax.jit(agent.act, static_argnames="greedy"), jax.jit(agent.update)
-    state, key = jax.jit(agent.init)(jax.random.key(seed)), jax.random.key(seed + 1)
+def play(agent: Agent, env: Probe, *, num_updates: int, num_rows: int = 8, seed: int = 0) -> Played:
+    """Run act -> step -> Trajectory -> update, as a notebook would. Few rows of many columns: each row is one call."""
+
+    @jax.jit
+    def act(params, key, count, *request):
+        return agent.act(params, jax.random.fold_in(key, count), *request)
+
+    @jax.jit
+    def update(state, trajectory, key, count):
+        return agent.update(state, trajectory, jax.random.fold_in(key, count))
+
+    state = jax.jit(agent.init)(jax.random.key(seed))
+    act_key, update_key = jax.random.split(jax.random.key(seed + 1))
     core = agent.initial_core(env.num_envs)
     row, metrics, score = env.reset(seed), [], 0.0
     core_spec = map_tree(lambda s: ArraySpec(s.shape[1:], s.dtype), spec_of(core))
     schema = make_trajectory_spec(env.spec, (), core_spec, num_rows=num_rows, num_envs=env.num_envs)
-    for _ in range(num_updates):
+    for number in range(num_updates):
         trajectory = zeros(schema)._replace(core=core)
         for t in range(num_rows):
-            key, act_key = jax.random.split(key)
-            reply, core = act(state.params, act_key, row.observation, row.is_first, core)
+            reply, core = act(state.params, act_key, number * num_rows + t, row.observation, row.is_first, core)
             map_tree(lambda to, value, t=t: to.__setitem__(t, value), trajectory.observation, row.observation)
             trajectory.is_first[t], trajectory.acts[t] = row.is_first, row.acts
             trajectory.action[t], trajectory.log_prob[t] = reply.action, reply.log_prob
-            row = env.step(np.asarray(reply.action))
+            row = env.step(trajectory.action[t])
             trajectory.reward[t], trajectory.discount[t] = row.reward, row.discount
         map_tree(lambda to, value: to.__setitem__(num_rows, value), trajectory.observation, row.observation)
         trajectory.is_first[num_rows] = row.is_first
-        key, update_key = jax.random.split(key)
-        state, output = update(state, trajectory, update_key)
-        metrics.append({name: float(value) for name, value in output.metrics.items()})
+        state, output = update(state, trajectory, update_key, number)
+        metrics.append(output.metrics)
         mask = np.asarray(row_mask(trajectory))
         score = float((trajectory.reward[:-1] * mask).sum() / mask.sum())
+    metrics = [{name: float(value) for name, value in each.items()} for each in jax.device_get(metrics)]
     return Played(state, trajectory, metrics, score)
 
 

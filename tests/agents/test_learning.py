@@ -106,7 +106,7 @@ def test_agents_that_share_a_policy_and_act_in_turns(algorithm, probe, play):
     env = probe("agents_reward")
     played = play(make(env.spec), env, num_updates=40 * effort)
     assert played.score > 0.9
-    assert played.trajectory.log_prob.shape == (17, 32, 2)
+    assert played.trajectory.log_prob.shape == (9, 64, 2)
 
 
 @pytest.mark.parametrize("core", ["gru", pytest.param("lstm", marks=pytest.mark.nightly)])
@@ -114,13 +114,13 @@ def test_recurrent_remembers(algorithm, probe, play, core):
     make, effort = algorithm
     env = probe("remembered_reward")
     network = NetworkConfig(hidden=(32,), core=core, core_size=32)
-    played = play(make(env.spec, network=network, gamma=0.9), env, num_updates=50 * effort, num_rows=20)
+    played = play(make(env.spec, network=network, gamma=0.9), env, num_updates=50 * effort)
     assert played.score > 0.8, played.metrics[-1]
 
 
 def test_feed_forward_cannot_remember(probe, play):
     env = probe("remembered_reward")
-    assert abs(play(make_ppo(env.spec, gamma=0.9), env, num_updates=50, num_rows=20).score) < 0.35
+    assert abs(play(make_ppo(env.spec, gamma=0.9), env, num_updates=50).score) < 0.35
 
 
 @pytest.mark.parametrize(
