@@ -140,7 +140,10 @@ def import_modules(config: EnvConfig) -> None:
     for target, _ in map(split_wrapper, config.wrappers):
         import_target(target)
     scheme = config.id.partition(":")[0]
-    if scheme == "probe" or scheme in GAME_SCHEMES:
+    if scheme == "probe":
+        return
+    if scheme in GAME_SCHEMES:
+        import_module("jsrl.envs.games.make").import_suite(config)
         return
     if scheme == "envpool" or config.backend == "envpool":
         import_module("jsrl.envs.adapters.envpool")
@@ -229,6 +232,8 @@ def _from_factory(
 
 def _single(config: EnvConfig, factory: Callable[..., Any]) -> gymnasium.Env:
     env = factory(**config.kwargs)
+    if not isinstance(env, gymnasium.Env) and hasattr(env, "possible_agents"):
+        raise ConfigError(f"{config.id!r} is an environment of PettingZoo; name it pettingzoo:{config.id}")
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(
             f"{config.id!r} returned {type(env).__name__}; expected a gymnasium.Env (a vector environment's factory has a "

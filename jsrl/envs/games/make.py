@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from jsrl.envs.base import VectorGame
 from jsrl.envs.config import EnvConfig
@@ -26,4 +27,29 @@ def make_by_scheme(
         from jsrl.envs.particle.game import make_particle
 
         return make_particle(config, num_envs, seed, group, groups)
+    if scheme == "matrix":
+        from jsrl.envs.games.matrix import make_matrix
+
+        return make_matrix(config, num_envs, seed, group, groups)
+    if scheme == "pettingzoo":
+        from jsrl.envs.adapters.pettingzoo import make_pettingzoo
+
+        return make_pettingzoo(config, num_envs, seed, group, groups)
     raise ConfigError(f"environments {scheme}:... are not known")
+
+
+def import_suite(config: EnvConfig) -> None:
+    """Import what `make_by_scheme` will need, and make nothing: for a process that is going to fork.
+
+    Raises:
+      ConfigError, MissingExtra: something cannot be imported.
+    """
+    scheme = config.id.partition(":")[0]
+    if scheme == "pettingzoo":
+        from jsrl.envs.adapters.pettingzoo import find_factory
+
+        find_factory(config.id, config.kwargs.get("api"))
+    elif scheme == "particle":
+        import_module("jsrl.envs.particle.game")
+    elif scheme == "matrix":
+        import_module("jsrl.envs.games.matrix")

@@ -1,0 +1,221 @@
+"""PettingZoo's environments: ids `pettingzoo:MODULE` (`pettingzoo:mpe2.simple_spread_v3`) or `pettingzoo:MODULE:FACTORY`.
+
+A module is played through its `parallel_env` where it has one, else through its `env`; kwargs `api: aec` or `parallel` say
+otherwise. `sides: {PATTERN: SIDE}` says whose agents win and lose together; `death: team` keeps the dead for their side (see
+jsrl.types.GameSpec; without `sides`, all agents are one). All other kwargs are the environment's.
+
+In the AEC form a step is one agent's move: the others wait, and see what the environment observes for them. Rewards are each
+agent's entry of `rewards` after a move: what happens while an agent waits is paid in that very step. Dead agents are stepped
+with None, as the environment asks for it. An agent that is missing as an episode begins is absent until its end.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from gymnasium import spaces
+
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.loop import SyncVectorGame
+from jsrl.envs.games.played import Moment, SeatSpaces
+from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
+from jsrl.extras import install_command
+from jsrl.references.importing import import_target
+
+DEATHS, APIS = ("ends", "team"), (None, "aec", "parallel")
+
+
+def make_pettingzoo(
+    config: EnvConfig,
+    num_envs: int,
+    seed: int | tuple[int, ...] = 0,
+    group: int = 0,
+    groups: Mapping[str, tuple[str, ...]] | None = None,
+) -> SyncVectorGame:
+    """Build a vector of a PettingZoo environment.
+
+    Raises:
+      ConfigError: it does not exist or does not take these options. MissingExtra: a package is not installed.
+    """
+    kwargs = dict(config.kwargs)
+    api, death = kwargs.pop("api", None), kwargs.pop("death", "ends")
+    sides = kwargs.pop("sides", {"*": "team"} if death == "team" else {})
+    if death not in DEATHS or api not in APIS or not isinstance(sides, dict):
+        raise ConfigError(
+            f"environment {config.id!r} was given death={death!r}, api={api!r}, sides={sides!r}; death is ends or team, "
+            'api is aec or parallel, sides are like {"red_*": "red", "blue_*": "blue"}'
+        )
+    build = partial(_build, config, find_factory(config.id, api), kwargs, sides)
+    return SyncVectorGame(build, config, num_envs, seed, group, groups, death=death)
+
+
+def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
+    """Return what makes the environment that an id names.
+
+    Raises:
+      ConfigError, MissingExtra: there is none, or its module cannot be imported.
+    """
+    target = name.partition(":")[2]
+    if ":" in target:
+        return import_target(target)
+    try:
+        with warnings.catch_warnings():
+            # modules of 1.27 warn that a registry will replace them; they are what all versions have
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            module = import_module(target)
+    except ImportError as error:
+        raise MissingExtra(
+            f"environment {name!r} needs a package that is not installed ({error}): {install_command('games')}, and "
+            "what else the message names. Check the module's name too: pettingzoo:mpe2.simple_spread_v3"
+        ) from error
+    wanted = ("parallel_env", "env") if api is None else ("env",) if api == "aec" else ("parallel_env",)
+    for attribute in wanted:
+        if hasattr(module, attribute):
+            return getattr(module, attribute)
+    raise ConfigError(
+        f"environment {name!r}: module {target} has no {' and no '.join(wanted)}; PettingZoo's modules do"
+    )
+
+
+def _build(config: EnvConfig, factory: Callable[..., Any], kwargs: dict[str, Any], sides: dict[str, str]) -> Any:
+    try:
+        env = factory(**kwargs)
+    except (TypeError, AssertionError, ImportError) as error:
+        wrong = MissingExtra if isinstance(error, ImportError) else ConfigError
+        raise wrong(f"environment {config.id!r} could not be made with {kwargs}: {error}. Check env.kwargs") from error
+    if not hasattr(env, "possible_agents") or inspect.isclass(env):
+        raise ConfigError(
+            f"environment {config.id!r} is {type(env).__name__} without `possible_agents`; expected a PettingZoo "
+            "ParallelEnv or AECEnv that names all agents that may ever play"
+        )
+    return TurnGame(env, sides) if hasattr(env, "last") else ParallelGame(env, sides)
+
+
+class _Wrapped:
+    """What both forms share: the seats, and which of them are out."""
+
+    symmetric = False
+
+    def __init__(self, env: Any, sides: Mapping[str, str]):
+        self.env = env
+        self.names = tuple(str(agent) for agent in env.possible_agents)
+        self.seats = tuple(
+            SeatSpaces(name, env.observation_space(agent), env.action_space(agent), _side(name, sides))
+            for name, agent in zip(self.names, env.possible_agents, strict=True)
+        )
+        self._agents = dict(zip(self.names, env.possible_agents, strict=True))
+        self.state_space: spaces.Space | None = getattr(env, "state_space", None)
+        self._out: set[str] = set()
+
+    def _enter(self) -> None:
+        """Note who is absent as an episode begins."""
+        here = self._here()
+        self._out = set(self.names) - here
+
+    def _here(self) -> set[str]:
+        return {str(agent) for agent in self.env.agents}
+
+    def _ended(self, lived: set[str], terminated: set[str], truncated: set[str]) -> list[str]:
+        """Note who is out now; return who came back.
+
+        Raises:
+          EnvironmentFault: an agent vanished, and was neither terminated nor truncated.
+        """
+        here = self._here()
+        if vanished := sorted(lived - here - terminated - truncated):
+            raise EnvironmentFault(f"dropped {vanished[0]!r} from `agents` without terminating or truncating it")
+        self._out |= terminated | truncated
+        return sorted(here & self._out) if lived - terminated - truncated else []
+
+    def _state(self) -> Any:
+        return None if self.state_space is None else self.env.state()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class ParallelGame(_Wrapped):
+    """A ParallelEnv: all living agents act in every step."""
+
+    def reset(self, seed: int | None) -> Moment:
+        """Begin an episode."""
+        observed, info = self.env.reset(seed=seed)
+        self._enter()
+        here = self._here()
+        return Moment(
+            {str(agent): seen for agent, seen in observed.items() if str(agent) in here},
+            here,
+            state=self._state(),
+            info=_named(info),
+        )
+
+    def step(self, action: Mapping[str, Any]) -> Moment:
+        """Step; what is reported of agents that lived before the step counts, whether or not they are gone now."""
+        lived = set(action)
+        observed, reward, terminated, truncated, info = self.env.step(
+            {self._agents[name]: chosen for name, chosen in action.items()}
+        )
+        dead, cut = ({str(a) for a, flag in flags.items() if flag} & lived for flags in (terminated, truncated))
+        revived = self._ended(lived, dead, cut)
+        left = (lived - dead - cut) or lived
+        return Moment(
+            {name: seen for name, seen in _named(observed).items() if name in lived},
+            left,
+            {name: float(value) for name, value in _named(reward).items() if name in lived},
+            dead,
+            cut,
+            revived,
+            self._state(),
+            _named(info),
+        )
+
+
+class TurnGame(_Wrapped):
+    """An AECEnv: one agent moves in each step, the others wait."""
+
+    def reset(self, seed: int | None) -> Moment:
+        """Begin an episode."""
+        self.env.reset(seed=seed)
+        self._enter()
+        return self._moment(self._here())
+
+    def step(self, action: Mapping[str, Any]) -> Moment:
+        """Let the agent whose turn it is move, then the dead step out."""
+        lived = self._here()
+        (chosen,) = action.values()
+        self.env.step(chosen)
+        reward = {str(agent): float(value) for agent, value in self.env.rewards.items() if str(agent) in lived}
+        dead, cut = (
+            {str(agent) for agent, flag in flags.items() if flag} & lived
+            for flags in (self.env.terminations, self.env.truncations)
+        )
+        moment = self._moment(lived)  # before the dead step out: they still see the last board
+        while self.env.agents and self._is_out(self.env.agent_selection):
+            self.env.step(None)
+        moment.revived = self._ended(lived, dead, cut)
+        if self._here():
+            moment.acting = {str(self.env.agent_selection)}
+        moment.reward, moment.terminated, moment.truncated = reward, dead, cut
+        return moment
+
+    def _is_out(self, agent: Any) -> bool:
+        return bool(self.env.terminations[agent] or self.env.truncations[agent])
+
+    def _moment(self, seen: set[str]) -> Moment:
+        observed = {name: self.env.observe(self._agents[name]) for name in self.names if name in seen}
+        return Moment(observed, {str(self.env.agent_selection)}, state=self._state(), info=_named(self.env.infos))
+
+
+def _side(name: str, sides: Mapping[str, str]) -> str:
+    return next((side for pattern, side in sides.items() if fnmatchcase(name, pattern)), "")
+
+
+def _named(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(agent): value for agent, value in values.items()}

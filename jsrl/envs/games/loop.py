@@ -1,0 +1,269 @@
+"""Any environment with seats, several of them stepped one after another by a loop that writes into preallocated arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from jsrl.envs.base import GameStep
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import describe
+from jsrl.envs.games.groups import SeatGroups
+from jsrl.envs.games.played import Moment, PlayedGame, SeatSpaces
+from jsrl.envs.games.rows import ACTING, GameRows
+from jsrl.envs.rows import slot_seeds
+from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
+from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
+from jsrl.errors import EnvironmentFault
+from jsrl.types import Array, GameSpec, Seat, Tree, map_tree
+
+
+class SeatReader:
+    """One seat's observations and actions taken across.
+
+    Attributes:
+      seat: as agents see it. wants_mask: the environment brings its action masks in `info`.
+    """
+
+    def __init__(self, spaces: SeatSpaces, config: EnvConfig, masked: bool):
+        actions = action_layout(spaces.action, config.id, config.action_transform)
+        size = actions.num_choices if masked and not _has_mask(spaces) else None
+        self.layout = ObservationLayout(spaces.observation, config.id, size, actions.num_choices)
+        self.convert, self.wants_mask = actions.convert, self.layout.mask_in_info
+        self.seat = Seat(spaces.name, self.layout.spec, actions.spec, spaces.side)
+        self.has_mask = isinstance(self.layout.spec, dict) and MASK_KEY in self.layout.spec
+
+    def bind(self, tree: Tree, index: int) -> None:
+        """Take as own the columns of a group's tree [B, N_g, ...] at `index`."""
+        self._tree = map_tree(lambda leaf: leaf[:, index], tree)
+        self._arrays: list[np.ndarray] = []
+        for leaf in self.layout.leaves:
+            node = self._tree
+            for name in leaf.names:
+                node = node[name]
+            self._arrays.append(node)
+        if self.wants_mask:
+            self._arrays.append(self._tree[MASK_KEY])
+
+    def write(self, slot: int, observation: Any, info: Mapping[str, Any]) -> None:
+        """Write an observation, with its mask where `info` brings them. Raises BadValue."""
+        self.layout.write(self._arrays, slot, observation)
+        if self.wants_mask and MASK_KEY in info:
+            self.layout.write_mask(self._arrays, slot, info[MASK_KEY])
+        elif self.wants_mask:
+            self._arrays[-1][slot] = 1
+
+    def blank(self, slot: int) -> None:
+        """Write zeros: the seat is out."""
+        for array in self._arrays:
+            array[slot] = 0
+
+    def open_mask(self, slots: np.ndarray) -> None:
+        """Allow all actions in some slots (bool [B]): there is nothing to choose."""
+        if self.has_mask:
+            self._tree[MASK_KEY][slots] = 1
+
+    def shut(self, slots: np.ndarray) -> np.ndarray:
+        """Return which of some slots (bool [B]) allow no action at all."""
+        return slots & ~self._tree[MASK_KEY].any(axis=1) if self.has_mask else slots & False
+
+
+class SyncVectorGame:
+    """B single environments with seats behind the vector protocol; each has its own seed.
+
+    Args:
+      factory: makes one environment. num_envs: B. seed, group, groups: see jsrl.envs.make.make_game.
+      death: as in GameSpec.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], PlayedGame],
+        config: EnvConfig,
+        num_envs: int,
+        seed: int | tuple[int, ...],
+        group: int = 0,
+        groups: Mapping[str, tuple[str, ...]] | None = None,
+        *,
+        death: Literal["ends", "team"] = "ends",
+    ):
+        self.num_envs = num_envs
+        self._seeds, self._reseeds = slot_seeds(seed, group, num_envs), config.reseed_episodes
+        self._config, self._envs, self._started, self._at = config, list[PlayedGame](), False, 0
+        try:
+            self._envs.extend(factory() for _ in range(num_envs))
+            self._read_spaces(death)
+            self._groups = SeatGroups(self.spec, groups)
+        except BaseException:
+            self.close()
+            raise
+        self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
+        self._rows = GameRows(self.spec, config, num_envs, self._seeds)
+        self._tree = {
+            name: map_tree(lambda leaf: leaf.batched(num_envs).zeros(), self.spec.view(seats).observation)
+            for name, seats in self.groups.items()
+        }
+        for reader, (name, index) in zip(self._readers, self._groups.places, strict=True):
+            reader.bind(self._tree[name], index)
+        shape = (num_envs, len(self._readers))
+        self._reward = np.zeros(shape, np.float64)
+        self._ended: tuple[np.ndarray, np.ndarray] = (np.zeros(shape, bool), np.zeros(shape, bool))
+        self._present, self._turns = np.zeros(shape, bool), np.zeros(shape, bool)
+
+    def _read_spaces(self, death: Literal["ends", "team"]) -> None:
+        env, config = self._envs[0], self._config
+        # whether `info` carries masks shows only in a reset; the first one of slot 0 is made now and kept
+        opening = env.reset(slot_seeds((self._seeds[0], 0), 0, 1)[0] if self._reseeds else self._seeds[0])
+        self._opening: Moment | None = opening
+        masked = any(MASK_KEY in told for told in opening.info.values())
+        self._readers = [SeatReader(seat, config, masked) for seat in env.seats]
+        self._order = {seat.name: i for i, seat in enumerate(env.seats)}
+        self._state_layout: ObservationLayout | None = None
+        self._state: Tree = ()
+        state = None
+        if env.state_space is not None:
+            self._state_layout = ObservationLayout(env.state_space, config.id)
+            state = self._state_layout.spec
+            self._state, self._state_arrays = self._state_layout.buffers(self.num_envs)
+        seats = tuple(reader.seat for reader in self._readers)
+        self.spec = GameSpec(seats, config.id, state, symmetric=env.symmetric, death=death)
+
+    def reset(self) -> GameStep:
+        """Reset every slot; the first time with its seed, later with the random state it has come to."""
+        for slot in range(self.num_envs):
+            self._open(slot)
+        self._started = True
+        step = self._rows.opened(self._tree, state=self._state, present=self._present, turns=self._turns)
+        return self._masked(step)
+
+    def step(self, action: Mapping[str, Array]) -> GameStep:
+        """Step every slot with group -> actions [B, N_g, ...]; slots whose episode ended start another instead.
+
+        Raises:
+          EnvironmentFault: an environment raised, or returned what VectorGame forbids.
+        """
+        converted: list[Any] = []
+        for reader, chosen in zip(self._readers, self._groups.actions(action), strict=True):
+            values = reader.convert(chosen)
+            # Python numbers for discrete actions: environments index lists and dicts with them
+            converted.append(values.tolist() if values.ndim == 1 and values.dtype.kind in "iu" else values)
+        self._reward[:] = 0.0
+        for flags in self._ended:
+            flags[:] = False
+        first = self._rows.first.tolist()
+        for slot in range(self.num_envs):
+            if first[slot]:
+                self._open(slot)
+            else:
+                self._step(slot, converted)
+        terminated, truncated = self._ended
+        step = self._rows.step(
+            self._tree,
+            self._reward,
+            terminated,
+            truncated,
+            state=self._state,
+            present=self._present,
+            turns=self._turns,
+        )
+        return self._masked(step)
+
+    def where(self) -> str:
+        """Return which slot is being stepped or reset, and where in its life it is; may be asked by another thread."""
+        return self._rows.where(self._at)
+
+    def _open(self, slot: int) -> None:
+        """Reset one environment and write its first observations."""
+        self._at = slot
+        seed = None if self._started else self._seeds[slot]
+        if self._reseeds:
+            seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
+        if slot == 0 and self._opening is not None:
+            moment, self._opening = self._opening, None
+        else:
+            moment = self._called(slot, "reset", lambda: self._envs[slot].reset(seed))
+        here = moment.observation.keys()
+        self._present[slot] = [name in here for name in self._order]
+        self._take(slot, moment, here)
+
+    def _step(self, slot: int, converted: list[Any]) -> None:
+        self._at = slot
+        given = {name: converted[i][slot] for name, i in self._order.items() if self._turns[slot, i]}
+        moment = self._called(slot, "step", lambda: self._envs[slot].step(given))
+        for name in moment.revived:
+            raise self._rows.fault(
+                slot,
+                f"has seat {name!r} in the game after it had ended, or joined late",
+                "Seats take part from the beginning of an episode, and who has ended stays out until the next one",
+            )
+        for name, reward in moment.reward.items():
+            self._reward[slot, self._order[name]] = reward
+        for flags, names in zip(self._ended, (moment.terminated, moment.truncated), strict=True):
+            for name in names:
+                flags[slot, self._order[name]] = True
+        ended = {*moment.terminated, *moment.truncated}
+        left = [name for name, i in self._order.items() if self._rows.alive[slot, i] and name not in ended]
+        # the last observation of an episode is seen by all who lived to its end
+        self._take(slot, moment, [name for name in moment.observation if name not in ended or not left])
+        if self._rows.metrics.entries:
+            self._rows.metrics.add(slot, _mean_info(moment.info, self._rows.metrics.keys))
+
+    def _take(self, slot: int, moment: Moment, seen: Collection[str]) -> None:
+        """Write what a moment shows, zeros for the seats that are not `seen`."""
+        self._turns[slot] = [name in moment.acting for name in self._order]
+        try:
+            for reader in self._readers:
+                name = reader.seat.name
+                if name in seen:
+                    reader.write(slot, moment.observation[name], moment.info.get(name, {}))
+                else:
+                    reader.blank(slot)
+            if self._state_layout is not None:
+                self._state_layout.write(self._state_arrays, slot, moment.state)
+        except BadValue as error:
+            raise self._rows.fault(slot, f"(seat {name!r}) {error}", ADVICE_SPACE) from None
+
+    def _called(self, slot: int, where: str, call: Callable[[], Moment]) -> Moment:
+        try:
+            return call()
+        except EnvironmentFault as error:
+            raise self._rows.fault(slot, str(error), "Correct what the environment returns") from error
+        except (Exception, SystemExit) as error:
+            what = f"raised {type(error).__name__} in {where}: {error}"
+            raise self._rows.fault(slot, what, ADVICE_RAISED) from error
+
+    def _masked(self, step: GameStep) -> GameStep:
+        """Allow all actions to seats that do not act, and where an episode has ended."""
+        over = self._rows.first
+        for i, reader in enumerate(self._readers):
+            reader.open_mask((step.acts[:, i] != ACTING) | over)
+            shut = reader.shut(~over)
+            if shut.any():
+                slot, name = int(np.flatnonzero(shut)[0]), reader.seat.name
+                raise self._rows.fault(slot, f"lets seat {name!r} act but allows no action", "Expected a 1 in its mask")
+        return step
+
+    def observation_buffers(self) -> dict[str, Tree]:
+        """Return the arrays that every step writes its observations to: group -> tree of [B, N_g, ...]."""
+        return self._tree
+
+    def close(self) -> None:
+        """Close every environment."""
+        envs, self._envs = self._envs, []
+        for env in envs:
+            env.close()
+
+    def __repr__(self) -> str:
+        return f"SyncVectorGame({describe(self._config.id)}, num_envs={self.num_envs})"
+
+
+def _has_mask(seat: SeatSpaces) -> bool:
+    return MASK_KEY in getattr(seat.observation, "spaces", {})
+
+
+def _mean_info(info: Mapping[str, Mapping[str, Any]], keys: set[str]) -> dict[str, float]:
+    """Return the mean over the seats that report a key."""
+    found = {key: [float(told[key]) for told in info.values() if key in told] for key in keys}
+    return {key: sum(values) / len(values) for key, values in found.items() if values}

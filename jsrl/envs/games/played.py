@@ -1,0 +1,65 @@
+"""What the loop over single environments needs of an environment with seats."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from gymnasium import spaces
+
+
+class SeatSpaces(NamedTuple):
+    """A seat's name, Gymnasium spaces, and side (empty: its own)."""
+
+    name: str
+    observation: spaces.Space
+    action: spaces.Space
+    side: str = ""
+
+
+@dataclass
+class Moment:
+    """What an environment says after a reset or a step.
+
+    Attributes:
+      observation: of the seats that are in the game: those that lived before the step, and whoever else is observed.
+      acting: the seats whose actions the next step takes; after the last step of an episode, those who would have acted.
+      reward: of the seats that lived before the step. terminated, truncated: those of them that ended with it.
+      revived: seats that are there although they had ended, or were absent as the episode began.
+      state: the global state, None: there is none. info: of each seat.
+    """
+
+    observation: Mapping[str, Any]
+    acting: Collection[str]
+    reward: Mapping[str, float] = field(default_factory=dict)
+    terminated: Collection[str] = ()
+    truncated: Collection[str] = ()
+    revived: Collection[str] = ()
+    state: Any = None
+    info: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class PlayedGame(Protocol):
+    """One environment with seats.
+
+    Attributes:
+      seats: all that may ever play, in their order. state_space: of the global state, None: there is none.
+      symmetric: as in GameSpec.
+    """
+
+    seats: tuple[SeatSpaces, ...]
+    state_space: spaces.Space | None
+    symmetric: bool
+
+    def reset(self, seed: int | None) -> Moment:
+        """Begin an episode; None: with the random state it has come to."""
+        ...
+
+    def step(self, action: Mapping[str, Any]) -> Moment:
+        """Take one action of each seat in the last moment's `acting`."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...

@@ -1,0 +1,245 @@
+"""The rows of environments with seats beside what truly happened in them, and beside rows written by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jsrl.envs.check import random_actions
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_game
+from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
+
+GAMES = "pettingzoo:tests.envs.seat_games:"
+RED_AND_BLUE = {"a_[01]": "red", "a_[23]": "blue"}
+
+
+def random_step(game, step, rng):
+    """Step a game with random legal actions."""
+    return game.step(
+        {
+            group: np.stack(
+                [
+                    random_actions(game.spec.view(seats), _column(step.observation[group], i), rng)
+                    for i in range(len(seats))
+                ],
+                axis=1,
+            )
+            for group, seats in game.groups.items()
+        }
+    )
+
+
+def _column(tree, i):
+    return {key: leaf[:, i] for key, leaf in tree.items()} if isinstance(tree, dict) else tree[:, i]
+
+
+def episodes_of(game, wanted: int):
+    """Yield (slot, its rows, the reported episode) of whole episodes, in the order in which they end in each slot."""
+    rng = np.random.default_rng(1)
+    step, rows, ended = game.reset(), [[] for _ in range(game.num_envs)], 0
+    while ended < wanted:
+        for slot in range(game.num_envs):
+            if step.is_first[slot]:
+                assert not step.reward[slot].any() and (step.discount[slot] == 1).all()
+                rows[slot] = []
+            seen = np.concatenate([step.observation[group][slot] for group in game.groups])
+            rows[slot].append(
+                SimpleNamespace(
+                    reward=step.reward[slot].copy(),
+                    discount=step.discount[slot].copy(),
+                    acts=step.acts[slot].copy(),
+                    seen=seen,
+                )
+            )
+        for episode in step.episodes:
+            ended += 1
+            yield episode.slot, rows[episode.slot], episode
+        step = random_step(game, step, rng)
+
+
+def side_of(name: str) -> set[str]:
+    return {"a_0", "a_1"} if name in ("a_0", "a_1") else {"a_2", "a_3"}
+
+
+def expected(plan, names, turns: bool, team: bool):
+    """Return (rewards, discounts, acts) of an episode's steps and rows, by the words of the row table."""
+    rewards, discounts, acts = [], [], []
+    for k in range(plan.length + 1):
+        living = set(plan.living(k if k < plan.length else k - 1))
+        mover = plan.turns[k] if turns and k < plan.length else None
+        row = []
+        for name in names:
+            waits = mover is not None and name != mover
+            dead = name in plan.present and name not in living
+            row.append(2 if team and dead and living & side_of(name) else 0 if name not in living or waits else 1)
+        acts.append(row)
+    for k, earned in enumerate(plan.rewards, 1):
+        left = set(plan.living(k))
+        over = k == plan.length and not plan.truncated
+        rewards.append([])
+        discounts.append([])
+        for name in names:
+            mates = [earned[mate] for mate in earned if mate in side_of(name)]
+            shared = team and name in plan.present and name not in earned and mates
+            rewards[-1].append(sum(mates) / len(mates) if shared else earned.get(name, 0.0))
+            fell = bool(mates) and not left & side_of(name) if team else plan.death.get(name) == k
+            discounts[-1].append(0.0 if over or fell else 1.0)
+    return np.array(rewards), np.array(discounts), np.array(acts)
+
+
+def check_against_the_truth(form: str, death: str, wanted: int) -> None:
+    kwargs = {"death": death, "sides": RED_AND_BLUE} if death == "team" else {}
+    groups = {"even": ("a_0", "a_2"), "odd": ("a_1", "a_3")}
+    game = make_game(EnvConfig(GAMES + form, kwargs=kwargs), 8, 0, groups=groups)
+    order = list(game.spec.index([*groups["even"], *groups["odd"]]))
+    names, done = game.spec.names, [0] * game.num_envs
+    for slot, rows, episode in episodes_of(game, wanted):
+        plan = game._envs[slot].env.log[done[slot]]
+        done[slot] += 1
+        assert plan.closed and plan.length == episode.length == len(rows) - 1
+        turns = form == "InTurn"
+        reward, discount, acts = expected(plan, names, turns, death == "team")
+        found = np.array([row.reward for row in rows[1:]])
+        np.testing.assert_allclose(found, reward, atol=1e-6)
+        np.testing.assert_allclose(found.astype(float).sum(axis=0), reward.sum(axis=0), atol=1e-6)
+        np.testing.assert_allclose(episode.returns, reward.sum(axis=0), atol=1e-6)
+        np.testing.assert_array_equal([row.discount for row in rows[1:]], discount)
+        shown = np.array([row.acts for row in rows])
+        if turns:  # who would have moved after the end is the environment's to say
+            np.testing.assert_array_equal(shown[:-1], acts[:-1])
+            assert (shown[-1] == 1).sum() == 1 and (shown[-1] <= acts[-1]).all()
+        else:
+            np.testing.assert_array_equal(shown, acts)
+        assert episode.terminated == (not plan.truncated)
+        for k, row in enumerate(rows):
+            living = plan.living(min(k, plan.length - 1))
+            truth = [[k + 1, i + 1] if names[i] in living else [0, 0] for i in order]
+            np.testing.assert_array_equal(row.seen, truth)
+
+
+@pytest.mark.parametrize("death", ["ends", "team"])
+@pytest.mark.parametrize("form", ["Together", "InTurn"])
+def test_rows_are_what_happened(form: str, death: str) -> None:
+    check_against_the_truth(form, death, 300)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("death", ["ends", "team"])
+@pytest.mark.parametrize("form", ["Together", "InTurn"])
+def test_rows_are_what_happened_in_ten_thousand_episodes(form: str, death: str) -> None:
+    check_against_the_truth(form, death, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("form", "fault", "told"),
+    [
+        ("Together", "cut", r"truncated seat 'a_\d' in step 1 of its episode, while others play on"),
+        ("InTurn", "cut", r"truncated seat 'a_\d' in step 1 of its episode, while others play on"),
+        ("Together", "revive", r"has seat 'a_\d' in the game after it had ended, or joined late"),
+        ("Together", "vanish", r"dropped 'a_\d' from `agents` without terminating or truncating it"),
+        ("Masked", "none", r"lets seat 'a_\d' act but allows no action"),
+    ],
+)
+def test_what_the_contract_forbids_is_refused(form: str, fault: str, told: str) -> None:
+    game = make_game(EnvConfig(GAMES + form, kwargs={"fault": fault}), 2, 0)
+    with pytest.raises(EnvironmentFault, match=told + r".*slot|slot.*" + told):
+        for _ in episodes_of(game, 60):
+            pass
+
+
+def test_masks_in_info_hold_for_those_who_act() -> None:
+    game = make_game(EnvConfig(GAMES + "Masked"), 4, 0)
+    rng, step, closed = np.random.default_rng(0), game.reset(), 0
+    for _ in range(100):
+        last = np.isin(np.arange(4), [episode.slot for episode in step.episodes])
+        for i, name in enumerate(game.spec.names):
+            masks = step.observation[name]["action_mask"][:, 0]
+            shut = (step.acts[:, i] == 1) & ~last
+            np.testing.assert_array_equal(masks[shut], np.tile([0, 1, 0], (shut.sum(), 1)))
+            assert (masks[~shut] == 1).all()
+            closed += int((~shut).sum())
+        step = random_step(game, step, rng)
+    assert closed > 0
+
+
+# rows by hand: crosses on 0, 1, 2; noughts on 3, 4 -> player_1 wins with the fifth move
+TICTACTOE = [  # (acts, reward, discount) of row 0 and of what each move leads to
+    ([1, 0], [0, 0], [1, 1]),
+    ([0, 1], [0, 0], [1, 1]),
+    ([1, 0], [0, 0], [1, 1]),
+    ([0, 1], [0, 0], [1, 1]),
+    ([1, 0], [0, 0], [1, 1]),
+    ([0, 1], [1, -1], [0, 0]),
+    ([1, 0], [0, 0], [1, 1]),
+]
+
+
+def test_tic_tac_toe_by_hand() -> None:
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    game = make_game(EnvConfig("pettingzoo:pettingzoo.classic.tictactoe_v3"), 1, 0)
+    steps = [game.reset()]
+    boards = [steps[0].observation["player_2"]["observation"][0, 0].copy()]
+    masks = [steps[0].observation["player_1"]["action_mask"][0, 0].tolist()]
+    for move in [0, 3, 1, 4, 2, 7]:
+        steps.append(game.step({name: np.array([[move]]) for name in game.spec.names}))
+        boards.append(steps[-1].observation["player_2"]["observation"][0, 0].copy())
+        masks.append(steps[-1].observation["player_1"]["action_mask"][0, 0].tolist())
+    for step, (acts, reward, discount) in zip(steps, TICTACTOE, strict=True):
+        assert (step.acts[0].tolist(), step.reward[0].tolist(), step.discount[0].tolist()) == (acts, reward, discount)
+    assert [bool(step.is_first[0]) for step in steps] == [True, *[False] * 5, True]
+    assert masks[0] == masks[1] == masks[5] == masks[6] == [1] * 9 and masks[2] == [0, 1, 1, 0, 1, 1, 1, 1, 1]
+    # the player who waits sees the board: channel 0 its own marks, channel 1 the other's
+    assert boards[5][..., 1].ravel().tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert boards[5][..., 0].ravel().tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0] and not boards[6].any()
+    (episode,) = steps[5].episodes
+    assert (episode.returns, episode.length, episode.terminated) == ((1.0, -1.0), 5, True)
+
+
+@pytest.mark.parametrize("api", ["parallel", "aec"])
+def test_mpe2_in_both_forms_equals_the_particle_world_in_its_rows(api: str) -> None:
+    pytest.importorskip("mpe2")
+    config = EnvConfig("pettingzoo:mpe2.simple_spread_v3", kwargs={"max_cycles": 4, "api": api})
+    game = make_game(config, 2, 0)
+    own = make_game(EnvConfig("particle:simple_spread_v3", kwargs={"max_cycles": 4}), 2, 0)
+    assert game.spec.seats[0].observation == own.spec.seats[0].observation and game.spec.state == own.spec.state
+    rng, step, closed = np.random.default_rng(0), game.reset(), []
+    for _ in range(30):
+        closed += step.episodes
+        if api == "parallel":
+            assert (step.acts == 1).all()
+        else:
+            assert (step.acts.sum(axis=1) == 1).all()
+        step = random_step(game, step, rng)
+    assert closed and all(not e.terminated and e.length == (4 if api == "parallel" else 12) for e in closed)
+
+
+def test_time_limits_and_metrics() -> None:
+    config = EnvConfig(GAMES + "Together", max_episode_steps=2, episode_metrics=("level:sum",))
+    game = make_game(config, 4, 0)
+    cut = [
+        (rows, episode) for _, rows, episode in episodes_of(game, 50) if episode.length == 2 and not episode.terminated
+    ]
+    assert cut and all(episode.metrics == {"level:sum": 2.0} for _, episode in cut)
+    for rows, _ in cut:
+        assert rows[-1].acts.any() and (rows[-1].discount[rows[-1].acts == 1]).any()
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "told"),
+    [
+        (EnvConfig("pettingzoo:no_such_suite.thing_v0"), MissingExtra, r"no_such_suite.*pip install .*games"),
+        (EnvConfig("pettingzoo:tests.envs.seat_games"), ConfigError, "has no parallel_env and no env"),
+        (EnvConfig("pettingzoo:tests.envs.scripted:Counting"), ConfigError, "without `possible_agents`"),
+        (EnvConfig(GAMES + "Together", kwargs={"death": "never"}), ConfigError, "death is ends or team"),
+        (EnvConfig(GAMES + "Together", kwargs={"size": 3}), ConfigError, "could not be made with .*size"),
+        (EnvConfig("tests.envs.seat_games:Together"), ConfigError, "pettingzoo:tests.envs.seat_games:Together"),
+        (EnvConfig("CartPole-v1"), ConfigError, "has one agent"),
+    ],
+)
+def test_wrong_configs(config: EnvConfig, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        make_game(config, 1, 0)
