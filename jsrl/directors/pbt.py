@@ -1,0 +1,192 @@
+"""Population-based training: bad members copy good ones, and vary their hyperparameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jsrl.directors import in_order
+from jsrl.directors.base import Bookkeeping, State, check_policies, check_range, of_players, players_of
+from jsrl.directors.draws import Draws
+from jsrl.directors.messages import Assignment, Command, Copy, Outcome, Player
+from jsrl.directors.pools import points_of
+from jsrl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a hyperparameter may take."""
+
+    low: float
+    """Least value."""
+    high: float
+    """Greatest value."""
+    log: bool = True
+    """Draw it evenly by its logarithm; false: evenly by its value."""
+    whole: bool = False
+    """It is a whole number."""
+
+    def __post_init__(self) -> None:
+        """Check the bounds.
+
+        Raises:
+          ConfigError: they are empty, infinite, or 0 and below with `log`.
+        """
+        if not -math.inf < self.low <= self.high < math.inf or (self.log and self.low <= 0.0):
+            raise ConfigError(
+                f"a range from {self.low:g} to {self.high:g} with log={self.log}; give finite numbers, low <= high, and "
+                "log=False where low is not positive"
+            )
+
+    def draw(self, draws: Draws) -> float:
+        """Return a random value."""
+        share = draws.uniform()
+        if self.log:
+            return self.clip(math.exp(math.log(self.low) + share * math.log(self.high / self.low)))
+        return self.clip(self.low + share * (self.high - self.low))
+
+    def clip(self, value: float) -> float:
+        """Return the nearest value within the range."""
+        value = min(max(value, self.low), self.high)
+        return min(max(round(value), math.ceil(self.low)), math.floor(self.high)) if self.whole else value
+
+
+@dataclass(frozen=True)
+class PBT(Bookkeeping):
+    """Truncation selection: a member of the worst share copies one of the best share, and explores from there.
+
+    A member's score is its mean over its last `window` games, in the order in which they were assigned: of its return, or
+    of its points where members play each other. Every `ready_env_steps` a member notes its score and compares it with those
+    that the others noted last, once half of them have done so. `Copy` carries its new hyperparameters; then it needs a
+    whole window of new games, and games of its life before count for nothing. At least one member is in each share,
+    however few there are.
+
+    Source: Jaderberg et al. (2017), section 4.1.1, "truncation selection"; Jaderberg et al. (2019) for members that play
+    each other.
+    """
+
+    policies: tuple[str, ...]
+    """The members; at least 2."""
+    hyperparameters: dict[str, Range] = field(default_factory=dict)
+    """What differs between members; first values are drawn from these ranges."""
+    opponents: Literal["none", "population"] = "none"
+    """none: each member plays alone. population: against another member, drawn evenly; both learn."""
+    ready_env_steps: int = 1_000_000
+    """Env steps of a member's games between two comparisons (1e6 to 1e7 in the paper)."""
+    window: int = 20
+    """Games in a score. A member without so many is not compared."""
+    worst_share: float = 0.2
+    """Share of members that copy."""
+    best_share: float = 0.2
+    """Share of members that are copied."""
+    resample: float = 0.25
+    """Probability that a hyperparameter is drawn anew; otherwise it is multiplied by one of `factors`."""
+    factors: tuple[float, ...] = (0.8, 1.2)
+    """By what hyperparameters are multiplied, each factor alike."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+          ConfigError: fewer than 2 members, or a number out of its range; the message names it.
+        """
+        check_policies(self, self.policies, at_least=2)
+        check_range(self, 1, math.inf, ready_env_steps=self.ready_env_steps, window=self.window)
+        check_range(self, 0.0, 0.5, worst_share=self.worst_share, best_share=self.best_share)
+        check_range(self, 0.0, 1.0, resample=self.resample)
+        if self.opponents not in ("none", "population"):
+            raise ConfigError(f"PBT has opponents={self.opponents!r}; choose none or population")
+        if not self.factors or min(self.factors) <= 0.0:
+            raise ConfigError(f"PBT has factors={self.factors}; give at least one, all positive")
+
+    def init(self, seed: int) -> State:
+        """Return the state before the first assignment, with each member's first hyperparameters."""
+        state = super().init(seed)
+        draws = Draws(state)
+        for policy in self.policies:
+            first = {name: allowed.draw(draws) for name, allowed in self.hyperparameters.items()}
+            member = {"hyperparameters": first, "noted": None, "life": 0, **_new_life()}
+            state["members"][policy] = member
+        return state
+
+    def _start(self) -> State:
+        return {"members": {}}
+
+    def hyperparameters_of(self, state: State, policy: str) -> dict[str, float]:
+        """Return the hyperparameters that a member has now."""
+        return dict(state["members"][policy]["hyperparameters"])
+
+    def score(self, state: State, policy: str) -> float | None:
+        """Return a member's present score, None: it has too few games."""
+        scores = state["members"][policy]["scores"]
+        return sum(scores) / len(scores) if len(scores) >= self.window else None
+
+    def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
+        index = state["assigned"] % len(self.policies)
+        players = [Player(self.policies[index])]
+        if self.opponents == "population":
+            other = (index + 1 + draws.below(len(self.policies) - 1)) % len(self.policies)
+            players.append(Player(self.policies[other]))
+        members = [state["members"][player.policy] for player in players]
+        sides, lives = draws.permutation(len(players)), [member["life"] for member in members]
+        game = self._assign(state, draws, players, [True] * len(players), sides, lives=lives)
+        for member in members:
+            in_order.assign(member["queue"], game.id)
+        return game
+
+    def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
+        scores = self._scores(record, outcome)
+        for player, life, score in zip(players_of(record), record["lives"], scores, strict=True):
+            member = state["members"][player.policy]
+            if life != member["life"]:
+                continue
+            counted = in_order.end(member["queue"], outcome.assignment, score)
+            member["scores"] = [*member["scores"], *counted][-self.window :]
+            member["env_steps"] += 0 if outcome.void else outcome.length
+            present = self.score(state, player.policy)
+            if member["env_steps"] >= self.ready_env_steps and present is not None:
+                member.update(env_steps=0, noted=present)
+                yield from self._compare(state, Draws(state), player.policy)
+
+    def _scores(self, record: State, outcome: Outcome) -> list[float] | list[None]:
+        """Return what an outcome says of each player; None: nothing."""
+        if outcome.void:
+            return [None] * len(record["players"])
+        if self.opponents == "none":
+            return of_players(record, outcome.returns)
+        points = points_of(self, record, outcome)
+        assert points is not None
+        return [points, 1.0 - points]
+
+    def _compare(self, state: State, draws: Draws, policy: str) -> Iterator[Command]:
+        """Let a member of the worst share copy one of the best share that has a better score."""
+        noted = {name: member["noted"] for name, member in state["members"].items()}
+        scores = {name: score for name, score in noted.items() if score is not None}
+        if len(scores) < max(2, len(self.policies) / 2):
+            return
+        ranked = sorted(scores, key=scores.__getitem__)
+        worst = ranked[: max(1, int(self.worst_share * len(ranked)))]
+        best = ranked[-max(1, int(self.best_share * len(ranked))) :]
+        source = best[draws.below(len(best))]
+        if policy not in worst or scores[source] == scores[policy]:
+            return
+        member = state["members"][policy]
+        found = self._explore(draws, state["members"][source]["hyperparameters"])
+        member.update(hyperparameters=found, life=member["life"] + 1, **_new_life())
+        yield Copy(policy, source, dict(found))
+
+    def _explore(self, draws: Draws, parent: dict[str, float]) -> dict[str, float]:
+        found = {}
+        for name, allowed in self.hyperparameters.items():
+            if draws.uniform() < self.resample:
+                found[name] = allowed.draw(draws)
+            else:
+                found[name] = allowed.clip(parent[name] * self.factors[draws.below(len(self.factors))])
+        return found
+
+
+def _new_life() -> State:
+    """Return what is known of a member's games, before the first one."""
+    return {"env_steps": 0, "scores": [], "queue": []}
