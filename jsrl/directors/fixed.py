@@ -7,7 +7,8 @@ from typing import Any
 
 from jsrl.directors.base import Bookkeeping, State, check_policies, check_range
 from jsrl.directors.draws import Draws
-from jsrl.directors.messages import LATEST, Assignment, Player, parse_player
+from jsrl.directors.messages import LATEST, Assignment, parse_player
+from jsrl.directors.tasks import SelfPlayTasks
 from jsrl.errors import ConfigError
 
 
@@ -64,27 +65,14 @@ class Fixed(Bookkeeping):
 
 
 @dataclass(frozen=True)
-class LatestSelfPlay(Bookkeeping):
+class LatestSelfPlay(SelfPlayTasks):
     """Everybody plays with the newest params, and learns.
 
     It need not converge: even exact best responses to the latest opponent go in circles in Kuhn poker.
     """
 
-    policies: tuple[str, ...] = ("main",)
-    """One: it plays all sides. Several: policy i plays side i."""
     num_sides: int = 2
     """Sides of the environment, where one policy plays all of them."""
 
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-          ConfigError: names that cannot be used, or no sides.
-        """
-        check_policies(self, self.policies)
-        check_range(self, 1, 1_000, num_sides=self.num_sides)
-
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
-        names = self.policies if len(self.policies) > 1 else self.policies * self.num_sides
-        players = [Player(name) for name in names]
-        return self._assign(state, draws, players, [True] * len(players), range(len(players)))
+        return self._assign_task(state, draws, None)

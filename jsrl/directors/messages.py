@@ -95,11 +95,22 @@ class Outcome:
 class Score:
     """The learner's half: how much the rows of an assignment can still teach, for example their mean |TD error|.
 
-    Several scores of one assignment may be reported; the last one counts.
+    The first score of an assignment counts; it may come before or after the outcome.
     """
 
     assignment: int
     value: float
+
+    def __post_init__(self) -> None:
+        """Check that the value can be ranked.
+
+        Raises:
+          ConfigError: it is not finite.
+        """
+        if not math.isfinite(self.value):
+            raise ConfigError(
+                f"assignment {self.assignment} has the score {self.value}; report a finite number, or none"
+            )
 
 
 @dataclass(frozen=True)

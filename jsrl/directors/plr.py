@@ -1,0 +1,132 @@
+"""Prioritised level replay (PLR): a curriculum of levels that can still teach something."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jsrl.directors.base import State, check_range
+from jsrl.directors.draws import Draws
+from jsrl.directors.messages import Assignment, Command, Outcome, Score
+from jsrl.directors.tasks import SelfPlayTasks
+from jsrl.errors import ConfigError
+
+MOST_WAITING = 10_000
+"""Assignments whose score PLR waits for; older ones are given up."""
+
+
+@dataclass(frozen=True)
+class PLR(SelfPlayTasks):
+    """Prioritised level replay: levels that can still teach something are played again.
+
+    Levels are whole numbers, the assignment's task. A level enters the buffer with its first `Score`, which the learner
+    reports, for example the mean |TD error| or positive value loss of the episode. With `replay_share` an assignment
+    draws a level from the buffer, by
+
+        P = (1 - staleness) P_score + staleness P_stale,   P_score ~ 1 / rank^(1/beta),
+        P_stale ~ assignments since the level was last proposed,
+
+    otherwise a new level. A full buffer drops the level with the least P where the new one's score is not lower.
+
+    Source: Jiang et al., "Prioritized Level Replay" (2021), section 3 and equations 1 to 3; for `train_on_new` Jiang et
+    al., "Replay-Guided Adversarial Environment Design" (2021), robust PLR.
+    """
+
+    num_levels: int | None = None
+    """Levels are 0 to num_levels - 1; None: any number of 31 bits."""
+    replay_share: float = 0.5
+    """Share of assignments that play a level of the buffer again, once there are enough of them."""
+    capacity: int = 4_000
+    """Levels in the buffer."""
+    min_fill: float = 0.5
+    """Share of the capacity (of num_levels, where those are fewer) that must be filled before levels are played again."""
+    beta: float = 0.3
+    """Temperature of ranks: small values play the highest scores only (0.1 for Procgen, 0.3 for mazes)."""
+    staleness: float = 0.1
+    """Weight of the levels that were not played for long."""
+    train_on_new: bool = True
+    """Train on new levels as well; false: robust PLR, where new levels are only scored."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+          ConfigError: one is out of its range; the message names it.
+        """
+        super().__post_init__()
+        unit = {"replay_share": self.replay_share, "min_fill": self.min_fill, "staleness": self.staleness}
+        check_range(self, 0.0, 1.0, **unit)
+        check_range(self, 1, math.inf, capacity=self.capacity, num_levels=self.num_levels or 1)
+        check_range(self, 1e-3, math.inf, beta=self.beta)
+        if not self.train_on_new and self.replay_share == 0.0:
+            raise ConfigError("PLR has train_on_new=False and replay_share=0: nothing would be trained on")
+
+    def _start(self) -> State:
+        return {"levels": [], "scores": [], "proposed": [], "waiting": {}}
+
+    def weights(self, state: State) -> np.ndarray:
+        """Return the probability [L] with which each level of the buffer is drawn, in the order of `state["levels"]`."""
+        score = rank_weights(state["scores"], self.beta)
+        stale = state["assigned"] - np.asarray(state["proposed"], np.float64)
+        return (1.0 - self.staleness) * score + self.staleness * stale / stale.sum()
+
+    def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
+        known = state["levels"]
+        unseen = math.inf if self.num_levels is None else self.num_levels - len({*known, *state["waiting"].values()})
+        size = min(self.capacity, self.num_levels or self.capacity)
+        again = len(known) >= max(1.0, self.min_fill * size) and draws.uniform() < self.replay_share
+        if known and (again or unseen <= 0):
+            index = draws.choose(self.weights(state).tolist())
+            state["proposed"][index] = state["assigned"]
+            level, learns = known[index], True
+        else:
+            level, learns = self._new_level(state, draws, unseen), self.train_on_new
+        game = self._assign_task(state, draws, level, learns=learns)
+        state["waiting"][str(game.id)] = level
+        if len(state["waiting"]) > MOST_WAITING:
+            del state["waiting"][next(iter(state["waiting"]))]
+        return game
+
+    def _new_level(self, state: State, draws: Draws, unseen: float) -> int:
+        """Return a level that is neither in the buffer nor waiting for its score, where there is one."""
+        if self.num_levels is None:
+            return draws.seed()
+        if unseen <= 0:
+            return draws.below(self.num_levels)
+        level = draws.below(int(unseen))
+        for seen in sorted({*state["levels"], *state["waiting"].values()}):
+            level += seen <= level
+        return level
+
+    def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
+        if outcome.void:
+            state["waiting"].pop(str(outcome.assignment), None)
+        return iter(())
+
+    def _score(self, state: State, score: Score) -> None:
+        level = state["waiting"].pop(str(score.assignment), None)
+        if level is None:
+            return
+        levels, scores, proposed = state["levels"], state["scores"], state["proposed"]
+        if level in levels:
+            scores[levels.index(level)] = score.value
+        elif len(levels) < self.capacity:
+            levels.append(level)
+            scores.append(score.value)
+            proposed.append(score.assignment)
+        else:
+            index = int(self.weights(state).argmin())
+            if score.value >= scores[index]:
+                levels[index], scores[index], proposed[index] = level, score.value, score.assignment
+
+
+def rank_weights(scores: list[float], beta: float) -> np.ndarray:
+    """Return probabilities [L] in proportion to 1 / rank^(1/beta); rank 1 has the highest score, ties the older first."""
+    ranks = np.empty(len(scores))
+    ranks[np.argsort(-np.asarray(scores), kind="stable")] = np.arange(1, len(scores) + 1)
+    weights = ranks ** (-1.0 / beta)
+    return weights / weights.sum()

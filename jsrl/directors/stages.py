@@ -1,0 +1,111 @@
+"""A curriculum of stages that are passed one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jsrl.directors import in_order
+from jsrl.directors.base import State, check_range, of_players
+from jsrl.directors.draws import Draws
+from jsrl.directors.messages import Assignment, Command, Outcome, Stop
+from jsrl.directors.tasks import SelfPlayTasks
+from jsrl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a curriculum, and when it is passed. Without a condition it lasts for ever."""
+
+    name: str
+    """What messages and metrics call it."""
+    tasks: tuple[Any, ...]
+    """JSON values for the environment's reset, each drawn alike."""
+    at_least: float | None = None
+    """Mean score over the newest `games` games, in the order of their assignment, with which it is passed."""
+    games: int = 100
+    """Games in that mean."""
+    max_env_steps: int | None = None
+    """Env steps after which it is passed in any case."""
+
+    @property
+    def passes(self) -> bool:
+        """Return whether it can be passed."""
+        return self.at_least is not None or self.max_env_steps is not None
+
+
+@dataclass(frozen=True)
+class Stages(SelfPlayTasks):
+    """A staged curriculum: the tasks of one stage, until its condition holds; then those of the next.
+
+    Games that were assigned in an earlier stage do not count for the present one.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    """The stages in their order."""
+    score: Literal["return", "length"] = "return"
+    """What is averaged: the return of side `side`, or the length of the game in env steps."""
+    side: int = 0
+    """The side whose return counts."""
+    stop: bool = False
+    """End the run when the last stage is passed; false: it goes on with the last stage."""
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+          ConfigError: no stages, a stage that never ends before another one, or one without tasks; the message names it.
+        """
+        super().__post_init__()
+        names = [stage.name for stage in self.stages]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"Stages has the stages {names}; give at least one, each a name of its own")
+        for number, stage in enumerate(self.stages):
+            if not stage.tasks:
+                raise ConfigError(
+                    f"stage {stage.name!r} has no tasks; give at least one, None for the environment's own"
+                )
+            if not stage.passes and (number + 1 < len(self.stages) or self.stop):
+                raise ConfigError(f"stage {stage.name!r} has no condition; give it at_least or max_env_steps")
+            check_range(self, 1, math.inf, games=stage.games, max_env_steps=stage.max_env_steps or 1)
+        if self.score not in ("return", "length"):
+            raise ConfigError(f"Stages has score={self.score!r}; choose return or length")
+        check_range(self, 0, max(len(self.policies), self.num_sides) - 1, side=self.side)
+
+    def _start(self) -> State:
+        return {"stage": 0, "env_steps": 0, "scores": [], "queue": [], "passed": False}
+
+    def stage(self, state: State) -> Stage:
+        """Return the present stage."""
+        return self.stages[state["stage"]]
+
+    def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
+        tasks = self.stage(state).tasks
+        game = self._assign_task(state, draws, tasks[draws.below(len(tasks))], stage=state["stage"])
+        in_order.assign(state["queue"], game.id)
+        return game
+
+    def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
+        stage = self.stage(state)
+        if record["stage"] != state["stage"] or state["passed"]:
+            return
+        score = None
+        if not outcome.void:
+            score = outcome.length if self.score == "length" else of_players(record, outcome.returns)[self.side]
+            state["env_steps"] += outcome.length
+        counted = in_order.end(state["queue"], outcome.assignment, score)
+        state["scores"] = [*state["scores"], *counted][-stage.games :]
+        scores = state["scores"]
+        reached = (
+            stage.at_least is not None and len(scores) >= stage.games and sum(scores) / len(scores) >= stage.at_least
+        )
+        if not reached and (stage.max_env_steps is None or state["env_steps"] < stage.max_env_steps):
+            return
+        if state["stage"] + 1 < len(self.stages):
+            state.update(stage=state["stage"] + 1, env_steps=0, scores=[], queue=[])
+        else:
+            state["passed"] = True
+            if self.stop:
+                yield Stop(f"the last stage, {stage.name}, is passed")
