@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from jsrl.errors import ConfigError, nearest_divisors
+from jsrl.experiment.policies import check_policies
 
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
@@ -23,9 +24,11 @@ def check(experiment: Experiment) -> None:
     e = experiment
     if isinstance(e.agent, dict | list | tuple):
         raise ConfigError(
-            "an experiment has one agent (a config such as PPOConfig); further policies are trained by further learners of "
-            "its graph: see Two policies in docs/dataflow.md."
+            "an experiment has one agent (a config such as PPOConfig). Several policies in one environment are its policies: "
+            "policies={NAME: PolicyConfig(agent, seats=...)}; policies with environments of their own are trained by further "
+            "learners of its graph: see Two policies in docs/dataflow.md."
         )
+    check_policies(e.policies, e.agent)
     _check_positive(e)
     if e.seed < 0:
         raise ConfigError(f"seed is {e.seed}; it must be 0 or more.")
@@ -65,6 +68,7 @@ def check(experiment: Experiment) -> None:
             "Leave one of them out (`run.py bc --recording DIR` has no replay)."
         )
     _check_recorder(e)
+    _check_several(e)
     _check_bind(e)
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
 
@@ -134,6 +138,18 @@ def _check_recorder(e: Experiment) -> None:
         raise ConfigError(f"recorder.max_seconds is {seconds} and recorder.fps {fps}; they must be above 0.")
     if not 0 <= e.recorder.niceness <= 19:
         raise ConfigError(f"recorder.niceness is {e.recorder.niceness}; it must be from 0 to 19.")
+
+
+def _check_several(e: Experiment) -> None:
+    if len(e.policies) < 2:
+        return
+    if e.stop_at_return is not None:
+        raise ConfigError(
+            f"stop_at_return={e.stop_at_return} would end the training of one policy of {', '.join(e.policies)}, in whose "
+            "environments the others go on; leave it out."
+        )
+    if e.recorder.enabled:
+        raise ConfigError("recorder.enabled: environments with several policies are not filmed yet; leave it out.")
 
 
 def _check_devices_and_lag(e: Experiment) -> None:

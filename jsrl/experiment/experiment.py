@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment.checks import check, leaves_host, split_bind
+from jsrl.experiment.policies import PolicyConfig
 from jsrl.experiment.settings import (
     ActorConfig,
     AgentReference,
@@ -36,6 +38,7 @@ __all__ = [
     "Experiment",
     "InferenceConfig",
     "LearnerConfig",
+    "PolicyConfig",
     "RecorderConfig",
     "ReplayConfig",
     "SnapshotConfig",
@@ -66,7 +69,7 @@ PLACEMENTS: dict[str, Placement] = {
 class Experiment:
     """Everything that one run is; `run.py` prints it, stores it, and hands each worker its part."""
 
-    agent: Any
+    agent: Any = None
     """A config such as PPOConfig (its class names its factory), or an AgentReference."""
     env: EnvConfig = field(default_factory=EnvConfig)
     name: str = "experiment"
@@ -133,6 +136,8 @@ class Experiment:
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
+    """Instead of agent, in environments with several seats: name -> PolicyConfig; the first is the run's main policy."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph, Link, WorkerNode
@@ -10,6 +11,7 @@ from jsrl.graph.policies import learners_of, policy_of
 from jsrl.transport.meeting.address import check_name
 from jsrl.transport.roads import find_road
 from jsrl.transport.stream import Stream
+from jsrl.workers.kinds import Port
 
 
 def check(graph: Graph) -> None:
@@ -51,7 +53,7 @@ def _check_ports(graph: Graph, worker: WorkerNode) -> None:
             raise ConfigError(
                 f"{worker.name} has no port {port_name!r}; a worker of kind {kind.name} has: {', '.join(ports) or 'none'}."
             )
-        if count > 1:
+        if count > 1 and not _is_by_policy(graph, worker, ports[port_name]):
             raise ConfigError(
                 f"the port {port_name!r} of {worker.name} is joined to {count} streams; a port takes one."
             )
@@ -70,6 +72,12 @@ def _check_ports(graph: Graph, worker: WorkerNode) -> None:
             raise ConfigError(f"{worker.name}.{port.name} {port.does} {port.sort}, but is joined to no stream.")
     if kind.check is not None:
         kind.check(worker)
+
+
+def _is_by_policy(graph: Graph, worker: WorkerNode, port: Port) -> bool:
+    """Return whether a port may be joined to all of its streams: each is of another policy."""
+    policies = [graph.stream(link.stream).policy for link in worker.links if link.port == port.name]
+    return port.by_policy and len(set(policies)) == len(policies)
 
 
 def _check_ends(graph: Graph, stream: Stream) -> None:
@@ -137,6 +145,9 @@ def _check_one_policy(graph: Graph, worker: WorkerNode, *, is_learner: bool) -> 
     """Refuse a worker that acts, passes on or keeps what is of one policy as another's. Those that only read may mix."""
     kind = graph.kind(worker.name)
     streams = [graph.stream(link.stream) for link in worker.links]
+    if any(port.by_policy for port in kind.ports):
+        _check_each_policy(graph, worker)
+        return
     if is_learner:  # it may train on rows that another policy chose
         streams = [stream for stream in streams if stream.sort != "samples"]
     policies = dict.fromkeys(stream.policy for stream in streams)
@@ -145,6 +156,24 @@ def _check_one_policy(graph: Graph, worker: WorkerNode, *, is_learner: bool) -> 
         raise ConfigError(
             f"{worker.name} joins streams of several policies: {parts}; all of one worker must be of the same."
         )
+
+
+def _check_each_policy(graph: Graph, worker: WorkerNode) -> None:
+    """Refuse a worker that has some of its streams of a policy, but not all: it could not act for it, or not send its rows."""
+    joined: dict[str, dict[str, tuple[int, ...]]] = {}
+    for link in worker.links:
+        joined.setdefault(graph.stream(link.stream).policy, {})[link.port] = link.groups and graph.groups(link)
+    (first, ports), *others = joined.items()
+    for policy, own in others:
+        if own.keys() != ports.keys() or any(set(own[port]) != set(ports[port]) for port in own):
+            raise ConfigError(
+                f"{worker.name} has {_joined(ports)} of the policy {first!r}, but {_joined(own)} of {policy!r}; all policies "
+                "that play in the same environments need the same ports and groups."
+            )
+
+
+def _joined(ports: Mapping[str, tuple[int, ...]]) -> str:
+    return " and ".join(f"{port} ({', '.join(map(str, groups))})" if groups else port for port, groups in ports.items())
 
 
 def _check_groups(graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Link]], done: str, expected: str) -> None:

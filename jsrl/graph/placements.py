@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
-from jsrl.transport.stream import Stream
+from jsrl.transport.stream import POLICY, Stream
 
 SAMPLES, BATCHES, PRIORITIES, INFERENCE, PARAMS, RELAYED = (
     "samples", "batches", "priorities", "inference", "params", "relayed",
@@ -13,83 +15,104 @@ SAMPLES, BATCHES, PRIORITIES, INFERENCE, PARAMS, RELAYED = (
 
 
 def make_graph(experiment: Experiment) -> Graph:
-    """Return the workers of an experiment and the streams between them."""
+    """Return the workers of an experiment and the streams between them.
+
+    Policies after the first have workers and streams of their own, named after them; actors and evaluators are joined to
+    those of all.
+    """
     e = experiment
     relayed = e.road == "zeromq" and e.where.has_processes
     params = RELAYED if relayed else PARAMS
     served = e.where.has_servers and e.recording is None  # without actors only the evaluator acts, by itself
-    workers = [_learner(e)]
+    policies = {name: f"-{name}" if number else "" for number, name in enumerate(e.policies or (POLICY,))}
+    ends = tuple(policies.values())
+    workers = [_learner(e, end) for end in ends]
     if relayed:
-        workers.append(
-            WorkerNode("parameter-server", "parameter-server", (Link("params", PARAMS), Link("relayed", RELAYED)))
-        )
-    if served:
-        workers += _servers(e, params)
-    if e.has_replay_workers:
-        workers += _replays(e)
+        workers += [_relay(end) for end in ends]
+    for end in ends if served else ():
+        workers += _servers(e, params, end)
+    for end in ends if e.has_replay_workers else ():
+        workers += _replays(e, end)
     if e.recording is None:
-        workers += _actors(e, params)
+        workers += _actors(e, params, ends)
     for name, config in (("evaluator", e.evaluator), ("recorder", e.recorder)):
-        if config.enabled:
-            workers.append(WorkerNode(name, name, (Link("params", params),)))
-    return Graph(_streams(e, workers), tuple(workers))
+        for end in ends if config.enabled else ():
+            own_first = dict.fromkeys((end, *ends))
+            workers.append(WorkerNode(name + end, name, tuple(Link("params", params + other) for other in own_first)))
+    return Graph(_streams(e, workers, policies), tuple(workers))
 
 
-def _learner(e: Experiment) -> WorkerNode:
-    links = [Link("params", PARAMS)]
+def _learner(e: Experiment, end: str) -> WorkerNode:
+    links = [Link("params", PARAMS + end)]
     if e.has_replay_workers:
-        links += [Link("samples", BATCHES), Link("priorities", PRIORITIES)]
+        links += [Link("samples", BATCHES + end), Link("priorities", PRIORITIES + end)]
     elif e.recording is None:
-        links.append(Link("samples", SAMPLES))
-    return WorkerNode("learner", "learner", tuple(links))
+        links.append(Link("samples", SAMPLES + end))
+    return WorkerNode("learner" + end, "learner", tuple(links))
 
 
-def _actors(e: Experiment, params: str) -> list[WorkerNode]:
+def _relay(end: str) -> WorkerNode:
+    links = (Link("params", PARAMS + end), Link("relayed", RELAYED + end))
+    return WorkerNode("parameter-server" + end, "parameter-server", links)
+
+
+def _actors(e: Experiment, params: str, ends: tuple[str, ...]) -> list[WorkerNode]:
     workers = []
     for actor in range(e.actors):
-        groups = groups_of(e, actor)
-        acts = Link("inference", INFERENCE, groups) if e.where.has_servers else Link("params", params)
-        workers.append(WorkerNode(f"actor-{actor}", "actor", (Link("samples", SAMPLES, groups), acts)))
+        groups, links = groups_of(e, actor), list[Link]()
+        for end in ends:
+            served = e.where.has_servers
+            links.append(Link("samples", SAMPLES + end, groups))
+            links.append(Link("inference", INFERENCE + end, groups) if served else Link("params", params + end))
+        workers.append(WorkerNode(f"actor-{actor}", "actor", tuple(links)))
     return workers
 
 
-def _servers(e: Experiment, params: str) -> list[WorkerNode]:
+def _servers(e: Experiment, params: str, end: str) -> list[WorkerNode]:
     """Return the inference servers: server i answers the actors i, i + S, ... first."""
     count = e.num_inference_servers
     shares = [tuple(g for actor in range(i, e.actors, count) for g in groups_of(e, actor)) for i in range(count)]
     own = e.where.servers_alone
     return [
-        node(f"inference-{i}", "inference", own_device=own, inference=(INFERENCE, groups), params=params)
+        node(
+            f"inference{end}-{i}", "inference", own_device=own, inference=(INFERENCE + end, groups), params=params + end
+        )
         for i, groups in enumerate(shares)
     ]
 
 
-def _replays(e: Experiment) -> list[WorkerNode]:
+def _replays(e: Experiment, end: str) -> list[WorkerNode]:
     """Return the replay workers: worker i takes the rows of the actors i, i + R, ..."""
     assert e.replay is not None
     count = e.replay.num_replays
     workers = []
     for i in range(count):
         groups = tuple(group for actor in range(i, e.actors, count) for group in groups_of(e, actor))
-        links = (Link("samples", SAMPLES, groups), Link("batches", BATCHES, (i,)), Link("priorities", PRIORITIES, (i,)))
-        workers.append(WorkerNode(f"replay-{i}", "replay", links))
+        links = (
+            Link("samples", SAMPLES + end, groups),
+            Link("batches", BATCHES + end, (i,)),
+            Link("priorities", PRIORITIES + end, (i,)),
+        )
+        workers.append(WorkerNode(f"replay{end}-{i}", "replay", links))
     return workers
 
 
-def _streams(e: Experiment, workers: list[WorkerNode]) -> tuple[Stream, ...]:
+def _streams(e: Experiment, workers: list[WorkerNode], policies: Mapping[str, str]) -> tuple[Stream, ...]:
     """Return the streams that these workers use."""
     groups = tuple(range(e.groups))
     replays = tuple(range(e.replay.num_replays if e.replay is not None else 0))
     on_the_way = 2 * e.updates_per_call + e.replay.threads if e.replay is not None else 0
-    streams = (
-        Stream(SAMPLES, "samples", groups=groups, blocks=e.actor.blocks_per_group),
-        Stream(BATCHES, "samples", schema="batches", groups=replays, blocks=on_the_way),
-        Stream(PRIORITIES, "samples", schema="priorities", groups=replays, blocks=16, feedback=True),
-        Stream(INFERENCE, "inference", groups=groups),
-        Stream(PARAMS, "params"),
-        Stream(RELAYED, "params"),
-    )
     used = {link.stream for worker in workers for link in worker.links}
+    streams = []
+    for policy, end in policies.items():
+        streams += [
+            Stream(SAMPLES + end, "samples", policy, groups=groups, blocks=e.actor.blocks_per_group),
+            Stream(BATCHES + end, "samples", policy, schema="batches", groups=replays, blocks=on_the_way),
+            Stream(PRIORITIES + end, "samples", policy, schema="priorities", groups=replays, blocks=16, feedback=True),
+            Stream(INFERENCE + end, "inference", policy, groups=groups),
+            Stream(PARAMS + end, "params", policy),
+            Stream(RELAYED + end, "params", policy),
+        ]
     return tuple(stream for stream in streams if stream.name in used)
 
 

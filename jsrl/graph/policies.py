@@ -17,6 +17,7 @@ from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind
 
+SEED_STRIDE = 104_729  # between the seeds of policies in the same environments
 _FIRST = ("writes params", "answers inference", "asks inference", "reads params")  # what says whose policy a worker has
 
 
@@ -92,9 +93,9 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
     parts: dict[str, PolicyPart] = {}
     if not learners_of(graph):
         raise ConfigError("this graph has no learner, so that a run of it would never end; add one.")
-    for learner in learners_of(graph):
+    for number, learner in enumerate(learners_of(graph)):
         name, groups = policy_of(graph, learner), groups_trained_on(graph, learner)
-        changes = dict(learner.settings or {})
+        changes = _of_config(experiment, name, number) | dict(learner.settings or {})
         if groups and groups != tuple(range(experiment.groups)):
             changes = _totals(graph, experiment, learner, groups) | changes
         try:
@@ -108,6 +109,25 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
         option = "recording" if experiment.recording is not None else "record"
         raise ConfigError(f"{option} is for runs with one policy; this graph has {len(parts)}: {', '.join(parts)}.")
     return parts
+
+
+def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]:
+    """Return what the experiment of one of several policies in the same environments has for itself."""
+    if not experiment.policies:
+        return {}
+    if name not in experiment.policies:
+        there = ", ".join(experiment.policies)
+        raise ConfigError(f"the graph trains a policy {name!r}, which the experiment does not have; it has: {there}.")
+    config = experiment.policies[name]
+    seed = experiment.seed + SEED_STRIDE * number if config.seed is None else config.seed
+    return {"agent": config.agent, "policies": {}, "seed": seed}
+
+
+def policies_at(graph: Graph, worker: WorkerNode) -> tuple[str, ...]:
+    """Return the policies that a worker has streams of side by side, its own first; of most kinds one."""
+    own, kind = policy_of(graph, worker), find_kind(worker.kind)
+    by_policy = [link for link in worker.links if kind.port(link.port).by_policy]
+    return tuple(dict.fromkeys((own, *(graph.stream(link.stream).policy for link in by_policy))))
 
 
 def with_policy(graph: Graph, name: str, groups: Iterable[int], settings: dict[str, Any] | None = None) -> Graph:

@@ -66,11 +66,18 @@ def _stays(graph: Graph, stream: Stream) -> bool:
     return stream.sort == "params" and bool(sinks) and all(graph.kind(worker.name).relays for worker, _ in sinks)
 
 
-def ends_of(graph: Graph, worker: WorkerNode, addresses: dict[tuple[str, str], str]) -> tuple[tuple[str, End], ...]:
-    """Return the ends of a worker's streams: where it binds them, or whom it connects to."""
+def ends_of(
+    graph: Graph, worker: WorkerNode, addresses: dict[tuple[str, str], str], policy: str
+) -> tuple[tuple[str, End], ...]:
+    """Return the ends of a worker's streams: where it binds them, or whom it connects to.
+
+    Of ports that are joined to several streams, one of each policy, only the end of this policy.
+    """
     found = []
     for link in worker.links:
         stream, port = graph.stream(link.stream), graph.kind(worker.name).port(link.port)
+        if port.by_policy and stream.policy != policy:
+            continue
         mine = graph.groups(link)
         others = graph.sinks(stream.name) if port.does in ("writes", "asks") else graph.sources(stream.name)
         peers = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import Machine, settled
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
+from jsrl.experiment.policies import find_seats
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.placements import check_groups
-from jsrl.graph.policies import PolicyPart, policies_of, policy_of
+from jsrl.graph.policies import PolicyPart, policies_at, policies_of, policy_of
 from jsrl.launch.compilation import cache_variables
 from jsrl.launch.filming import check_filming
 from jsrl.launch.graph_file import Edit, resolve
@@ -29,7 +30,7 @@ from jsrl.launch.recording_plan import recording_lines
 from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_stream_bytes
 from jsrl.transport.base import InferenceSpec
 from jsrl.transport.stream import Stream
-from jsrl.types import ArraySpec, EnvSpec, leaves, make_trajectory_spec, map_tree, spec_for_one
+from jsrl.types import ArraySpec, EnvSpec, GameSpec, leaves, make_trajectory_spec, map_tree, spec_for_one
 from jsrl.workers.jobs import Job, Schemas, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
 
@@ -48,7 +49,7 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
       ConfigError: the environment cannot be made, or the agent does not fit its spaces.
       EnvironmentFault: making it raised or hung. AgentFault: the agent's code raised.
     """
-    spec = find_spec(experiment) if spec is None else spec
+    spec = spec_for_one(find_spec(experiment)) if spec is None else spec
     check_batch = getattr(experiment.agent, "check_batch", None)
     if check_batch is not None:
         columns = experiment.batch_columns // (experiment.learner.num_devices or 1)
@@ -66,7 +67,7 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
     return Schemas(spec, act_spec, trajectory, _size_bytes(state.params), _size_bytes(state))
 
 
-def find_spec(experiment: Experiment) -> EnvSpec:
+def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
     """Return what the environment looks like; makes one, which may take as long as one step of an actor.
 
     Raises:
@@ -79,7 +80,7 @@ def find_spec(experiment: Experiment) -> EnvSpec:
     )
     try:
         with deadline(limit_s, too_late):
-            return spec_for_one(make_spec(experiment.env))
+            return make_spec(experiment.env)
     except SystemExit as error:
         raise EnvironmentFault(
             f"environment {name!r} called sys.exit({error.code!r}) while it was made; raise an error instead."
@@ -163,8 +164,7 @@ class Plan:
 
     def begun_at(self, start_points: Mapping[str, StartPoint]) -> Plan:
         """Return the plan of a run whose policies, by name, begin there."""
-        jobs = [dataclasses.replace(job, start_point=start_points[job.policy]) for job in self.jobs]
-        return dataclasses.replace(self, jobs=tuple(jobs))
+        return dataclasses.replace(self, jobs=tuple(_begun_at(job, start_points) for job in self.jobs))
 
     def job(self, name: str) -> Job:
         """Return the job of a worker."""
@@ -211,6 +211,11 @@ class Plan:
         return sum(block[s.policy] * len(s.groups) * s.blocks * readers[s.name] for s in samples)
 
 
+def _begun_at(job: Job, start_points: Mapping[str, StartPoint]) -> Job:
+    others = tuple(_begun_at(other, start_points) for other in job.others)
+    return dataclasses.replace(job, start_point=start_points[job.policy], others=others)
+
+
 def make_plan(
     experiment: Experiment,
     folder: str,
@@ -234,23 +239,23 @@ def make_plan(
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.recorder.enabled:
         check_filming(experiment)
-    spec = find_spec(experiment)
-    schemas = {name: make_schemas(policy.experiment, spec) for name, policy in policies.items()}
+    seats, schemas = _what_they_see(experiment, policies)
     _check_same_rows(resolved, schemas)
     hosts = place(resolved)
     addresses = bind_addresses(resolved, experiment, memory_folder, hosts)
     keys = keys_folder(experiment, folder, hosts)
-    jobs, counts = [], Counter[str]()
-    for worker in resolved.workers:
-        policy = policies[policy_of(resolved, worker)]
+    places = counts_within(worker.kind for worker in resolved.workers)
+
+    def job(worker: WorkerNode, index: int, name: str) -> Job:
+        policy = policies[name]
         own = policy.experiment
-        job = Job(
+        return Job(
             kind=worker.kind,
             name=worker.name,
-            index=counts[worker.kind],
+            index=index,
             experiment=own if find_kind(worker.kind).loads_jax(worker) else dataclasses.replace(own, agent=None),
-            schemas=schemas[policy.name],
-            ends=ends_of(resolved, worker, addresses),
+            schemas=schemas[name],
+            ends=ends_of(resolved, worker, addresses, name),
             folder=folder,
             registry=str((Path(folder) if hosts.of else memory_folder) / "names"),
             keys=keys,
@@ -258,13 +263,40 @@ def make_plan(
             workers=len(resolved.workers),
             in_process=not experiment.where.has_processes,
             restart=worker.restart,
-            policy=policy.name,
+            policy=name,
             policy_folder=policy.folder,
             policies=tuple(policies),
+            seats=seats[name],
         )
-        counts[worker.kind] += 1
-        jobs.append(job)
+
+    jobs = []
+    for worker, index in zip(resolved.workers, places, strict=True):
+        first, *others = (job(worker, index, name) for name in policies_at(resolved, worker))
+        jobs.append(dataclasses.replace(first, others=tuple(others)))
     return Plan(experiment, resolved, policies, schemas, tuple(jobs), memory_folder, keys, changed, hosts)
+
+
+def counts_within(kinds: Iterable[str]) -> list[int]:
+    """Return how many of its kind come before each entry."""
+    seen, found = Counter[str](), []
+    for kind in kinds:
+        found.append(seen[kind])
+        seen[kind] += 1
+    return found
+
+
+def _what_they_see(
+    experiment: Experiment, policies: Mapping[str, PolicyPart]
+) -> tuple[dict[str, dict[str, int]], dict[str, Schemas]]:
+    """Return policy -> the seats that it plays (see find_seats), and policy -> what its streams carry.
+
+    Policies of a changed graph have environments of their own, and all of their seats.
+    """
+    spec = find_spec(experiment)
+    found = find_seats(experiment.policies, spec)
+    seats = {name: found[name if experiment.policies else ""] for name in policies}
+    views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}
+    return seats, {name: make_schemas(policy.experiment, views[name]) for name, policy in policies.items()}
 
 
 def _resolved(policy: PolicyPart) -> PolicyPart:
@@ -320,7 +352,7 @@ def this_machine() -> Machine:
 
 def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
     """Return the experiment with `auto` decided for this machine, and a sentence about it; None: nothing was `auto`."""
-    return settled(experiment, this_machine(), lambda: find_spec(experiment))
+    return settled(experiment, this_machine(), lambda: spec_for_one(find_spec(experiment)))
 
 
 def devices_of(plan: Plan, gpus: list[str]) -> dict[str, list[str]]:
@@ -403,8 +435,9 @@ def cpu_flags(threads: int | None, devices: int | None) -> dict[str, str]:
 def describe(plan: Plan, gpus: list[str]) -> str:
     """Return the worker and stream graph with process counts, devices and memory, for people."""
     e, schemas = plan.experiment, plan.schemas
+    agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
     lines = [
-        f"{e.name}: {type(e.agent).__name__} on {e.env.id}, placement {e.placement}, road {_road(e)}",
+        f"{e.name}: {', '.join(agents)} on {e.env.id}, placement {e.placement}, road {_road(e)}",
         f"  {e.num_envs} environments = {e.actors} actor(s) x ring {e.ring} x {e.group_size} slots; "
         f"batch {e.batch_columns} x {e.rollout_length} rows; {e.total_updates} updates; order {e.order}; "
         f"max policy lag {e.max_policy_lag}",

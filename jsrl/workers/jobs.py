@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.runs.names import FileNames, Registration
@@ -64,6 +67,9 @@ class Job:
       restart: how often it may be replaced; None: as the experiment says.
       policy: which it trains, acts with or watches. policy_folder: of that policy, under folders of the run; empty: the
         folder itself. policies: the names of all that the run has, in the order of their numbers.
+      seats: that the policy plays: name -> place in the order of all; empty where the environment has one agent.
+      others: what the worker does for further policies that play in its environments: jobs that differ in the policy, and
+        what follows from it.
     """
 
     kind: str
@@ -84,6 +90,23 @@ class Job:
     policy: str = POLICY
     policy_folder: str = ""
     policies: tuple[str, ...] = (POLICY,)
+    seats: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[Job, ...] = ()
+
+    @property
+    def by_policy(self) -> tuple[Job, ...]:
+        """Return the job for each policy that plays in this worker's environments, in this life."""
+        return (self, *(dataclasses.replace(other, incarnation=self.incarnation) for other in self.others))
+
+    @property
+    def seat_groups(self) -> dict[str, tuple[str, ...]]:
+        """Return policy -> the names of its seats, for jsrl.envs.make.make; empty where the environment has one agent."""
+        return {job.policy: tuple(job.seats) for job in (self, *self.others) if job.seats}
+
+    @property
+    def view(self) -> SeatView | None:
+        """Return what this policy sees of environments with seats."""
+        return view_of(self.policy, tuple(self.seats.values()))
 
     def end(self, port: str) -> End:
         """Return this worker's end of the stream at a port.

@@ -48,6 +48,7 @@ class Port(NamedTuple):
     Attributes:
       name: of the port. sort: of the streams it takes. does: what the worker does there.
       optional: it may be joined to nothing. schemas: of samples, what it takes; none: any.
+      by_policy: it may be joined to several streams, one of each policy that plays in the worker's environments.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Port(NamedTuple):
     does: Literal["reads", "writes", "asks", "answers"]
     optional: bool = False
     schemas: tuple[str, ...] = ()
+    by_policy: bool = False
 
     @property
     def binds(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from jsrl.agents.base import Agent
-from jsrl.envs.base import EnvStep, Episode, VectorEnv
+from jsrl.envs.base import EnvStep, Episode, GameStep, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
+from jsrl.envs.seats import SeatView, part_of
 from jsrl.errors import JsrlError
 from jsrl.metrics.metrics import Recorder
 from jsrl.metrics.phases import Phases
@@ -27,7 +28,7 @@ from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import Reporter
 
 STEP_S = 0.05
-PlayedEnv = TypeVar("PlayedEnv", bound=VectorEnv)
+PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +68,13 @@ class Score:
 
 
 class Tally:
-    """Counts the episodes of one snapshot: each slot's fair share, and no more, so that short ones count like long ones."""
+    """Counts the episodes of one snapshot: each slot's fair share, and no more, so that short ones count like long ones.
 
-    def __init__(self, version: int, episodes: int, slots: int) -> None:
-        self.score = Score(version)
+    Of environments with seats it counts the mean return of the seats in `view`.
+    """
+
+    def __init__(self, version: int, episodes: int, slots: int, view: SeatView | None = None) -> None:
+        self.score, self._view = Score(version), view
         self._quota = np.array([episodes // slots + (slot < episodes % slots) for slot in range(slots)])
 
     @property
@@ -83,47 +87,59 @@ class Tally:
         for episode in episodes:
             if self._quota[episode.slot]:
                 self._quota[episode.slot] -= 1
-                self.score.returns.append(episode.return_)
+                self.score.returns.append(episode.return_ if self._view is None else self._view.return_of(episode))
                 self.score.lengths.append(episode.length)
                 self.score.terminated.append(episode.terminated)
 
 
+@dataclass(frozen=True)
+class Seated:
+    """A policy that plays: its engine, and the seats that it has (None: the environment has none)."""
+
+    engine: Engine
+    view: SeatView | None = None
+
+
 class Play:
-    """Fixed numbers of episodes per slot with one engine, in bounded steps; `camera` sees every step of the environment."""
+    """Fixed numbers of episodes per slot, in bounded steps; `camera` sees every step of the environment.
+
+    Args:
+      policies: that play, those of all seats; the first one's return is counted.
+    """
 
     def __init__(
         self,
-        engine: Engine,
-        env: VectorEnv,
+        policies: Sequence[Seated],
+        env: VectorEnv | VectorGame,
         episodes: int,
         watch: Callable[[], AbstractContextManager[None]],
         phases: Phases,
-        camera: Callable[[EnvStep], None] | None = None,
+        camera: Callable[[Any], None] | None = None,
     ):
-        self._engine, self._env, self._watch, self._phases = engine, env, watch, phases
+        self._policies, self._env, self._watch, self._phases = policies, env, watch, phases
         self._camera = camera
-        # The engine has these slots and serves nobody else; their cores start over with the reset below.
+        # Each engine has these slots and serves nobody else; their cores start over with the reset below.
         self._served = GroupSlots(0, np.arange(env.num_envs, dtype=np.int32))
         phases.enter("env")
         with watch():
-            self._latest: EnvStep = env.reset()
+            self._latest: EnvStep | GameStep = env.reset()
         if camera is not None:
             camera(self._latest)
         self._step = 0
-        self._tally = Tally(engine.version, episodes, env.num_envs)
+        first = policies[0]
+        self._tally = Tally(first.engine.version, episodes, env.num_envs, first.view)
         self.score = self._tally.score
 
     def advance(self, budget_s: float) -> bool:
         """Step until every slot played its episodes (True) or the time is up (False)."""
         until = time.perf_counter() + budget_s
         while not self._tally.complete:
-            request = Request(self._latest.observation, self._latest.is_first, step=self._step)
             self._phases.enter("act")
-            reply = self._engine.act(self._served, request)
+            action = self._act()
             self._step += 1
             self._phases.enter("env")
             with self._watch():
-                self._latest = self._env.step(np.array(reply.action))
+                self._latest = self._env.step(action)
             if self._camera is not None:
                 self._camera(self._latest)
             self._phases.enter("other")
@@ -132,34 +148,95 @@ class Play:
                 break
         return self._tally.complete
 
+    def _act(self) -> Any:
+        """Return the actions of all policies: [B, ...], or by group of seats."""
+        actions = {}
+        for policy in self._policies:
+            part = part_of(policy.view, self._latest)
+            reply = policy.engine.act(self._served, Request(part.observation, part.is_first, step=self._step))
+            if policy.view is None:
+                return np.array(reply.action)
+            actions[policy.view.group] = np.array(reply.action)
+        return actions
+
+
+@dataclass(frozen=True)
+class PlayedPolicy:
+    """A policy that a player plays: its agent, what it sees, its seats, where its params come from, seed of its acting."""
+
+    agent: Agent
+    spec: EnvSpec
+    connect: Callable[[], ParamsSubscriber]
+    seed: int
+    view: SeatView | None = None
+
+
+class PolicyPlayer:
+    """One policy as a player plays it: the newest params, and engines by use."""
+
+    def __init__(self, policy: PlayedPolicy) -> None:
+        self.policy = policy
+        self.params: tuple[int, list[np.ndarray]] | None = None
+        self._engines: dict[tuple[bool, int], Engine] = {}
+        self._subscriber: ParamsSubscriber | None = None
+
+    def connect(self) -> None:
+        """Connect to its params."""
+        self._subscriber = self.policy.connect()
+
+    def take_newest(self) -> None:
+        """Take the newest params, if there are newer ones."""
+        assert self._subscriber is not None
+        newer = self._subscriber.poll(0)
+        self.params = newer if newer is not None else self.params
+
+    def engine(self, greedy: bool, slots: int) -> Engine:
+        """Return the engine of one use, compiled."""
+        if (greedy, slots) not in self._engines:
+            own = self.policy
+            engine = Engine(own.agent, own.spec, num_slots=slots, sizes=[slots], seed=own.seed, greedy=greedy)
+            engine.warm_up()
+            self._engines[greedy, slots] = engine
+        return self._engines[greedy, slots]
+
+    def seated(self, greedy: bool, slots: int) -> Seated:
+        """Return the policy with the params that are to be played."""
+        assert self.params is not None
+        engine = self.engine(greedy, slots)
+        engine.set_params(self.params[0], [np.array(value) for value in self.params[1]])
+        return Seated(engine, self.policy.view)
+
+    def close(self) -> None:
+        """Leave its params."""
+        if self._subscriber is not None:
+            self._subscriber.close()
+
 
 class Player(Generic[PlayedEnv]):
     """The part that players share: params as they fall due, environments and engines by use, a watch on what may hang.
 
     Args:
-      name: the worker's. make_env: (number of environments, seed) -> environment. connect: () -> params subscriber.
+      name: the worker's. policies: that play in the environments; the first is the one that is watched.
+      make_env: (number of environments, seed) -> environment.
     """
 
     def __init__(
         self,
         name: str,
-        agent: Agent,
-        spec: EnvSpec,
+        policies: Sequence[PlayedPolicy],
         settings: PlayerSettings,
         make_env: Callable[[int, int], PlayedEnv],
-        connect: Callable[[], ParamsSubscriber],
         reporter: Reporter,
         recorder: Recorder | None = None,
     ) -> None:
         self.name = name
-        self._agent, self._spec, self._shared, self._make_env = agent, spec, settings, make_env
-        self._connect, self._reporter = connect, reporter
+        self._players = [PolicyPlayer(policy) for policy in policies]
+        self._agent = policies[0].agent
+        self._shared, self._make_env, self._reporter = settings, make_env, reporter
         self.recorder = recorder or Recorder(name)
         self._phases = self.recorder.phases
         self._envs: dict[tuple[int, int], PlayedEnv] = {}
-        self._engines: dict[tuple[bool, int], Engine] = {}
         self._play: Play | None = None
-        self._params: tuple[int, list[np.ndarray]] | None = None
         self._next_updates = settings.start_updates
 
     def _set_up_player(self, slots: int) -> None:
@@ -167,9 +244,11 @@ class Player(Generic[PlayedEnv]):
         self._reporter.stage("making environments")
         self._env(slots, 1)
         self._reporter.stage("compiling act")
-        self._engine(True, slots)
+        for player in self._players:
+            player.engine(True, slots)
         self._reporter.stage("connecting to params")
-        self._subscriber = self._connect()
+        for player in self._players:
+            player.connect()
 
     def _env(self, slots: int, seed: int) -> PlayedEnv:
         """Return the environment of one use: those of different seeds share no episodes."""
@@ -181,35 +260,31 @@ class Player(Generic[PlayedEnv]):
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         """Have the control road watch that the environment returns in time."""
-        self._reporter.entering(f"{self.name}: environment {self._spec.name!r}", self._shared.step_deadline_s)
+        self._reporter.entering(self._environment, self._shared.step_deadline_s)
         try:
             yield
         except JsrlError:
             raise
         except (Exception, SystemExit) as error:
-            raise foreign(f"{self.name}: environment {self._spec.name!r}", error) from error
+            raise foreign(self._environment, error) from error
         finally:
             self._reporter.left()
 
-    def _engine(self, greedy: bool, slots: int) -> Engine:
-        if (greedy, slots) not in self._engines:
-            engine = Engine(
-                self._agent, self._spec, num_slots=slots, sizes=[slots], seed=self._shared.seed + 1, greedy=greedy
-            )
-            engine.warm_up()
-            self._engines[greedy, slots] = engine
-        return self._engines[greedy, slots]
+    @property
+    def _environment(self) -> str:
+        return f"{self.name}: environment {self._players[0].policy.spec.name!r}"
 
-    def _loaded_engine(self, greedy: bool, slots: int) -> Engine:
-        """Return an engine with the params that are to be played."""
-        assert self._params is not None
-        engine = self._engine(greedy, slots)
-        engine.set_params(self._params[0], [np.array(value) for value in self._params[1]])
-        return engine
+    @property
+    def _params(self) -> tuple[int, list[np.ndarray]] | None:
+        return self._players[0].params
+
+    def _seated(self, greedy: bool, slots: int) -> list[Seated]:
+        """Return the policies with the params that are to be played."""
+        return [player.seated(greedy, slots) for player in self._players]
 
     def _take_newest(self) -> None:
-        newer = self._subscriber.poll(0)
-        self._params = newer if newer is not None else self._params
+        for player in self._players:
+            player.take_newest()
 
     @property
     def due(self) -> bool:
@@ -217,7 +292,8 @@ class Player(Generic[PlayedEnv]):
         if self._play is not None:
             return True
         self._take_newest()
-        return self._params is not None and version_updates(self._params[0]) >= self._next_updates
+        there = all(player.params is not None for player in self._players)
+        return there and self._params is not None and version_updates(self._params[0]) >= self._next_updates
 
     def _begin_period(self) -> None:
         """Count the next period from the params that are to be played."""
@@ -263,5 +339,5 @@ class Player(Generic[PlayedEnv]):
     def _close_player(self) -> None:
         for env in self._envs.values():
             env.close()
-        if hasattr(self, "_subscriber"):
-            self._subscriber.close()
+        for player in self._players:
+            player.close()

@@ -13,6 +13,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.ends import subscribe
 from jsrl.workers.jobs import Job
+from jsrl.workers.play import PlayedPolicy
 
 PARAMS_STORE = "params"
 
@@ -36,6 +37,16 @@ def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> Inli
     )
     engine.warm_up()
     return InlineInference(engine, subscribe(job), group_sizes, phases)
+
+
+def played_policies(job: Job) -> list[PlayedPolicy]:
+    """Return the policies that a player plays: its own first, then those of the other seats."""
+    return [
+        PlayedPolicy(
+            make_agent(part), part.schemas.env, functools.partial(subscribe, part), part.experiment.seed + 1, part.view
+        )
+        for part in job.by_policy
+    ]
 
 
 def what_players_share(job: Job) -> dict[str, Any]:

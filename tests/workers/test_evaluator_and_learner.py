@@ -26,6 +26,7 @@ from jsrl.workers.learner.finite_check import FiniteCheck
 from jsrl.workers.learner.sources import FromStream
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
+from jsrl.workers.play import PlayedPolicy
 from tests.workers.heard import Heard
 
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
@@ -119,7 +120,8 @@ class EvaluatorRig:
             return self.envs[-1]
 
         self.store = SnapshotStore(folder / "params")
-        self.evaluator = Evaluator(agent, ENV, settings, make_env, lambda: self.params, self.store, self.heard)
+        played = PlayedPolicy(agent, ENV, lambda: self.params, settings.seed + 1)
+        self.evaluator = Evaluator([played], settings, make_env, self.store, self.heard)
         self.evaluator.setup()
 
     def play(self) -> None:

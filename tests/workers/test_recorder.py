@@ -13,6 +13,7 @@ from jsrl.envs.base import EnvStep, Episode
 from jsrl.recordings.video_shelf import Video, VideoShelf
 from jsrl.runs.control import Command
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
+from jsrl.workers.play import PlayedPolicy
 from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 from tests.decoded import decode
 from tests.workers.heard import Heard
@@ -101,11 +102,9 @@ class Rig:
         self.folder = folder
         settings = RecorderSettings(**(values | changes))
         self.recorder = VideoRecorder(
-            AGENT,
-            ENV,
+            [PlayedPolicy(AGENT, ENV, lambda: self.params, 1)],
             settings,
             lambda n, seed: self.env,
-            lambda: self.params,
             lambda: VideoShelf(folder, 2),
             self.heard,
         )

@@ -30,15 +30,16 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     groups = job.end("samples").groups
     environments = {group: partial(make_group, job, group, reporter, recorder) for group in groups}
     writer = recording_writer(job, recorder, reporter)
-    return Actor(job.name, settings, environments, [_policy(job, recorder)], reporter, recorder, writer)
+    policies = [_policy(part, recorder) for part in job.by_policy]
+    return Actor(job.name, settings, environments, policies, reporter, recorder, writer)
 
 
 def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
     """Return the policy that a job is of, and how the actor is joined to those who act for it and train it."""
     e = job.experiment
     settings = PolicySettings(
-        name=job.policy,
         number=job.policy_number,
+        view=job.view,
         max_lag=e.min_updates_lag,
         start_updates=job.start_point.updates,
         updates_per_batch=e.updates_per_batch,

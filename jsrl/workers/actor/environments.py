@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jsrl.envs.base import VectorEnv
+from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.metrics.metrics import Recorder
 from jsrl.workers.actor.journaled import journaled
@@ -10,7 +10,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 
 
-def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> VectorEnv:
+def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> VectorEnv | VectorGame:
     """Return a group's environments; each rebuilt one is reported and counted."""
     e = job.experiment
 
@@ -18,4 +18,5 @@ def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> 
         recorder.count("env_faults")
         reporter.event("warning", f"group {group}: {text}")
 
-    return journaled(job, group, make(e.env, e.group_size, job.life_seed, group=group, tell=tell), reporter)
+    env = make(e.env, e.group_size, job.life_seed, group=group, groups=job.seat_groups or None, tell=tell)
+    return journaled(job, group, env, reporter)

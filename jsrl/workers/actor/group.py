@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
 from jsrl.workers.actor.journaled import where
@@ -49,6 +50,16 @@ class Group:
         self.missing = len(self.rows)
         for rows in self.rows:
             rows.ask(self.row, num_rows)
+
+    def write_decisions(self) -> Any:
+        """Write what was decided for the next row; return the actions, by group of seats where there are seats."""
+        actions = {}
+        for rows in self.rows:
+            action, view = rows.write_decision(self.row), rows.policy.settings.view
+            if view is None:
+                return action
+            actions[view.group] = action
+        return actions
 
     def restart(self, latest: EnvStep | GameStep) -> None:
         """Go on from a reset."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.envs.base import EnvStep
+from jsrl.envs.base import EnvStep, GameStep
 from jsrl.errors import SnapshotError
 from jsrl.plain_files import open_plain
 from jsrl.transport.wire.schema import to_dtype
@@ -80,7 +80,7 @@ def journal_path(folder: str | os.PathLike[str], group: int) -> Path:
     return Path(folder) / FOLDER / f"group-{group}"
 
 
-def digest(step: EnvStep) -> int:
+def digest(step: EnvStep | GameStep) -> int:
     """Return a CRC-32 of what environments show: observations, and which of them open an episode."""
     found = zlib.crc32(np.ascontiguousarray(step.is_first).tobytes())
     for leaf in leaves(step.observation):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.errors import EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.transport.wire.schema import to_dtype
-from jsrl.types import Array
+from jsrl.types import Array, ArraySpec, GameSpec
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest, journal_path
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
@@ -51,7 +52,7 @@ class JournaledEnv:
 
     def __init__(
         self,
-        env: VectorEnv,
+        env: Any,
         path: Any,
         header: JournalHeader,
         *,
@@ -60,13 +61,15 @@ class JournaledEnv:
         reporter: Reporter,
     ) -> None:
         self.spec, self.num_envs = env.spec, env.num_envs
+        self.groups = getattr(env, "groups", {})
         self._env, self._path, self._header, self._play = env, path, header, play
         self._reporter, self._max_bytes = reporter, max_bytes
         self._actions = np.zeros(header.actions.shape, to_dtype(header.actions.dtype))
+        self._packed = action_bytes(env.spec, env.groups) if isinstance(env.spec, GameSpec) else None
         self._row = 0
         self._writer: JournalWriter | None = None
 
-    def reset(self) -> EnvStep:
+    def reset(self) -> EnvStep | GameStep:
         """Reset every slot; the first time, come to where an earlier life was.
 
         Raises:
@@ -84,12 +87,12 @@ class JournaledEnv:
         )
         return latest
 
-    def _play_again(self, latest: EnvStep, count: int) -> EnvStep:
+    def _play_again(self, latest: EnvStep | GameStep, count: int) -> EnvStep | GameStep:
         self._reporter.stage(f"playing {count} trajectories of group {self._header.group} again")
         for number, record in enumerate(Journal(self._path).records(count)):
             self._reporter.entering(f"playing trajectory {number} of group {self._header.group} again,", None)
             for action in record.actions:
-                latest = self._env.step(action.copy())
+                latest = self._env.step(action.copy() if self._packed is None else self._packed.split(action))
             if digest(latest) != record.seen:
                 raise EnvironmentFault(
                     f"environment {self._header.environment!r}, group {self._header.group}, cannot be continued exactly: "
@@ -100,9 +103,9 @@ class JournaledEnv:
         self._reporter.left()
         return latest
 
-    def step(self, action: Array) -> EnvStep:
+    def step(self, action: Any) -> EnvStep | GameStep:
         """Step every slot, and write a record with each trajectory's last row."""
-        self._actions[self._row] = action
+        self._actions[self._row] = action if self._packed is None else self._packed.join(action)
         latest = self._env.step(action)
         self._row += 1
         if self._row == self._header.num_rows:
@@ -130,16 +133,14 @@ def where(env: Any) -> str:
     return env.where() if isinstance(env, SyncVectorEnv | JournaledEnv) else ""
 
 
-def journaled(job: Job, group: int, env: VectorEnv, reporter: Reporter) -> VectorEnv:
+def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
     """Return a group's environment with its journal, where the run of a job can be continued exactly, or as it is."""
     e, first = job.experiment, job.start_point.updates // job.experiment.updates_per_batch
     path = journal_path(job.folder, group)
     if exact_obstacle(e, has_core=job.schemas.act.core != ()) is not None or job.incarnation > 0:
         path.unlink(missing_ok=True)  # it would not lead to where these environments are
         return env
-    action = (
-        env.spec.action.array if env.spec.num_agents is None else env.spec.action.array.batched(env.spec.num_agents)
-    )
+    action = _action_spec(env)
     header = JournalHeader(str(e.env.id), group, env.num_envs, e.rollout_length, action, first, job.start_point.epoch)
     play = None
     if job.start_point.journal_epoch is not None:
@@ -147,6 +148,40 @@ def journaled(job: Job, group: int, env: VectorEnv, reporter: Reporter) -> Vecto
         play, header = first - written.first, header_as(header, written)
     limit = e.snapshots.journal_mb * 1e6 / e.groups
     return JournaledEnv(env, path, header, play=play, max_bytes=limit, reporter=reporter)
+
+
+def _action_spec(env: Any) -> ArraySpec:
+    """Return the spec of what a journal keeps of one environment's actions."""
+    if isinstance(env.spec, GameSpec):
+        return action_bytes(env.spec, env.groups).spec
+    return env.spec.action.array if env.spec.num_agents is None else env.spec.action.array.batched(env.spec.num_agents)
+
+
+class ActionBytes:
+    """The actions of all groups of seats as one array of bytes [B, S], and back. specs: group -> of [N_g, ...]."""
+
+    def __init__(self, specs: Mapping[str, ArraySpec]) -> None:
+        self._specs = dict(specs)
+        self.spec = ArraySpec((sum(spec.size_bytes for spec in self._specs.values()),), "uint8")
+
+    def join(self, actions: Mapping[str, Array]) -> Array:
+        """Return the bytes of group -> actions [B, N_g, ...]."""
+        parts = [np.ascontiguousarray(actions[group], spec.dtype) for group, spec in self._specs.items()]
+        return np.concatenate([part.reshape(len(part), -1).view(np.uint8) for part in parts], axis=1)
+
+    def split(self, joined: Array) -> dict[str, Array]:
+        """Return group -> actions, of what `join` returned."""
+        found, at = {}, 0
+        for group, spec in self._specs.items():
+            part = np.ascontiguousarray(joined[:, at : at + spec.size_bytes]).view(to_dtype(spec.dtype))
+            found[group] = part.reshape(len(joined), *spec.shape)
+            at += spec.size_bytes
+        return found
+
+
+def action_bytes(spec: GameSpec, groups: Mapping[str, tuple[str, ...]]) -> ActionBytes:
+    """Return how the actions of a game's groups of seats are kept."""
+    return ActionBytes({group: spec.view(names).action.array.batched(len(names)) for group, names in groups.items()})
 
 
 def header_as(header: JournalHeader, written: JournalHeader) -> JournalHeader:

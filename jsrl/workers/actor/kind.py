@@ -91,9 +91,9 @@ KIND = Kind(
     plural="actors",
     build="jsrl.workers.actor.build:build_actor",
     ports=(
-        Port("samples", "samples", "writes", schemas=("trajectory",)),
-        Port("inference", "inference", "asks", optional=True),
-        Port("params", "params", "reads", optional=True),
+        Port("samples", "samples", "writes", schemas=("trajectory",), by_policy=True),
+        Port("inference", "inference", "asks", optional=True, by_policy=True),
+        Port("params", "params", "reads", optional=True, by_policy=True),
     ),
     activities=ACTIVITIES,
     check=check_acting,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from jsrl.envs.base import EnvStep, GameStep
+from jsrl.envs.seats import SeatView, part_of
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import Block, InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, version_epoch, version_updates
@@ -20,18 +20,16 @@ class PolicySettings:
     """What an actor has to know of a policy.
 
     Attributes:
-      name: of the policy, and of the group of seats that it plays. number: by which requests ask for it.
+      number: by which requests ask for it. view: of the seats that it plays; None: the environments have one agent.
       max_lag: how old the params of trajectory n may be, in updates (None: any). start_updates: where the run stands.
       updates_per_batch: made with one batch.
-      seats: that it plays, as places in the order of all; None: it is the only agent of an environment without seats.
     """
 
-    name: str = ""
     number: int = 0
+    view: SeatView | None = None
     max_lag: int | None = None
     start_updates: int = 0
     updates_per_batch: int = 1
-    seats: tuple[int, ...] | None = None
 
     @property
     def begun(self) -> int:
@@ -62,7 +60,6 @@ class ActingPolicy:
         streams: ActorStreams | None = None,
     ) -> None:
         self.settings, self.streams, self._connect = settings, streams, connect
-        self._seats = _places(settings.seats)
         self.is_open = False
 
     def open(self, group_sizes: dict[int, int]) -> None:
@@ -71,13 +68,8 @@ class ActingPolicy:
         self.is_open = True
 
     def part(self, step: EnvStep | GameStep) -> EnvStep:
-        """Return the part of a step of the environments that this policy sees: [B, ...], or [B, N, ...] of its N seats."""
-        if self._seats is None:
-            assert isinstance(step, EnvStep)
-            return step
-        assert isinstance(step, GameStep)
-        reward, discount, acts = (values[:, self._seats] for values in (step.reward, step.discount, step.acts))
-        return EnvStep(step.observation[self.settings.name], step.is_first, reward, discount, acts, step.episodes)
+        """Return the part of a step of the environments that this policy sees."""
+        return part_of(self.settings.view, step)
 
     def is_outdated(self, reply: Reply) -> bool:
         """Return whether a first trajectory would begin with params of a learner that was replaced."""
@@ -95,14 +87,6 @@ class ActingPolicy:
                 self.producer.lose(lost)
             self.client.close()
             self.producer.close()
-
-
-def _places(seats: tuple[int, ...] | None) -> Any:
-    """Return an index of seats: a slice where they follow each other, which copies nothing."""
-    if seats is None:
-        return None
-    following = seats == tuple(range(seats[0], seats[0] + len(seats)))
-    return slice(seats[0], seats[0] + len(seats)) if following else list(seats)
 
 
 @dataclass

@@ -210,10 +210,7 @@ class Actor:
     def _advance(self, group: Group) -> int:
         """Write row t's decisions, step the environments, write what came of it and the observations of row t+1."""
         t = group.row
-        if len(group.rows) == 1 and group.rows[0].policy.settings.seats is None:
-            self._step_environments(group, group.rows[0].write_decision(t))
-        else:
-            self._step_environments(group, {r.policy.settings.name: r.write_decision(t) for r in group.rows})
+        self._step_environments(group, group.write_decisions())
         for rows in group.rows:
             rows.write_outcome(t, group.latest)
         group.row = t + 1

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from jsrl.envs.base import VectorEnv
+from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.workers.base import Reporter
-from jsrl.workers.ends import subscribe
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.players import make_agent, params_store, what_players_share
+from jsrl.workers.players import params_store, played_policies, what_players_share
 
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
@@ -27,10 +26,9 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         **what_players_share(job),
     )
 
-    def make_env(num_envs: int, seed: int) -> VectorEnv:
-        return make(e.evaluation_env, num_envs, seed, group=0, tell=functools.partial(reporter.event, "warning"))
+    def make_env(num_envs: int, seed: int) -> VectorEnv | VectorGame:
+        tell = functools.partial(reporter.event, "warning")
+        return make(e.evaluation_env, num_envs, seed, group=0, groups=job.seat_groups or None, tell=tell)
 
     store = params_store(job, reporter)
-    connect = functools.partial(subscribe, job)
-    recorder = make_recorder(job)
-    return Evaluator(make_agent(job), job.schemas.env, settings, make_env, connect, store, reporter, recorder)
+    return Evaluator(played_policies(job), settings, make_env, store, reporter, make_recorder(job))

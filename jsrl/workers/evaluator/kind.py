@@ -63,7 +63,7 @@ KIND = Kind(
     name="evaluator",
     plural="evaluators",
     build="jsrl.workers.evaluator.build:build_evaluator",
-    ports=(Port("params", "params", "reads"),),
+    ports=(Port("params", "params", "reads", by_policy=True),),
     activities=ACTIVITIES,
     final=final,
     when_due=True,

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from jsrl.agents.base import ActParams, Agent
-from jsrl.envs.base import VectorEnv
+from jsrl.agents.base import ActParams
+from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.base import ParamsSubscriber
-from jsrl.types import EnvSpec, version_updates
+from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
-from jsrl.workers.play import Play, Player, PlayerSettings
+from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +35,26 @@ class EvaluatorSettings(PlayerSettings):
 SEEDS = {"evaluator/final": 2, "evaluator/confirmation": 3}  # of the environments of each use; 1: all others
 
 
-class Evaluator(Player[VectorEnv]):
+class Evaluator(Player[VectorEnv | VectorGame]):
     """A worker that scores snapshots.
 
     A score that reaches the goal is confirmed by as many episodes with other seeds: the best of many scores is often luck.
 
     Args:
-      make_env: (number of environments, seed) -> vector environment. connect: () -> params subscriber.
+      policies: that play; the first is scored. make_env: (number of environments, seed) -> vector environment.
       store: where params snapshots go (`best`).
     """
 
     def __init__(
         self,
-        agent: Agent,
-        spec: EnvSpec,
+        policies: Sequence[PlayedPolicy],
         settings: EvaluatorSettings,
-        make_env: Callable[[int, int], VectorEnv],
-        connect: Callable[[], ParamsSubscriber],
+        make_env: Callable[[int, int], VectorEnv | VectorGame],
         store: SnapshotStore,
         reporter: Reporter,
         recorder: Recorder | None = None,
     ) -> None:
-        super().__init__(settings.name or "evaluator", agent, spec, settings, make_env, connect, reporter, recorder)
+        super().__init__(settings.name or "evaluator", policies, settings, make_env, reporter, recorder)
         self._settings, self._store = settings, store
         self._plan: list[tuple[str, bool, int]] = []
         self._best = -math.inf
@@ -98,8 +95,8 @@ class Evaluator(Player[VectorEnv]):
             self._plan.append(("evaluator", True, self._settings.episodes))
         name, greedy, episodes = self._plan[0]
         slots = min(self._settings.num_envs, episodes)
-        engine = self._loaded_engine(greedy, slots)
-        self._play = Play(engine, self._env(slots, SEEDS.get(name, 1)), episodes, self._watched, self._phases)
+        policies = self._seated(greedy, slots)
+        self._play = Play(policies, self._env(slots, SEEDS.get(name, 1)), episodes, self._watched, self._phases)
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None
@@ -146,7 +143,7 @@ class Evaluator(Player[VectorEnv]):
         """Turn to the final evaluation."""
         self._take_newest()
         if which == "best" and self._best_params is not None:
-            self._params = self._best_params
+            self._players[0].params = self._best_params
         self._final, self._play = True, None
         if self._params is None:
             self._plan = []

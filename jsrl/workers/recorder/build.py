@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 from jsrl.envs.rendering import RenderedEnv, make_rendered
 from jsrl.recordings.video_shelf import FOLDER, VideoShelf
 from jsrl.workers.base import Reporter
-from jsrl.workers.ends import subscribe
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.players import make_agent, what_players_share
+from jsrl.workers.players import played_policies, what_players_share
 from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 
 FILMED = 1  # beside the seed of what is filmed: other episodes than those that are scored
@@ -35,6 +33,4 @@ def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
     def open_shelf() -> VideoShelf:
         return VideoShelf(Path(job.folder, FOLDER, job.policy_folder), e.recorder.keep_newest)
 
-    connect = functools.partial(subscribe, job)
-    recorder = make_recorder(job)
-    return VideoRecorder(make_agent(job), job.schemas.env, settings, make_env, connect, open_shelf, reporter, recorder)
+    return VideoRecorder(played_policies(job), settings, make_env, open_shelf, reporter, make_recorder(job))

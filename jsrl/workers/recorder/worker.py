@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep
 from jsrl.envs.rendering import RenderedEnv
 from jsrl.errors import VideoError
@@ -18,10 +17,9 @@ from jsrl.metrics.phases import Phases
 from jsrl.recordings.video import VideoWriter, require_video
 from jsrl.recordings.video_shelf import Video, VideoShelf
 from jsrl.runs.control import Command
-from jsrl.transport.base import ParamsSubscriber
-from jsrl.types import EnvSpec, version_updates
+from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
-from jsrl.workers.play import Play, Player, PlayerSettings
+from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
 
 HELD_S = 0.5  # so long stands the last picture of an episode
 
@@ -79,22 +77,20 @@ class VideoRecorder(Player[RenderedEnv]):
     """A worker that films.
 
     Args:
-      make_env: (1, seed) -> environment that shows pictures. connect: () -> params subscriber.
+      policies: that play. make_env: (1, seed) -> environment that shows pictures.
       open_shelf: () -> the run's videos.
     """
 
     def __init__(
         self,
-        agent: Agent,
-        spec: EnvSpec,
+        policies: Sequence[PlayedPolicy],
         settings: RecorderSettings,
         make_env: Callable[[int, int], RenderedEnv],
-        connect: Callable[[], ParamsSubscriber],
         open_shelf: Callable[[], VideoShelf],
         reporter: Reporter,
         recorder: Recorder | None = None,
     ) -> None:
-        super().__init__(settings.name or "recorder", agent, spec, settings, make_env, connect, reporter, recorder)
+        super().__init__(settings.name or "recorder", policies, settings, make_env, reporter, recorder)
         self._settings, self._open_shelf = settings, open_shelf
         self._film: Film | None = None
         self._path = Path()
@@ -126,8 +122,7 @@ class VideoRecorder(Player[RenderedEnv]):
         self._film = Film(
             env, writer, version, settings.episodes, max(1, round(settings.max_seconds * writer.fps)), self._phases
         )
-        engine = self._loaded_engine(True, 1)
-        self._play = Play(engine, env, settings.episodes, self._watched, self._phases, self._film.see)
+        self._play = Play(self._seated(True, 1), env, settings.episodes, self._watched, self._phases, self._film.see)
 
     def _complete(self) -> None:
         assert self._play is not None and self._film is not None
@@ -175,7 +170,7 @@ class VideoRecorder(Player[RenderedEnv]):
             self.recorder.count("failed")
             self._reporter.event("warning", f"a video was lost (recorder/failed counts them): {error}", once="videos")
             if self._final:
-                self._params = None
+                self._players[0].params = None
                 self._reporter.event("filmed finally")
             return 0
 

@@ -1,0 +1,54 @@
+"""What one policy sees of environments with several seats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.base import EnvStep, Episode, GameStep
+
+
+@dataclass(frozen=True)
+class SeatView:
+    """The seats of one policy.
+
+    Attributes:
+      group: its name among the groups of a VectorGame. places: of its N seats in the order of all.
+    """
+
+    group: str
+    places: tuple[int, ...]
+
+    @property
+    def index(self) -> Any:
+        """Return an index of the seats: a slice where they follow each other, which copies nothing."""
+        first = self.places[0]
+        follow = self.places == tuple(range(first, first + len(self.places)))
+        return slice(first, first + len(self.places)) if follow else list(self.places)
+
+    def step(self, step: GameStep) -> EnvStep:
+        """Return the part of a step: observations, rewards, discounts and acts [B, N, ...]."""
+        seats = self.index
+        reward, discount, acts = (values[:, seats] for values in (step.reward, step.discount, step.acts))
+        return EnvStep(step.observation[self.group], step.is_first, reward, discount, acts, step.episodes)
+
+    def return_of(self, episode: Episode) -> float:
+        """Return the mean of the seats' returns in an episode."""
+        return float(np.mean([episode.returns[place] for place in self.places]))
+
+
+def view_of(group: str, places: Sequence[int]) -> SeatView | None:
+    """Return the view of a policy's seats; None where the environment has one agent and no seats."""
+    return SeatView(group, tuple(places)) if places else None
+
+
+def part_of(view: SeatView | None, step: EnvStep | GameStep) -> EnvStep:
+    """Return the part of a step that a policy sees: all of it where the environment has no seats."""
+    if view is None:
+        assert isinstance(step, EnvStep)
+        return step
+    assert isinstance(step, GameStep)
+    return view.step(step)

@@ -1,0 +1,93 @@
+"""Which policy plays which seats of an environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jsrl.errors import ConfigError
+from jsrl.types import EnvSpec, GameSpec
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """One of several policies that are trained in the same environments."""
+
+    agent: Any
+    """A config such as PPOConfig, or an AgentReference."""
+    seats: str | tuple[str, ...] = "*"
+    """The seats that it plays: names or patterns such as seeker_*."""
+    seed: int | None = None
+    """Of its initial params, acting and updates; None: another one for each policy, from the experiment's."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Return the names or patterns of its seats."""
+        return (self.seats,) if isinstance(self.seats, str) else tuple(self.seats)
+
+
+def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:
+    """Refuse names and agents of policies that cannot be.
+
+    Raises:
+      ConfigError: says which, and what to do.
+    """
+    if policies and agent is not None:
+        raise ConfigError(
+            f"the experiment has an agent ({type(agent).__name__}) beside its policies {', '.join(policies)}; leave it out, "
+            "or give it to the policy that it is for: policies={NAME: PolicyConfig(agent, seats=...)}."
+        )
+    for name, policy in policies.items():
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"a policy is called {name!r}; use lower-case letters, digits and underscores, a letter first."
+            )
+        if not isinstance(policy, PolicyConfig):
+            raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
+
+
+def find_seats(policies: Mapping[str, PolicyConfig], spec: EnvSpec | GameSpec) -> dict[str, dict[str, int]]:
+    """Return policy -> the seats that it plays: name -> place in the order of all; of an environment without seats {}.
+
+    Args:
+      policies: of the experiment; {}: one that plays all seats, which is called "" here.
+
+    Raises:
+      ConfigError: a pattern matches no seat, a seat has no policy or two, or the environment has no seats.
+    """
+    if not isinstance(spec, GameSpec):
+        if len(policies) > 1:
+            raise ConfigError(
+                f"environment {spec.name!r} has one agent, but there are {len(policies)} policies ({', '.join(policies)}); "
+                "several policies need an environment with several seats. To train two policies on environments of their "
+                "own, see with_policy in docs/dataflow.md."
+            )
+        return {name: {} for name in policies or ("",)}
+    names = spec.names
+    if not policies:
+        return {"": {name: place for place, name in enumerate(names)}}
+    found: dict[str, dict[str, int]] = {}
+    owner: dict[str, str] = {}
+    for policy, config in policies.items():
+        for pattern in config.patterns:
+            matching = [name for name in names if fnmatchcase(name, pattern)]
+            if not matching:
+                raise ConfigError(
+                    f"policies.{policy}.seats: {pattern!r} matches no seat of {spec.name!r}; it has: {', '.join(names)}."
+                )
+            for name in matching:
+                if owner.setdefault(name, policy) != policy:
+                    raise ConfigError(
+                        f"the seat {name} of {spec.name!r} is played by both {owner[name]} and {policy}; give it to one."
+                    )
+        found[policy] = {name: place for place, name in enumerate(names) if owner.get(name) == policy}
+    if free := [name for name in names if name not in owner]:
+        raise ConfigError(
+            f"nobody plays the seats {', '.join(free)} of {spec.name!r}; add them to the seats of a policy, or give them one."
+        )
+    return found

@@ -1,0 +1,150 @@
+"""Several policies in one environment: each learns from its own seats, and placement changes no bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl.launch.plan import make_plan
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.types import ArraySpec
+
+UPDATES = 6
+PPO = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1, learning_rate=0.01)
+POLICIES = {
+    "scout": PolicyConfig(PPO, "scout"),
+    "carriers": PolicyConfig(dataclasses.replace(PPO, gamma=0.9), "carrier_*"),
+    "boss": PolicyConfig(dataclasses.replace(PPO, normalize_observations=True), ("boss",)),
+}
+DEPOT = Experiment(
+    env=EnvConfig("tests.envs.seated:Depot"),
+    name="depot",
+    policies=POLICIES,
+    num_envs=4,
+    num_groups=2,
+    num_actors=1,
+    rollout_length=8,
+    total_env_steps=UPDATES * 32,
+    placement="serial",
+    deterministic=True,
+    evaluator=EvaluatorConfig(enabled=True, episodes=2, final_episodes=2, num_envs=2),
+)
+
+
+@pytest.fixture(name="trained", scope="module")
+def trained_fixture(tmp_path_factory):
+    """Return (changes) -> the result of a run; each is made once."""
+    folder, known = tmp_path_factory.mktemp("runs"), {}
+
+    def trained(**changes):
+        key = repr(changes)
+        if key not in known:
+            before = list(sys.path)
+            known[key] = run(DEPOT, runs_dir=folder, name=f"run-{len(known)}", display="quiet", **changes)
+            sys.path[:] = before
+        return known[key]
+
+    return trained
+
+
+def params(result, policy: str) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(result.params_of("" if policy == "scout" else policy))]
+
+
+def same(one, other, policy: str) -> bool:
+    pairs = zip(params(one, policy), params(other, policy), strict=True)
+    return all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+@pytest.mark.slow
+def test_each_policy_has_its_own_updates_scores_and_snapshots(trained) -> None:
+    result = trained()
+    assert (result.updates, result.env_steps) == (UPDATES, UPDATES * 32)
+    assert {name: other["updates"] for name, other in result.others.items()} == {"carriers": UPDATES, "boss": UPDATES}
+    folder = Path(result.folder)
+    assert (folder / "snapshots" / "boss" / "state").is_dir() and (folder / "snapshots" / "state").is_dir()
+    finals = [result.metrics[f"{prefix}evaluator/final_return_mean"] for prefix in ("", "carriers/", "boss/")]
+    values = [float(column[~np.isnan(column)][-1]) for column in finals]
+    assert len(set(values)) == 3  # of its own seats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["inline", "served"])
+def test_processes_train_the_same_bits_as_one(trained, placement: str) -> None:
+    serial, other = trained(), trained(placement=placement, num_actors=2)
+    assert [same(serial, other, policy) for policy in POLICIES] == [True] * 3
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_bit_for_bit(trained) -> None:
+    """Learners, journals of all policies' actions and counters go on together."""
+    half = trained(total_env_steps=UPDATES // 2 * 32)
+    whole = run(DEPOT, resume=str(half.folder), runs_dir=Path(half.folder).parents[1], display="quiet")
+    assert (whole.updates, whole.others["boss"]["updates"]) == (UPDATES, UPDATES)
+    assert [same(trained(), whole, policy) for policy in POLICIES] == [True] * 3
+
+
+@pytest.mark.slow
+def test_other_settings_of_one_policy_reach_only_that_one_first(trained) -> None:
+    """With one update, what a policy learns depends on its own settings alone: the first rows were played by fresh params."""
+    changed = POLICIES | {"carriers": PolicyConfig(dataclasses.replace(PPO, learning_rate=0.1), "carrier_*")}
+    one, other = trained(total_env_steps=32), trained(total_env_steps=32, policies=changed)
+    assert same(one, other, "scout") and same(one, other, "boss") and not same(one, other, "carriers")
+
+
+def test_policies_see_their_seats_alone() -> None:
+    plan = make_plan(DEPOT, "folder", Path("memory"))
+    env = {name: schemas.env for name, schemas in plan.schemas_of.items()}
+    assert env["carriers"].observation == {"load": ArraySpec((2, 2), "float32")} and env["carriers"].num_agents == 2
+    assert env["scout"].observation == ArraySpec((1, 3), "float32")
+    actor = plan.job("actor-0")
+    assert actor.seat_groups == {"scout": ("scout",), "carriers": ("carrier_0", "carrier_1"), "boss": ("boss",)}
+    assert [job.policy for job in actor.by_policy] == list(POLICIES)
+    assert all(leaf.shape[:3] == (9, 2, 2) for leaf in [actor.others[0].schemas.trajectory.reward])
+    evaluator = plan.job("evaluator-boss")
+    assert [job.policy for job in evaluator.by_policy] == ["boss", "scout", "carriers"]
+    assert len({job.experiment.seed for job in actor.by_policy}) == 3  # or seats of one kind would draw the same
+
+
+@pytest.mark.parametrize(
+    ("policies", "text"),
+    [
+        (
+            {"a": PolicyConfig(PPO, "scout"), "b": PolicyConfig(PPO, "carier_*")},
+            r"policies\.b\.seats: 'carier_\*' matches no",
+        ),
+        (
+            {"a": PolicyConfig(PPO, "scout"), "b": PolicyConfig(PPO, "*")},
+            "seat scout of 'depot' is played by both a and b",
+        ),
+        (
+            {"a": PolicyConfig(PPO, "scout"), "b": PolicyConfig(PPO, "boss")},
+            "nobody plays the seats carrier_0, carrier_1 of",
+        ),
+        ({"a": PolicyConfig(PPO, "*")}, "scout and carrier_0 of 'depot' cannot be played by one policy: observation"),
+    ],
+)
+def test_seats_without_one_policy_are_refused(policies, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_plan(dataclasses.replace(DEPOT, policies=policies), "folder", Path("memory"))
+
+
+def test_what_policies_exclude_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"has an agent .PPOConfig. beside its policies scout, carriers, boss"):
+        dataclasses.replace(DEPOT, agent=PPO)
+    with pytest.raises(ConfigError, match="a policy is called 'Big Boss'; use lower-case letters"):
+        dataclasses.replace(DEPOT, policies={"Big Boss": PolicyConfig(PPO)})
+    with pytest.raises(ConfigError, match=r"stop_at_return=1.0 would end the training of one policy"):
+        dataclasses.replace(DEPOT, stop_at_return=1.0)
+    with pytest.raises(ConfigError, match=r"environment 'CartPole-v1' has one agent, but there are 3 policies"):
+        make_plan(dataclasses.replace(DEPOT, env=EnvConfig("CartPole-v1")), "folder", Path("memory"))
