@@ -1,14 +1,14 @@
 """Experiments: what a run is told, as frozen values. Import them from here."""
 
-from jsrl.experiment.experiment import (
+from jsrl.experiment.experiment import Experiment
+from jsrl.experiment.policies import PolicyConfig
+from jsrl.experiment.settings import (
     ActorConfig,
     AgentReference,
     DeadlineConfig,
     EvaluatorConfig,
-    Experiment,
     InferenceConfig,
     LearnerConfig,
-    PolicyConfig,
     RecorderConfig,
     ReplayConfig,
     SnapshotConfig,

@@ -19,7 +19,6 @@ from jsrl.experiment.checks import check, leaves_host, split_bind
 from jsrl.experiment.policies import PolicyConfig
 from jsrl.experiment.settings import (
     ActorConfig,
-    AgentReference,
     DeadlineConfig,
     EvaluatorConfig,
     InferenceConfig,
@@ -29,21 +28,6 @@ from jsrl.experiment.settings import (
     SnapshotConfig,
     SupervisionConfig,
 )
-
-__all__ = [
-    "ActorConfig",
-    "AgentReference",
-    "DeadlineConfig",
-    "EvaluatorConfig",
-    "Experiment",
-    "InferenceConfig",
-    "LearnerConfig",
-    "PolicyConfig",
-    "RecorderConfig",
-    "ReplayConfig",
-    "SnapshotConfig",
-    "SupervisionConfig",
-]
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
 AUTO = "auto"

@@ -10,7 +10,7 @@ from typing import Any
 from jsrl.errors import WorkerDied
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.launcher import Launcher, Start
-from jsrl.launch.life import Life, death_notice, loss_notice
+from jsrl.launch.life import NOT_BEGUN, Life, death_notice, loss_notice
 from jsrl.launch.links import tcp
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.result import Result
@@ -124,6 +124,7 @@ class Controller:
         keys = self._plan.keys if self._plan.hosts.of else None
         start = Start(self._folder, self._control.address, self._spawn, variables, keys, forks)
         self._lives[job.name] = Life(job, self._launcher.start(job, start), restarts)
+        self._session.stage(job.name, NOT_BEGUN)
 
     # -- watching -----------------------------------------------------------------------------------------------------
 

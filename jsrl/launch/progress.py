@@ -78,10 +78,8 @@ class Progress:
         """Take the second score of params whose first one reached the goal; it may end the training. Return a sentence."""
         goal = self._experiment.stop_at_return
         score, episodes = facts["return_mean"], int(facts["episodes"])
-        if (
-            goal is None or facts["updates"] <= self._start_updates
-        ):  # params that a run began with are no reason to end it
-            return ""
+        if self.ended or goal is None or facts["updates"] <= self._start_updates:
+            return ""  # it has ended already, or these are the params that it began with: no reason to end it
         again = (
             f"{self.evaluation.get('return_mean', goal):.1f}, and {score:.1f} over {episodes} episodes with other seeds"
         )

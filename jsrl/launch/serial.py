@@ -26,8 +26,9 @@ class SerialReporter:
         self._worker, self._session = worker, session
 
     def stage(self, stage: str) -> None:
-        """Show the stage."""
+        """Show the stage at once: nothing else is shown before all workers are ready."""
         self._session.stage(self._worker, stage)
+        self._session.display.update(self._session.state())
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
         """Hand an event to the session."""

@@ -20,7 +20,7 @@ from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.metrics.display import Display
-from jsrl.metrics.display_state import DisplayState, OtherPolicy, WorkerRow
+from jsrl.metrics.display_state import DisplayState, OtherPolicy, Waiting, WorkerRow
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.phases import of_main_thread
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
@@ -81,12 +81,13 @@ class Session:
             on_line=self.hooks.write,
         )
         self.reason: str | None = None
-        self._stages: dict[str, str] = {}
+        self._stages: dict[str, tuple[str, float]] = {}  # of each worker, and since when it is in it
         self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
         self._begin_s = self.now()
-        self._trained_s: float | None = None  # when the first update of this life was heard of
+        self._trained_s: float | None = None  # when the first update of this life was heard of,
+        self._trained_steps = 0  # and the env steps by then
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
         self._line_s = time.monotonic() + LINE_S
         self._look_s = 0.0
@@ -142,7 +143,7 @@ class Session:
         progress = self.progress_of(worker)
         progress.take(facts)
         if self._trained_s is None and progress.has_trained:
-            self._trained_s = self.now()
+            self._trained_s, self._trained_steps = self.now(), self.env_steps
 
     def event(self, message: Event) -> None:
         """Take an event: scores, the end of the updates, warnings."""
@@ -254,7 +255,7 @@ class Session:
 
     def stage(self, worker: str, stage: str) -> None:
         """Note which stage a worker is in; `ready` ends its start."""
-        self._stages[worker] = stage
+        self._stages[worker] = (stage, self.now())
 
     def tick(self) -> None:
         """Write a line of metrics every second, refresh the display, look at the clock; may be called all the time."""
@@ -300,21 +301,22 @@ class Session:
     def state(self) -> DisplayState:
         """Return what the display shows."""
         workers = [self._kinds[worker] for worker in self._stages]
-        waiting = [f"{worker}: {stage}" for worker, stage in self._stages.items() if stage != "ready"]
-        started_s = (self._trained_s or self.now()) - self._begin_s
+        now = self.now()
         return DisplayState(
             run=self.folder.name,
             elapsed_s=self.elapsed_s,
             env_steps=self.env_steps,
             updates=self.updates,
             total_env_steps=self.experiment.total_env_steps,
-            total_s=None if self._limit_s == math.inf else started_s + self._limit_s,
+            total_s=None if self._limit_s == math.inf else self._limit_s,
+            start_env_steps=self._trained_steps,
+            start_s=None if self._trained_s is None else self._trained_s - self._begin_s,
             workers={kind.name: workers.count(kind) for kind in workers},
             rows={kind.name: row_of(kind) for kind in workers},
             metrics=dict(self.hub.latest),
             evaluations=self._first.curve,
             others=tuple(map(other_policy, self._others)),
-            stage=", ".join(waiting[:2]),
+            waiting=tuple(Waiting(n, stage, now - at) for n, (stage, at) in self._stages.items() if stage != "ready"),
         )
 
     def result(self, error: str = "") -> Result:

@@ -3,7 +3,7 @@
 | mode | shows |
 |---|---|
 | auto | live on a terminal, else plain |
-| live | header, a table of worker kinds, the return's curve, the last messages; redrawn in place |
+| live | what start-up waits for; then rates, losses, a table of worker kinds, evaluations, messages; redrawn in place |
 | plain | one line every few seconds, messages as they come |
 | quiet | warnings and errors only |
 | log-only | nothing; lines and messages go to the log |
@@ -17,20 +17,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, Protocol
 
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from jsrl.errors import ConfigError
-from jsrl.metrics.display_state import DisplayState, WorkerRow, clock, percent, short
-from jsrl.metrics.sparkline import sparkline
+from jsrl.metrics.display_state import DisplayState
+from jsrl.metrics.picture import picture, plain_line
 
 MODES = ("auto", "live", "plain", "quiet", "log-only")
 LEVELS = ("info", "warning", "error")
-_STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
-_BAR_WIDTH = 48
 
 
 class Display(Protocol):
@@ -81,48 +76,23 @@ def make_display(
 
 
 class _Rate:
-    """Env steps per second over the last half minute, or so."""
+    """Env steps per second over about the last half minute, from the first update on."""
 
     def __init__(self, window_s: float = 30.0):
         self._window_s = window_s
         self._points: deque[tuple[float, int]] = deque()
 
-    def __call__(self, state: DisplayState) -> float:
-        if self._points and state.env_steps < self._points[-1][1]:
-            self._points.clear()
+    def __call__(self, state: DisplayState) -> float | None:
+        """Take a moment and return the rate; None before a second has passed since the first update."""
+        if state.start_s is None:
+            return None
+        if not self._points or state.env_steps < self._points[-1][1]:
+            self._points = deque([(state.start_s, state.start_env_steps)])
         self._points.append((state.elapsed_s, state.env_steps))
         while len(self._points) > 2 and self._points[1][0] <= state.elapsed_s - self._window_s:
             self._points.popleft()
         (first_s, first), (last_s, last) = self._points[0], self._points[-1]
-        return (last - first) / (last_s - first_s) if last_s - first_s >= 1 else state.env_steps_per_s
-
-
-def plain_line(state: DisplayState, env_steps_per_s: float) -> str:
-    """Return a moment as one line: time, steps (share), steps/s, updates, return, lag, time to go."""
-    share = state.share
-    parts = [f"{clock(state.elapsed_s):>7}", f"steps {short(state.env_steps)}" + _of(state) + _frames(state)]
-    if share is not None:
-        parts[-1] += f" ({percent(share)})"
-    parts += [f"{short(env_steps_per_s)} steps/s", f"updates {short(state.updates)}"]
-    if state.return_ is not None:
-        kind, value = state.return_
-        parts.append(f"return {short(value)} ({kind})")
-    parts += map(str, state.others)
-    if (lag := state.metric("learner/policy_lag_mean")) is not None:
-        parts.append(f"lag {short(lag)}")
-    if (to_go_s := state.to_go_s(env_steps_per_s)) is not None:
-        parts.append(f"{clock(to_go_s)} to go")
-    if state.stage:
-        parts.append(state.stage)
-    return "  ".join(parts)
-
-
-def _of(state: DisplayState) -> str:
-    return f" / {short(state.total_env_steps)}" if state.total_env_steps else ""
-
-
-def _frames(state: DisplayState) -> str:
-    return f" [{short(state.env_steps * state.action_repeat)} frames]" if state.action_repeat != 1 else ""
+        return (last - first) / (last_s - first_s) if last_s - first_s >= 1 else None
 
 
 class LineDisplay:
@@ -201,7 +171,9 @@ class LiveDisplay:
         self._live.start()
 
     def update(self, state: DisplayState) -> None:
-        """Redraw when the last picture is old enough."""
+        """Redraw when the last picture is old enough, and at once when a worker begins another stage."""
+        if state.stages.keys() != self._state.stages.keys():
+            self._next_s = 0.0
         self._state = state
         self._behind.update(state)
         self._draw()
@@ -235,71 +207,3 @@ class LiveDisplay:
             self._live.update(picture(self._state, self._rate(self._state), list(self._messages)), refresh=True)
         except OSError:  # the terminal has gone: the run goes on without a picture
             self._closed = True
-
-
-def picture(state: DisplayState, env_steps_per_s: float, messages: list[tuple[str, str]]) -> RenderableType:
-    """Return the whole picture as something that rich can print."""
-    parts: list[RenderableType] = [_header(state, env_steps_per_s)]
-    if state.workers:
-        parts.append(_worker_table(state))
-    if state.evaluations:
-        parts.append(_returns(state))
-    for level, text in messages:
-        prefix = "" if level == "info" else f"{level}: "
-        parts.append(Text(prefix + text, style=_STYLES.get(level, ""), no_wrap=level == "info", overflow="ellipsis"))
-    return Group(*parts)
-
-
-def _header(state: DisplayState, env_steps_per_s: float) -> RenderableType:
-    share, to_go_s = state.share, state.to_go_s(env_steps_per_s)
-    facts = [
-        state.run,
-        clock(state.elapsed_s),
-        f"{short(state.env_steps)}{_of(state)} env steps{_frames(state)}",
-        "" if share is None else percent(share),
-        f"{short(env_steps_per_s)} steps/s",
-        f"{short(state.updates)} updates",
-        "" if to_go_s is None else f"{clock(to_go_s)} to go",
-    ]
-    parts: list[RenderableType] = [
-        Columns([Text(fact, style="" if index else "bold") for index, fact in enumerate(facts) if fact], padding=(0, 2))
-    ]
-    if share is not None:
-        filled = round(share * _BAR_WIDTH)
-        parts.append(Text.assemble(("━" * filled, "green"), ("─" * (_BAR_WIDTH - filled), "dim")))
-    parts += [Text(str(other)) for other in state.others]
-    if state.stage:
-        parts.append(Text(state.stage, style="italic"))
-    return Group(*parts)
-
-
-def _worker_table(state: DisplayState) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title, justify in (("worker", "left"), ("count", "right"), ("rate", "right"), ("queue", "right")):
-        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("waits for")
-    table.add_column("lag mean/p95/max", no_wrap=True)
-    lags = [state.metric(f"learner/policy_lag_{what}") for what in ("mean", "p95", "max")]
-    lag = "/".join(map(short, lags)) if any(value is not None for value in lags) else ""
-    for kind, count in state.workers.items():
-        row = state.rows.get(kind, WorkerRow())
-        value = state.metric(row.rate)
-        waits = [(what, state.metric(name)) for what, name in row.waits]
-        table.add_row(
-            kind,
-            str(count),
-            "" if value is None else f"{short(value)} {row.unit}",
-            short(state.metric(row.queue)) if row.queue else "",
-            ", ".join(f"{what} {percent(share)}" for what, share in waits if share is not None),
-            lag if row.queue else "",
-        )
-    return table
-
-
-def _returns(state: DisplayState) -> Text:
-    values = [value for _, value in state.evaluations]
-    at, newest = state.evaluations[-1]
-    text = f"return {short(newest)} at {short(at)}  best {short(max(values))}  "
-    if (spread := state.metric("evaluator/return_ci95")) is not None:
-        text = text.replace(" at ", f" ± {short(spread)} at ", 1)
-    return Text.assemble((text, "bold"), (sparkline(values, 40), "cyan"))

@@ -35,20 +35,31 @@ class OtherPolicy:
         return f"{self.name}: steps {short(self.env_steps)} updates {short(self.updates)}{score}"
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A worker that does not work yet. stage: what it is doing, such as "making environments". for_s: how long so far."""
+
+    worker: str
+    stage: str
+    for_s: float = 0.0
+
+
 @dataclass
 class DisplayState:
     """A moment of a run.
 
     Attributes:
       run: its name. elapsed_s: since the run began. env_steps, updates: so far.
-      total_env_steps: when it ends, None when only time or a return ends it. total_s: the time limit, if any.
-      start_env_steps, start_s: where this life began (after a resume), so that rates and time to go are of this life.
+      total_env_steps: when it ends, None when only time or a return ends it. total_s: the time limit, if any; it counts
+        from the first update.
+      start_s, start_env_steps: time and env steps of the first update that was heard of since the start or the resume, so
+        that rates count neither start-up nor what was trained before. start_s is None until then.
       action_repeat: game frames per env step; frames are shown in brackets where it is not 1.
       workers: processes alive by kind, such as {"actor": 4, "learner": 1}. rows: what to show of each kind.
       metrics: the newest value of every metric (`MetricsHub.latest`).
       evaluations: (env_steps, return) of every evaluation so far.
       others: the policies beside the first, which everything else is about.
-      stage: what the run is doing before it trains or while it ends, such as "starting 4 actors"; "" while training.
+      waiting: workers that are starting, restarting or at their last task; () while all work.
     """
 
     run: str
@@ -58,39 +69,57 @@ class DisplayState:
     total_env_steps: int | None = None
     total_s: float | None = None
     start_env_steps: int = 0
-    start_s: float = 0.0
+    start_s: float | None = None
     action_repeat: int = 1
     workers: dict[str, int] = field(default_factory=dict)
     rows: dict[str, WorkerRow] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     others: tuple[OtherPolicy, ...] = ()
-    stage: str = ""
+    waiting: tuple[Waiting, ...] = ()
 
     @property
-    def env_steps_per_s(self) -> float:
-        """Return env steps per second over this life of the run (0 before anything happened)."""
-        passed_s = self.elapsed_s - self.start_s
-        return (self.env_steps - self.start_env_steps) / passed_s if passed_s > 0 else 0.0
+    def trained_s(self) -> float:
+        """Return seconds since the first update of this life of the run; 0 before it."""
+        return 0.0 if self.start_s is None else max(self.elapsed_s - self.start_s, 0.0)
+
+    @property
+    def env_steps_per_s(self) -> float | None:
+        """Return env steps per second since the first update of this life of the run; None before there is a rate."""
+        return (self.env_steps - self.start_env_steps) / self.trained_s if self.trained_s > 0 else None
+
+    @property
+    def steps_share(self) -> float | None:
+        """Return the share of the env steps that are trained, 0-1; None without a limit."""
+        return min(self.env_steps / self.total_env_steps, 1.0) if self.total_env_steps else None
+
+    @property
+    def time_share(self) -> float | None:
+        """Return the share of the time limit that has passed, 0-1; None without a limit."""
+        return min(self.trained_s / self.total_s, 1.0) if self.total_s else None
 
     @property
     def share(self) -> float | None:
         """Return how much of the run is over, 0-1, by steps or time, whichever ends first; None without a limit."""
-        shares = []
-        if self.total_env_steps:
-            shares.append(self.env_steps / self.total_env_steps)
-        if self.total_s:
-            shares.append(self.elapsed_s / self.total_s)
-        return min(max(shares), 1.0) if shares else None
+        shares = [share for share in (self.steps_share, self.time_share) if share is not None]
+        return max(shares) if shares else None
+
+    @property
+    def stages(self) -> dict[str, list[Waiting]]:
+        """Return the waiting workers by stage."""
+        found: dict[str, list[Waiting]] = {}
+        for one in self.waiting:
+            found.setdefault(one.stage, []).append(one)
+        return found
 
     def to_go_s(self, env_steps_per_s: float | None = None) -> float | None:
         """Return seconds until the first limit at this rate (default: this life's mean), None when unknown."""
         rate = self.env_steps_per_s if env_steps_per_s is None else env_steps_per_s
         left = []
-        if self.total_env_steps and rate > 0:
+        if self.total_env_steps and rate:
             left.append(max(self.total_env_steps - self.env_steps, 0) / rate)
-        if self.total_s:
-            left.append(max(self.total_s - self.elapsed_s, 0.0))
+        if self.total_s and self.start_s is not None:
+            left.append(max(self.total_s - self.trained_s, 0.0))
         return min(left) if left else None
 
     def metric(self, name: str) -> float | None:
@@ -105,6 +134,12 @@ class DisplayState:
             return "eval", self.evaluations[-1][1]
         value = self.metric("actor/return_mean")
         return None if value is None else ("train", value)
+
+
+def names(waiting: list[Waiting], most: int = 3) -> str:
+    """Return the names of workers, the first `most` of them: actor-0, actor-1 and 6 more."""
+    shown = [one.worker for one in (waiting if len(waiting) <= most + 1 else waiting[:most])]
+    return ", ".join(shown) + (f" and {len(waiting) - len(shown)} more" if len(shown) < len(waiting) else "")
 
 
 def short(value: float | None) -> str:

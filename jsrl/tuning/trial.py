@@ -125,7 +125,7 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
         yield child
     finally:
         if child.poll() is None:
-            child.send_signal(signal.SIGINT)
+            child.send_signal(signal.SIGTERM)  # SIGINT is ignored in background jobs
             try:
                 child.wait(LEAVE_S)
             except subprocess.TimeoutExpired:

@@ -149,7 +149,9 @@ def confirmed(worker: str, score: float, updates: int = 3) -> Event:
     return Event(worker, 0, "confirmed", "", {"updates": updates, "return_mean": score, "episodes": 4})
 
 
-def test_a_run_ends_when_the_training_of_every_policy_has_ended(session: Session) -> None:
+def test_a_run_ends_when_the_training_of_every_policy_has_ended(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session.event(finished("learner"))
     assert session.reason is None
     session.event(evaluated("evaluator-b", 99.0))
@@ -163,6 +165,10 @@ def test_a_run_ends_when_the_training_of_every_policy_has_ended(session: Session
     session.event(evaluated("evaluator-b", 120.0))
     session.event(confirmed("evaluator-b", 101.0))
     assert session.reason == "total_env_steps"  # of the first; b ended by its return
+    said: list[str] = []
+    monkeypatch.setattr(session.display, "message", lambda text, level="info": said.append(text))
+    session.event(confirmed("evaluator-b", 102.0))  # one that was on its way
+    assert said == []
     session.event(evaluated("evaluator-b", 80.0))
     result = session.result()
     assert result.others["b"]["ended"] == "stop_at_return"

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from jsrl.errors import ConfigError
 from jsrl.launch.session import row_of
-from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display, picture, plain_line
-from jsrl.metrics.display_state import DisplayState, clock, percent, short
+from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display
+from jsrl.metrics.display_state import DisplayState, Waiting, clock, percent, short
+from jsrl.metrics.picture import picture, plain_line
 from jsrl.metrics.sparkline import sparkline
 from jsrl.workers.kinds import own_kinds
 
@@ -24,6 +25,7 @@ def make_state(**changes):
         env_steps=250_000,
         updates=122,
         total_env_steps=1_000_000,
+        start_s=0.0,
         workers={"actor": 4, "inference": 1, "learner": 1, "evaluator": 1},
         rows={kind.name: row_of(kind) for kind in own_kinds()},
         metrics={
@@ -38,6 +40,8 @@ def make_state(**changes):
             "learner/policy_lag_mean": 1.25,
             "learner/policy_lag_p95": 3,
             "learner/policy_lag_max": 4,
+            "learner/loss": 0.4321,
+            "learner/entropy": 0.61,
             "evaluator/return_ci95": 4.2,
         },
         evaluations=[(50_000, 20.0), (100_000, 80.0), (200_000, 475.5)],
@@ -89,48 +93,84 @@ def test_rates_and_time_to_go_are_of_this_life_of_the_run():
     state = make_state(start_env_steps=200_000, start_s=40)
     assert state.env_steps_per_s == 2000
     assert state.to_go_s() == 375
-    assert make_state(total_s=70).to_go_s() == 5
-    assert make_state(total_s=70).share == pytest.approx(65 / 70)
     assert make_state(total_env_steps=None).to_go_s() is None
     assert make_state(total_env_steps=None).share is None
     assert make_state(elapsed_s=0, env_steps=0).to_go_s() is None
+    assert make_state(start_s=None).env_steps_per_s is None
+
+
+def test_the_share_of_the_time_limit_counts_from_the_first_update():
+    assert make_state(total_s=70).to_go_s() == 5
+    assert make_state(total_s=70).share == pytest.approx(65 / 70)
+    late = make_state(total_s=100, start_s=40)
+    assert (late.time_share, late.steps_share, late.share, late.to_go_s()) == (0.25, 0.25, 0.25, 75)
+    starting = make_state(total_s=100, start_s=None, env_steps=0)
+    assert (starting.time_share, starting.to_go_s()) == (0, None)
+    assert make_state(total_s=100, elapsed_s=500).time_share == 1
+    assert "250k / 1.00M (25%)  65% of 1.67 minutes" in plain_line(make_state(total_s=100), 1)
+    assert "250k / 1.00M env steps (25%)  65% of 1 minute  " in render(make_state(total_s=60, elapsed_s=39), width=160)
 
 
 def test_a_plain_line_says_what_matters():
     line = plain_line(make_state(), 4000.0)
-    assert line.split("  ")[-6:] == [
+    assert line.split("  ")[-8:] == [
         "steps 250k / 1.00M (25%)",
         "4000 steps/s",
         "updates 122",
         "return 476 (eval)",
+        "loss 0.432",
+        "entropy 0.61",
         "lag 1.25",
         "3:08 to go",
     ]
     assert "[1.00M frames]" in plain_line(make_state(action_repeat=4), 1)
     early = plain_line(make_state(evaluations=[], metrics={"actor/return_mean": -20.5}), 1)
     assert "return -20.5 (train)" in early
-    assert plain_line(DisplayState(run="x", stage="starting 4 actors"), 0).endswith("starting 4 actors")
+    waiting = tuple(Waiting(f"actor-{n}", "making environments") for n in range(9))
+    starting = plain_line(DisplayState(run="x", waiting=(*waiting, Waiting("learner", "compiling the update"))), None)
+    assert starting.endswith("actor-0, actor-1 and 7 more: making environments; learner: compiling the update")
+    assert "steps/s" not in starting
 
 
 def test_the_picture_has_header_workers_curve_and_messages():
     text = render(make_state(), [("info", "actor-1 restarted"), ("warning", "lag is high [really]")])
     lines = text.splitlines()
     assert re.search(
-        r"ppo_cartpole/20260101-seed0 +1:05 +250k / 1.00M env steps +25% +3846 steps/s +122 updates +3:15 to go",
+        r"ppo_cartpole/20260101-seed0  1:05  250k / 1.00M env steps \(25%\)  3846 steps/s  122 updates  3:15 to go",
         lines[0],
     )
     assert any(re.match(r"actor +4 +3846 steps/s +actions 31%, room 2%", line) for line in lines)
-    assert any(re.match(r"learner +1 +1.88 updates/s +3 +batch 12% +1.25/3/4", line) for line in lines)
-    assert any("return 476 ± 4.2 at 200k  best 476" in line and "▁▂█" in line for line in lines)
+    assert any(re.match(r"learner +1 +1.88 updates/s +3 +batch 12%", line) for line in lines)
+    assert any("evaluation: return 476 ± 4.2 at 200k env steps  best 476  ▁▂█" in line for line in lines)
+    assert any(line.strip() == "learning:  loss 0.432  entropy 0.61  lag mean/p95/max 1.25/3/4" for line in lines)
     assert "actor-1 restarted" in text
     assert "warning: lag is high [really]" in text
+    long = render(make_state(), [("info", "word " * 100), ("warning", "much " * 100)], width=80)
+    assert [long.count("word"), long.count("…"), long.count("much")] == [32, 1, 100]
+
+
+def test_the_picture_lists_what_start_up_waits_for():
+    waiting = tuple(Waiting(f"actor-{n}", "making environments", 3.0 + n) for n in range(2))
+    waiting += (Waiting("learner", "compiling the update", 12.4),)
+    starting = DisplayState(run="x", workers={"actor": 2, "learner": 1, "evaluator": 1}, waiting=waiting)
+    text = render(starting)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[1:] == [
+        "starting: 1 of 4 workers are ready, waiting for",
+        "actor-0, actor-1 making environments 4s",
+        "learner compiling the update 12s",
+    ]
+    starting.waiting = ()
+    assert "waiting for the first update" in render(starting)
+    restarting = render(make_state(waiting=(Waiting("actor-1", "restarting"),)))
+    assert re.search(r"^waiting for *\n +actor-1 +restarting", restarting, re.M)
 
 
 def test_the_picture_of_nothing_yet_and_of_a_narrow_terminal():
-    assert "starting" in render(DisplayState(run="x", stage="starting"))
+    assert "0 updates" in render(DisplayState(run="x"))
     narrow = render(make_state(action_repeat=4), [("info", "m" * 300)], width=50)
     assert max(map(len, narrow.splitlines())) <= 50
-    assert len(narrow.splitlines()) < 20
+    assert len(narrow.splitlines()) <= 20
 
 
 def test_sparklines():
@@ -177,6 +217,28 @@ def test_the_rate_is_recent():
             make_state(elapsed_s=second, env_steps=100 * second if second < 50 else 5000 + 1000 * (second - 50))
         )
     assert "1000 steps/s" in stream.getvalue().splitlines()[-1]
+
+
+def test_the_first_rate_after_a_resume_counts_only_new_steps():
+    stream = io.StringIO()
+    display = make_display("plain", stream=stream, interval_s=1e-9)
+    resumed = {"env_steps": 900_000, "evaluations": [], "metrics": {}}
+    display.update(make_state(elapsed_s=20, start_s=None, **resumed))
+    for second in range(5):  # the first update was heard of after 30 s
+        resumed["env_steps"] = 900_100 + 100 * second
+        display.update(make_state(elapsed_s=30 + second, start_s=30, start_env_steps=900_100, **resumed))
+    lines = stream.getvalue().splitlines()
+    assert ["steps/s" in line for line in lines] == [False, False, True, True, True, True]
+    assert all("  100 steps/s" in line for line in lines[2:])
+
+
+def test_live_shows_a_new_stage_at_once():
+    console = Console(file=io.StringIO(), force_terminal=True, width=110, legacy_windows=False)
+    display = LiveDisplay(console, None, interval_s=3600)
+    for stage in ("making environments", "compiling act"):
+        display.update(DisplayState(run="r", waiting=(Waiting("evaluator", stage),)))
+        assert stage in console.file.getvalue()
+    display.close()
 
 
 def test_quiet_and_log_only():

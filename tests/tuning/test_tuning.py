@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
 from jsrl.experiment.automatic import Machine
 from jsrl.tuning import profiles
+from jsrl.tuning import trial as trials
 from jsrl.tuning.advice import Measurements, advise, label
 from jsrl.tuning.search import Budget, Trial, fit, leaders, openings, propose, search
 from jsrl.tuning.space import (
@@ -385,6 +387,20 @@ def test_no_trial_may_start_for_ever():
     assert start_limit_s([4.0, 12.0], 100.0) == 48.0
     assert start_limit_s([4.0], 20.0) == 20.0
     assert start_limit_s([4.0], -3.0) == 1.0
+
+
+def test_a_trial_is_stopped_where_ctrl_c_is_ignored_as_in_a_background_job(tmp_path, monkeypatch):
+    child = tmp_path / "child.sh"
+    child.write_text("#!/bin/sh\nexec sleep 600\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(trials.sys, "executable", str(child))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child inherits it
+    try:
+        with trials._started(PPO, tmp_path) as process:
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_a_trial_far_behind_is_cut_short():
