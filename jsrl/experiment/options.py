@@ -91,7 +91,8 @@ class RunOptions:
     resume: str | None = None
     """Continue RUN from its latest snapshot; limits and placement may change, network and spaces may not."""
     init_from: str | None = None
-    """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0)."""
+    """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0). RUN@TAG,NAME=RUN@TAG gives the policy NAME of a
+    run with several policies some as well."""
     graph: str | None = None
     """Change the dataflow: MODULE:FUNCTION that is given the experiment's graph and returns the one to run."""
     hooks: tuple[str, ...] = ()

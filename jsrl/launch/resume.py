@@ -173,6 +173,32 @@ def continue_exactly(
     return start_point, f"begins new episodes instead of continuing exactly: {reason}"
 
 
+def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, StartPoint]:
+    """Return where policies begin that take params of other runs, by name; "" is the first policy.
+
+    Args:
+      init_from: `RUN@TAG` for the first policy, `NAME=RUN@TAG` for another one; several with commas between them.
+
+    Raises:
+      ConfigError: there is no such run or tag, or a policy is named twice.
+    """
+    points: dict[str, StartPoint] = {}
+    for part in init_from.split(","):
+        name, equals, rest = part.partition("=")
+        try:
+            policy, source = "", params_source(part, runs_dir)  # a run's name may have an = as well
+        except ConfigError:
+            if not equals:
+                raise
+            policy, source = name, params_source(rest, runs_dir)
+        if policy in points:
+            raise ConfigError(
+                f"--init-from {init_from} names {policy or 'the first policy'} twice; name each policy once."
+            )
+        points[policy] = StartPoint(restore=source, params_only=True)
+    return points
+
+
 def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
     """Return `store folder@selector` for RUN@TAG: `latest` and `final` are whole states, other tags are params.
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ from jsrl.launch.resume import (
     allowed_changes,
     claimed,
     continue_exactly,
+    init_points,
     next_start_point,
-    params_source,
     start_point_of,
 )
 from jsrl.launch.serial import SerialRun
@@ -76,7 +76,7 @@ def run(
       experiment: what to run; fields may be changed by name: `run(experiment, placement="serial")`.
       runs_dir: folder of all runs. name: of this one (default: the time and the seed). overwrite: a run of that name.
       resume: a run to continue from its latest snapshot (limits and placement may differ, network and spaces not).
-      init_from: RUN@TAG whose params to begin with.
+      init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives the policy b some.
       graph: another dataflow than the experiment's own: a function that is given its graph and returns the changed one, such
         a function's `module:name`, or a Graph. A resume goes on with the graph that the run was started with.
       launcher: what starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
@@ -102,12 +102,12 @@ def run(
         claimed(folder),
         own_memory_folder(folder.path) as memory,
     ):
-        start, told = where_to_begin(folder if resumed else None, init_from, runs_dir)
+        starts, told = where_to_begin(folder if resumed else None, init_from, runs_dir)
         experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*told, chosen, *changed)))):
-            plan = ready_plan(experiment, folder, memory, start, graph, launcher, resumed=resumed, tell=screen.message)
+            plan = ready_plan(experiment, folder, memory, starts, graph, launcher, resumed=resumed, tell=screen.message)
         begun.set()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
         try:
@@ -130,12 +130,20 @@ def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
 
 def where_to_begin(
     resumed: RunFolder | None, init_from: str | None, runs_dir: str | os.PathLike[str]
-) -> tuple[StartPoint, list[str]]:
-    """Return where the first policy begins, and what there is to tell of it."""
-    start, told = next_start_point(resumed) if resumed is not None else (StartPoint(), [])
-    if init_from is not None:
-        start = StartPoint(restore=params_source(init_from, runs_dir), params_only=True)
-    return start, told
+) -> tuple[dict[str, StartPoint], list[str]]:
+    """Return where policies begin ("" is the first one), and what there is to tell of it.
+
+    Raises:
+      ConfigError: both were asked for, or there is nothing to begin with.
+    """
+    if resumed is not None and init_from is not None:
+        raise ConfigError(
+            "--resume goes on with a run's own params; leave out --init-from, or begin a new run with it."
+        )
+    if resumed is not None:
+        start, told = next_start_point(resumed)
+        return {"": start}, told
+    return {} if init_from is None else init_points(init_from, runs_dir), []
 
 
 @contextlib.contextmanager
@@ -199,7 +207,7 @@ def ready_plan(
     experiment: Experiment,
     folder: RunFolder,
     memory_folder: Path,
-    start_point: StartPoint,
+    starts: Mapping[str, StartPoint],
     graph: Edit | None,
     launcher: Launcher,
     *,
@@ -223,7 +231,7 @@ def ready_plan(
             f"{str(error).removesuffix('.')}. The run goes on with the changed graph that it was started with ({FILE}); leave "
             "out the options that do not go with it, or give --graph to change the experiment's graph again."
         ) from error
-    plan = plan.begun_at(begin_policies(plan, folder, start_point, resumed=resumed, tell=tell))
+    plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, tell=tell))
     check_shared_memory(plan)
     check_recording(plan.experiment, plan.schemas)
     if resumed:
@@ -236,23 +244,40 @@ def ready_plan(
 
 
 def begin_policies(
-    plan: Plan, folder: RunFolder, first: StartPoint, *, resumed: bool, tell: Callable[[str], None]
+    plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint], *, resumed: bool, tell: Callable[[str], None]
 ) -> dict[str, StartPoint]:
-    """Return where each policy of a plan begins, by its name; `first` is where the first one does.
+    """Return where each policy of a plan begins, by its name.
+
+    Args:
+      starts: where those begin that take something from before; "" is the first policy.
 
     Raises:
-      ConfigError: a policy of a resumed run cannot go on.
+      ConfigError: a policy of a resumed run cannot go on, or `starts` names a policy that the run does not have.
     """
+    first, *others = plan.policies
+    unknown = sorted(set(starts) - {"", *others})
+    if unknown:
+        names = ", ".join(others) or "none"
+        raise ConfigError(
+            f"--init-from names the policy {unknown[0]!r}; the first policy takes RUN@TAG without a name, and the run's other "
+            f"policies are: {names}."
+        )
     start_points: dict[str, StartPoint] = {}
     for policy in plan.policies.values():
-        start_point, told = StartPoint() if start_points else first, list[str]()
-        if resumed and start_points:
+        is_first, told = policy.name == first, list[str]()
+        start_point = starts.get("" if is_first else policy.name, StartPoint())
+        if resumed and not is_first:
             start_point, told = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner))
         if resumed and start_point.restore is not None:
             start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups)
             told += [line] if line else []
+        if starts and not resumed and start_point.restore is None:
+            option = "RUN@TAG" if is_first else f"{policy.name}=RUN@TAG"
+            told.append(
+                f"{'the first policy has ' if is_first else ''}new params; with --init-from {option} it takes a run's"
+            )
         for line in told:
-            tell(f"policy {policy.name}: {line}" if start_points else line)
+            tell(line if is_first else f"policy {policy.name}: {line}")
         start_points[policy.name] = start_point
     return start_points
 

@@ -18,11 +18,13 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.graph.policies import PolicyPart, with_policy
+from jsrl.launch import resume
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result
-from jsrl.launch.run import run
+from jsrl.launch.resume import init_points
+from jsrl.launch.run import begin_policies, run, where_to_begin
 from jsrl.launch.session import Session
-from jsrl.metrics.display import make_display
+from jsrl.metrics.display import LineDisplay, make_display
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import load_policy
 from jsrl.runs.control import Event, Report
@@ -105,6 +107,58 @@ def test_a_failed_update_of_one_policy_is_kept_by_its_name_and_made_again(tmp_pa
     assert any(not np.isfinite(value) for value in again.metrics.values())
     with pytest.raises(ConfigError, match="no update of experiment/bad failed"):
         replay_update("bad", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_each_policy_may_begin_with_the_params_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = trained(tmp_path, "source", 3)
+    slow = {agent: dataclasses.replace(agent, learning_rate=1e-12) for agent in (SMALL, WIDER)}
+    begun, said = {}, []
+    monkeypatch.setattr(LineDisplay, "message", lambda _, text, level="info": said.append(text))
+    for name, init_from in (("both", "source@latest,b=source@b/latest"), ("first", "source@latest")):
+        begun[name] = run(
+            dataclasses.replace(small(total_env_steps=16), agent=slow[SMALL]),
+            runs_dir=tmp_path,
+            name=name,
+            init_from=init_from.replace("source", "experiment/source"),
+            graph=lambda graph: with_policy(graph, "b", (1,), {"seed": 9, "agent": slow[WIDER]}),
+            display="log-only",
+        )
+    assert all(near(one, source) for one in begun.values()) and near(begun["both"], source, "b")
+    assert not near(begun["first"], source, "b")
+    assert [line for line in said if "new params" in line] == [
+        "policy b: new params; with --init-from b=RUN@TAG it takes a run's"
+    ]
+
+
+def near(one: Result, other: Result, policy: str = "") -> bool:
+    pairs = zip(leaves(one.params_of(policy)), leaves(other.params_of(policy)), strict=True)
+    return all(np.allclose(a, b, atol=1e-6) for a, b in pairs)
+
+
+def test_params_for_policies_are_named_and_each_policy_is_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def source(part: str, runs_dir: object) -> str:
+        if not part.startswith("old"):
+            raise ConfigError(f"there is no run {part}")
+        return f"store of {part}"
+
+    monkeypatch.setattr(resume, "params_source", source)
+    points = init_points("old@best,b=old@b/best", "runs")
+    assert {name: point.restore for name, point in points.items()} == {
+        "": "store of old@best",
+        "b": "store of old@b/best",
+    }
+    assert all(point.params_only for point in points.values())
+    assert init_points("b=old@b/best", "runs").keys() == {"b"}
+    with pytest.raises(ConfigError, match="there is no run new@best"):
+        init_points("c=new@best", "runs")
+    with pytest.raises(ConfigError, match="names the first policy twice"):
+        init_points("old@best,old@latest", "runs")
+    plan: Any = SimpleNamespace(policies={"policy": None, "b": None})
+    with pytest.raises(ConfigError, match=r"names the policy 'c'; .* other policies are: b\."):
+        begin_policies(plan, None, init_points("c=old@best", "runs"), resumed=False, tell=print)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="leave out --init-from"):
+        where_to_begin(RunFolder(Path("some")), "old@best", "runs")
 
 
 @pytest.fixture
