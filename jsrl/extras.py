@@ -21,6 +21,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "search": (("optuna",), "hyperparameter search"),
     "onnx": (("onnx",), "exported policies in ONNX"),
     "notebook": (("ipykernel", "matplotlib"), "notebooks"),
+    "docs": (("mkdocs", "material", "mkdocstrings"), "documentation pages"),
 }
 
 

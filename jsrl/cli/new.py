@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib.resources import files
@@ -32,8 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print("\n".join(f"  {path}" for path in written))
-    print(f"Next: cd {options.path} && jsrl run {options.path.name}")
+    print(f"Next: cd {options.path} && {jsrl_command()} run {options.path.name}")
     return 0
+
+
+def jsrl_command() -> str:
+    """Return how jsrl is called in any folder: `jsrl`, or this Python's module where its environment is not activated."""
+    found = shutil.which("jsrl")
+    ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    return "jsrl" if ours else f"{sys.executable} -m jsrl"
 
 
 def write_project(folder: Path) -> list[Path]:

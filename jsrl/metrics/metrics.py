@@ -228,7 +228,7 @@ class MetricsHub:
         """Open (or continue) the file at `path`.
 
         Args:
-          path: metrics.jsonl. tensorboard: folder for events; without tensorboardX one warning, nothing else.
+          path: metrics.jsonl. tensorboard: folder for events; without tensorboardX one note, nothing else.
           sinks: further places for every line. catalogue: of the run's metrics.
           on_warning: called with one line of text; default: logged. on_note: as well, where nothing is wrong.
           on_line: called with every line.
@@ -246,7 +246,7 @@ class MetricsHub:
             try:
                 self._sinks.append(SinkThread(TensorBoardSink(tensorboard)))
             except MissingExtra as error:
-                self._warn(str(error))
+                self._note(str(error))
         self._complained = False
         self._start_s = clock() - float((file.last_line or {}).get("wall_s") or 0.0)
         self._reports: dict[str, _Report] = {}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jsrl.errors import MissingExtra
-from jsrl.extras import install_command
 from jsrl.runs.files import json_ready
 
 Line = dict[str, Any]  # flat: name -> number (env_steps, updates and wall_s always among them)
@@ -140,9 +139,8 @@ class TensorBoardSink:
             from tensorboardX.proto import event_pb2, summary_pb2
         except ImportError as error:
             raise MissingExtra(
-                f"TensorBoard events need tensorboardX ({error}); {install_command('tensorboard')}, or do without: "
-                "metrics.jsonl has everything."
-            ) from None
+                "no TensorBoard events: tensorboardX is not installed (jsrl doctor says how); metrics.jsonl has them all"
+            ) from error
         self._checksum, self._event, self._summary = crc32c.crc32c, event_pb2.Event, summary_pb2.Summary
         self.path = Path(folder) / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._file: AppendedFile | None = None

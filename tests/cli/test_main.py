@@ -138,6 +138,16 @@ def test_a_new_project_is_refused_where_something_lies(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def test_a_new_project_says_what_to_do_next_also_where_jsrl_is_not_on_the_path(tmp_path, monkeypatch, capsys):
+    for name, path in (("a", str(Path(sys.executable).parent)), ("b", str(tmp_path))):
+        monkeypatch.setenv("PATH", path)
+        main.main(["new", str(tmp_path / name)])
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
+    assert second.endswith(f"/b && {sys.executable} -m jsrl run b")
+    if (Path(sys.executable).parent / "jsrl").exists():
+        assert first.endswith("/a && jsrl run a")
+
+
 @pytest.mark.slow
 def test_a_new_project_runs_and_passes_its_tests_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ EXPERIMENT = Experiment(
     total_env_steps=64,
     placement="serial",
     evaluator=EVALUATED,
-    deadlines=DeadlineConfig(sinks_s=0.5),
+    deadlines=DeadlineConfig(sinks_s=3.0),
 )
 
 
@@ -83,7 +83,7 @@ def test_a_sink_that_hangs_and_one_that_raises_cost_a_run_nothing(tmp_path):
     assert kept.config["options"]["agent.offset"] == 0.0 and kept.config["folder"] == str(result.folder)
     assert kept.summary["final/return_mean"] == pytest.approx(1.0) and kept.summary["ended"] == "total_env_steps"
     log = (result.folder / "logs" / "controller.log").read_text()
-    assert "warning: Stuck did not end within 0.5 s (deadlines.sinks_s)" in log
+    assert "warning: Stuck did not end within 3 s (deadlines.sinks_s)" in log
     assert log.count("Broken could not be started (KeyError: 'token' in test_sinks.py:") == 1
     assert "switched off" not in log and " kept for you" in log
 
