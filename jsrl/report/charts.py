@@ -206,13 +206,13 @@ def _axes(frame: _Frame, x_label: str, y_names: Sequence[str] = (), axis: Axis =
     parts = []
     small = frame.size == SMALL
     spaced = [float(value) for value in np.linspace(frame.y_low, frame.y_high, len(y_names))]
-    values = spaced if y_names else ticks(frame.y_low, frame.y_high, 4 if small else 5)
+    values = spaced if y_names else ticks(frame.y_low, frame.y_high, 5)
     for index, value in enumerate(values):
         y = float(frame.y(value))
         name = y_names[index] if y_names else short(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
-    for value, name in axis.ticks(frame.x_low, frame.x_high, 4 if small else 6):
+    for value, name in axis.ticks(frame.x_low, frame.x_high, 5 if small else 6):
         x = float(frame.x(value))
         parts.append(
             f'<text class="tick" x="{x:.1f}" y="{frame.bottom + 16}" text-anchor="middle">{escape(name)}</text>'

@@ -20,6 +20,12 @@ from jsrl.workers.learner.kind import MEASURED
 FIRST = "first policy"
 KNOWN = {metric.name: metric for metric in kind_metrics(LEARNER)}
 NO_UNITS = ("-", "0-1", "<= 1", "count")
+TITLES = {  # where a metric's name is short for something
+    "approx_kl": "approximate KL divergence",
+    "grad_norm": "gradient norm",
+    "loss_policy": "policy loss",
+    "loss_value": "value loss",
+}
 STEPS, SECONDS = "env steps", "seconds"
 
 
@@ -59,15 +65,19 @@ def said(names: Iterable[str], prefix: str, measured: Iterable[Metric]) -> list[
 
 
 def title_of(name: str) -> str:
-    """Return what a chart of a metric is called: `learner/loss_value` is `loss value, reward^2`."""
-    unit = KNOWN[name].unit if name in KNOWN else "-"
-    return name.partition("/")[2].replace("_", " ") + (f", {unit}" if unit not in NO_UNITS else "")
+    """Return what a chart of a metric is called: `learner/loss_value` is `Value loss, reward²`."""
+    unit = KNOWN[name].unit.replace("^2", "²") if name in KNOWN else "-"
+    own = name.partition("/")[2]
+    words = TITLES.get(own) or own.replace("_", " ")
+    return words[:1].upper() + words[1:] + (f", {unit}" if unit not in NO_UNITS else "")
 
 
 def machine(report: RunReport) -> list[str]:
     """Return the charts of rates, lag, CPU time and memory that there are numbers for."""
     kinds = kinds_of(report.folder)
-    cores = {kind.plural: f"system/{kind.prefix}_cpu_share" for kind in kinds} | {"others": "system/others_cpu_share"}
+    cores = {kind.plural: f"system/{kind.prefix}_cpu_share" for kind in kinds} | {
+        "other programs": "system/others_cpu_share"
+    }
     memory = {kind.plural: f"system/{kind.prefix}_rss_mb" for kind in kinds}
     drawn = [
         chart("Env steps per second", SECONDS, _rates(report), from_zero=True),

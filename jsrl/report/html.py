@@ -9,7 +9,7 @@ from jsrl.launch.result import is_intended
 from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.curves import FIRST, algorithm, learning, machine, shares_of_time
 from jsrl.report.graph import dataflow
-from jsrl.report.run_report import RunReport
+from jsrl.report.run_report import RUNS, RunReport
 from jsrl.report.style import STYLE
 from jsrl.report.text import failure, lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
@@ -76,6 +76,8 @@ def mood_of(ended: str) -> str:
     """Return the class of a badge that says how a run ended."""
     if is_intended(ended):
         return "good"
+    if ended == RUNS:
+        return "live"
     return "bad" if ended == "failed" or ended.startswith("killed") else "neutral"
 
 
@@ -101,9 +103,9 @@ def _figures(report: RunReport) -> str:
         if lag := lag_text(report, policy):
             name = "policy lag, updates (p95)" + (f" of {policy}" if policy else "")
             figures.append((name, lag.split("p95 ")[1].split(",")[0]))
-    score = report.result.get("final") or report.result.get("evaluation") or {}
-    if score:
-        figures.insert(0, ("return", f"{number(score['return_mean'])} ± {number(score['return_ci95'])}"))
+    if report.score is not None:
+        title, mean, half = report.score
+        figures.insert(0, (title, number(mean) + ("" if half is None else f" ± {number(half)}")))
     cards = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in figures
     )

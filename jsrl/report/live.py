@@ -17,7 +17,7 @@ from urllib.parse import quote
 from jsrl.metrics.display_state import clock, short
 from jsrl.plain_files import open_plain
 from jsrl.report.html import body, mood_of
-from jsrl.report.run_report import how_it_ended, make_report, read_result
+from jsrl.report.run_report import RUNS, how_it_ended, make_report, read_result
 from jsrl.runs.runs import RunFolder, held_by
 
 SIGNS = ("metrics.jsonl", "result.json", "experiment.json", "videos/videos.json")  # files that a run's page follows
@@ -97,11 +97,11 @@ class Live:
         """Return the list of all runs as HTML, those first that changed last."""
         with self._lock:
             rows = {name: self._rows.get(path) for name, path in self.runs().items()}
-        running = sum(row.state == "running" for row in rows.values())
+        running = sum(row.state == RUNS for row in rows.values())
         head = f"<header><h1>{escape(self.folder.name)}</h1><p>{len(rows)} runs, {running} running</p></header>"
         if not rows:
             return f"{head}<section>There is no run in this folder yet. It appears here when it starts.</section>"
-        newest = sorted(rows.items(), key=lambda entry: (entry[1].state != "running", -entry[1].updated_s))
+        newest = sorted(rows.items(), key=lambda entry: (entry[1].state != RUNS, -entry[1].updated_s))
         titles = '<th>run</th><th class="text">state</th>'
         titles += "".join(f"<th>{title}</th>" for title in ("env steps", "per second", "score", "last update"))
         lines = "".join(_line(name, row) for name, row in newest)
@@ -171,7 +171,7 @@ def row_of(run: Path) -> RunRow:
     score = result.get("final") or result.get("evaluation") or {}
     value = score.get("return_mean", last.get("evaluator/return_mean", last.get("actor/return_mean")))
     return RunRow(
-        state="running" if running else how_it_ended(run),
+        state=RUNS if running else how_it_ended(run),
         env_steps=result.get("env_steps", last.get("env_steps")),
         total_env_steps=fields.get("total_env_steps"),
         rate=last.get("actor/env_steps_per_s") if running else None,
@@ -215,8 +215,6 @@ def _line(name: str, row: RunRow) -> str:
 
 def mood(state: str) -> str:
     """Return the class of a state's badge."""
-    if state == "running":
-        return "live"
     return "bad" if state == UNREADABLE else mood_of(state)
 
 

@@ -30,6 +30,8 @@ from jsrl.workers.kinds import Kind, find_kind
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
 
+RUNS = "running"  # what stands in place of the reason for the end
+
 
 @dataclass(frozen=True)
 class WorkerTime:
@@ -110,6 +112,20 @@ class RunReport:
         finite = values[np.isfinite(values)]
         return float(finite[-1]) if finite.size else None
 
+    @property
+    def score(self) -> tuple[str, float, float | None] | None:
+        """Return (title, mean return, half of its 95% interval) of the final evaluation, else of the newest one.
+
+        Before any evaluation it is the return in training, without an interval. None: there is no return yet.
+        """
+        facts = self.result.get("final") or self.result.get("evaluation") or {}
+        if facts:
+            return "return", facts["return_mean"], facts["return_ci95"]
+        if (value := self.last("evaluator/return_mean")) is not None:
+            return "return, newest evaluation", value, self.last("evaluator/return_ci95")
+        value = self.last("actor/return_mean")
+        return None if value is None else ("return in training", value, None)
+
 
 def make_report(folder: RunFolder) -> RunReport:
     """Return the report of a run, also of an incomplete one."""
@@ -167,7 +183,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def _unfinished(path: Path) -> str:
     """Return what is known of a run without a result."""
-    return "not yet (it is running)" if held_by(path) else "killed (it left no result)"
+    return RUNS if held_by(path) else "killed (it left no result)"
 
 
 def _mean(values: np.ndarray) -> float:

@@ -38,7 +38,7 @@ polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}
 .line0{color:var(--c0)}.line1{color:var(--c1)}.line2{color:var(--c2)}.line3{color:var(--c3)}
 .line4{color:var(--c4)}.line5{color:var(--c5)}.line6{color:var(--c6)}.line7{color:var(--c7)}
 polyline,circle{stroke:currentColor}polyline.dash1{stroke-dasharray:7 4}polyline.dash2{stroke-dasharray:2 3}
-polyline.faint{stroke-width:1;opacity:.35}
+polyline.faint{stroke-width:1;opacity:.5}
 circle{fill:var(--card);stroke-width:1.6}
 i[class^=line]{background:currentColor}
 i.dash1{background:repeating-linear-gradient(90deg,currentColor 0 4px,transparent 4px 6px)}

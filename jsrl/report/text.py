@@ -95,10 +95,12 @@ def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
     """Return how the run ended and what it reached: (name, value)."""
     result = report.result
     env_steps = result.get("env_steps", report.last("env_steps"))
-    updates, wall_s = result.get("updates", report.last("updates")), result.get("wall_s", report.last("wall_s"))
+    updates, wall_s = result.get("updates", report.last("updates")), result.get("wall_s")
+    whole_s = max(wall_s or 0.0, report.last("wall_s") or 0.0)  # the metrics count over all resumes
+    again = f" ({number(wall_s)} s since it was resumed)" if wall_s is not None and whole_s > wall_s + 2 else ""
     lines = [
         ("ended", report.ended + (f": {failure(report.error)[0]}" if report.error else "")),
-        ("reached", f"{number(env_steps)} env steps, {number(updates)} updates in {number(wall_s)} s"),
+        ("reached", f"{number(env_steps)} env steps, {number(updates)} updates in {number(whole_s)} s{again}"),
     ]
     for title, name in (("evaluation", "evaluation"), ("final evaluation", "final")):
         if result.get(name):

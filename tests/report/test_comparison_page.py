@@ -59,7 +59,7 @@ def test_the_page_has_scores_a_colour_for_each_experiment_and_what_differs(tmp_p
     assert text.count('polyline class="line0 faint"') == 6 and text.count('polygon class="band line0"') == 1
     assert re.search(r"<th>num-envs</th><td>16</td><td>32</td>", text)
     assert re.search(r"<th>seed</th><td>0, 1, 2</td><td>0, 1, 2</td>", text)
-    assert "<script" not in text and ">odd<" in text
+    assert "<script" not in text and ">Odd<" in text
 
 
 def test_runs_without_a_score_have_a_page(tmp_path: Path):

@@ -17,10 +17,13 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.result import Result
 from jsrl.references.reference import to_json
+from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
 from jsrl.report.curves import algorithm, machine, shares_of_time
+from jsrl.report.html import body
 from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
+from jsrl.report.text import document
 from jsrl.runs.runs import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +167,25 @@ def test_a_killed_run_has_a_report_from_its_metrics(run_folder: RunFolder):
     assert "ledger: none was written" in text and "Environments limit" in text
 
 
+def test_a_run_that_goes_on_shows_its_newest_score(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_report, "held_by", lambda path: "1")
+    write_lines(run_folder, lines(5))
+    text = body(make_report(run_folder))
+    assert '<span class="badge live">running</span>' in text
+    assert "<b>4</b><span>return in training</span>" in text
+    score = {"evaluator/return_mean": 20.5, "evaluator/return_ci95": 1.5}
+    write_lines(run_folder, [*lines(5), lines(6)[-1] | score])
+    assert "<b>20.5 ± 1.5</b><span>return, newest evaluation</span>" in body(make_report(run_folder))
+
+
+def test_the_time_of_a_resumed_run_is_that_of_all_its_lives(run_folder: RunFolder):
+    write_lines(run_folder, lines(30))
+    end(run_folder, wall_s=8.0)
+    assert "20 updates in 30 s (8 s since it was resumed)" in document(make_report(run_folder))
+    end(run_folder, wall_s=30.5)
+    assert "20 updates in 30.5 s\n" in document(make_report(run_folder))
+
+
 def test_a_run_that_never_trained_has_a_report(run_folder: RunFolder):
     write_report(run_folder)
     assert "too short" in (run_folder.path / "report.txt").read_text()
@@ -238,10 +260,10 @@ def test_charts_draw_what_is_finite():
 
 
 def test_every_metric_of_the_algorithm_has_a_chart_and_only_those(run_folder: RunFolder):
-    own = {"learner/loss": 0.5, "learner/my_own_number": 1.0, "learner/refused": 0.0, "actor/wins_mean": 0.5}
+    own = {"learner/loss_value": 0.5, "learner/my_own_number": 1.0, "learner/refused": 0.0, "actor/wins_mean": 0.5}
     write_lines(run_folder, [line | own for line in lines(6)])
     titles = re.findall(r"<figcaption><span>(.*?)</span>", algorithm(make_report(run_folder)))
-    assert sorted(titles) == ["loss", "my own number", "wins mean"]
+    assert sorted(titles) == ["My own number", "Value loss, reward²", "Wins mean"]
 
 
 def test_every_policy_has_its_curves_its_lag_and_its_bottleneck(run_folder: RunFolder):
