@@ -267,6 +267,8 @@ class Trajectory(NamedTuple):
       core: tree of [B, ...]: the recurrent state before row 0 acted; () when feed-forward.
       sampling: () as actors send it and from uniform replay; from prioritised replay float32 [B], each column's
         importance weight (at most 1), by which an off-policy agent weighs the column's loss.
+      state: tree of [T+1, B, ...], the environment's global state, which only the learner sees; () where there is none. Row T
+        carries it.
     """
 
     observation: Tree
@@ -280,6 +282,7 @@ class Trajectory(NamedTuple):
     version: Array
     core: Tree
     sampling: Any = ()
+    state: Tree = ()
 
 
 PER_COLUMN = ("core", "sampling")  # fields of a Trajectory whose leaves are [B, ...]
@@ -329,6 +332,7 @@ def make_trajectory_spec(
         version=rows(ArraySpec((), "int64")),
         core=map_tree(lambda spec: spec.batched(num_envs), core),
         sampling=ArraySpec((num_envs,), "float32") if weighted else (),
+        state=() if env.state is None else map_tree(rows, env.state),
     )
 
 

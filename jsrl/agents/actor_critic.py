@@ -68,7 +68,9 @@ def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
     }
     is_first = jnp.repeat(trajectory.is_first, num_agents, axis=1)
     sampling = jax.tree.map(lambda x: jnp.repeat(x, num_agents, axis=0), trajectory.sampling)
-    return trajectory._replace(is_first=is_first, core=fold(trajectory.core, 0), sampling=sampling, **per_agent)
+    state = jax.tree.map(lambda x: jnp.repeat(x, num_agents, axis=1), trajectory.state)
+    core = fold(trajectory.core, 0)
+    return trajectory._replace(is_first=is_first, core=core, sampling=sampling, state=state, **per_agent)
 
 
 # -- acting -----------------------------------------------------------------------------------------------------------

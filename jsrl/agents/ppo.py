@@ -153,8 +153,11 @@ class Batch(NamedTuple):
     core: Tree
 
 
-def ppo(config: PPOConfig, spec: EnvSpec) -> Agent:
+def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) -> Agent:
     """Return PPO for environments of this spec.
+
+    Args:
+      network: another one than the config's, of the same spec.
 
     Raises:
       ConfigError: the spec or network cannot work with this config.
@@ -162,7 +165,8 @@ def ppo(config: PPOConfig, spec: EnvSpec) -> Agent:
     agent_spec = ac.one_agent(spec)
     ac.check_action_mask(agent_spec)
     optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
-    parts = Components(config, actor_critic(config.network, agent_spec), distribution(agent_spec.action), optimizer)
+    network = actor_critic(config.network, agent_spec) if network is None else network
+    parts = Components(config, network, distribution(agent_spec.action), optimizer)
     recurrent = bool(jax.tree.leaves(parts.network.initial_core(1)))
 
     def init(key: Array) -> AgentState:

@@ -33,7 +33,10 @@ def action_nums(spec: EnvSpec) -> tuple[int, ...]:
 
 def random_observation(spec: EnvSpec, rng: np.random.Generator, *leading: int) -> Tree:
     """Return observations [*leading, ...]: normal, or integers in 0..99; an action mask allows everything."""
+    return _random_tree(spec.observation, rng, *leading)
 
+
+def _random_tree(tree: Tree, rng: np.random.Generator, *leading: int) -> Tree:
     def draw(name: str, leaf: ArraySpec) -> np.ndarray:
         shape = (*leading, *leaf.shape)
         if name == "action_mask":
@@ -42,7 +45,7 @@ def random_observation(spec: EnvSpec, rng: np.random.Generator, *leading: int) -
             return rng.normal(size=shape).astype(leaf.dtype)
         return rng.integers(0, 2 if leaf.dtype == "bool" else 100, shape).astype(leaf.dtype)
 
-    return unflatten(spec.observation, [draw(name, leaf) for name, leaf in named_leaves(spec.observation)])
+    return unflatten(tree, [draw(name, leaf) for name, leaf in named_leaves(tree)])
 
 
 def random_trajectory(
@@ -87,4 +90,5 @@ def random_trajectory(
         log_prob=np.full_like(blank.log_prob, -1.0),
         core=core,
         sampling=(1.0 - rng.random(num_envs)).astype(np.float32) if weighted else (),
+        state=() if spec.state is None else _random_tree(spec.state, rng, num_rows + 1, num_envs),
     )

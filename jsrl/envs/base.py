@@ -42,6 +42,7 @@ class EnvStep(NamedTuple):
       discount: float32 [B]: 0 where row t terminated its episode, else 1.
       acts: uint8 [B]: kind of row t+1: 1 the agent acts on it (always, for a single agent), 0 it waits, 2 value-only.
       episodes: the episodes that ended with this step.
+      state: tree of [B, ...]: the global state of row t+1; () where the environment has none.
     """
 
     observation: Tree
@@ -50,6 +51,7 @@ class EnvStep(NamedTuple):
     discount: Array
     acts: Array
     episodes: list[Episode]
+    state: Tree = ()
 
 
 class VectorEnv(Protocol):

@@ -33,7 +33,7 @@ class SeatView:
         """Return the part of a step: observations, rewards, discounts and acts [B, N, ...]."""
         seats = self.index
         reward, discount, acts = (values[:, seats] for values in (step.reward, step.discount, step.acts))
-        return EnvStep(step.observation[self.group], step.is_first, reward, discount, acts, step.episodes)
+        return EnvStep(step.observation[self.group], step.is_first, reward, discount, acts, step.episodes, step.state)
 
     def return_of(self, episode: Episode) -> float:
         """Return the mean of the seats' returns in an episode."""

@@ -97,7 +97,7 @@ class PolicyRows:
       policy: whose. group: number of the group. latest: the policy's part of what the environments returned last.
       trajectory: number of the trajectory that is being written (None: not known yet).
       made: trajectories committed to the consumer of now. sequence: of the trajectory that is being written, in this life of
-        the actor. block: the room for the next. observation, extras: its leaves.
+        the actor. block: the room for the next. observation, extras, state: its leaves.
       reply: the actions of the row that comes next, once they are there.
     """
 
@@ -110,6 +110,7 @@ class PolicyRows:
     block: Block | None = None
     observation: list[Array] = field(default_factory=list)
     extras: list[Array] = field(default_factory=list)
+    state: list[Array] = field(default_factory=list)
     reply: Reply | None = None
 
     def ask(self, row: int, num_rows: int) -> None:
@@ -136,6 +137,7 @@ class PolicyRows:
             return False
         self.observation = leaves(self.block.trajectory.observation)
         self.extras = leaves(self.block.trajectory.extras)
+        self.state = leaves(self.block.trajectory.state)
         self.write_observation(0)
         return True
 
@@ -174,6 +176,8 @@ class PolicyRows:
         """Write the observation that opens a row, and who acts on it."""
         assert self.block is not None
         for target, source in zip(self.observation, leaves(self.latest.observation), strict=True):
+            target[row] = source
+        for target, source in zip(self.state, leaves(self.latest.state), strict=True):
             target[row] = source
         self.block.trajectory.is_first[row] = self.latest.is_first
         self.block.trajectory.acts[row] = self.latest.acts

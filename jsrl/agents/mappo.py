@@ -1,0 +1,182 @@
+"""Multi-agent PPO: one policy for all seats of a group, with a central value function (MAPPO) or each seat's own (IPPO).
+
+Everything of the update is PPO's (jsrl.agents.ppo). What is added: the number of the seat in what the policy reads, and what
+the value function reads: the global state of the environment with the seat's own observation, or where there is none the
+observations of all seats of the group. Only the policy is published; acting needs no global state.
+
+Source: Yu et al., 2022, arXiv 2103.01955 (MAPPO), sections 3 and 5; de Witt et al., 2020, arXiv 2011.09533 (IPPO).
+Differs: values are normalised by PopArt, which keeps the value function's outputs as its scale moves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.agents.losses import ValueLoss
+from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.errors import ConfigError
+from jsrl.networks.model import ACTION_MASK, ActorCritic, NetworkConfig, actor_critic
+from jsrl.types import Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
+
+AGENT, CENTRAL = "agent", "central"  # leaves that are added to observations: the seat's number, what the critic reads
+DEAD = 2  # acts of a seat that only receives its team's rewards
+
+
+@dataclass(frozen=True)
+class MAPPOConfig(PPOConfig):
+    """Hyperparameters of MAPPO and IPPO: those of PPO, with the paper's values, and these.
+
+    Attributes:
+      critic: central (MAPPO): the value function reads the global state, or all seats' observations where the environment has
+        no state. own (IPPO): each seat's observation.
+      agent_ids: the policy reads the number of its seat, so that seats that share it may act differently.
+      critic_network: options of the value function's network; its core is none.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.mappo:mappo"
+
+    learning_rate: float = 7e-4
+    max_grad_norm: float | None = 10.0
+    value_clip: float | None = 0.2
+    value_loss: ValueLoss = "huber"
+    value_coef: float = 1.0
+    entropy_coef: float = 0.01
+    num_epochs: int = 10
+    num_minibatches: int = 1
+    normalize_values: bool = True
+    critic: str = "central"
+    agent_ids: bool = True
+    critic_network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        super().__post_init__()
+        ac.check_choice("critic", self.critic, ("central", "own"))
+        if self.critic_network.core != "none":
+            raise ConfigError(
+                f"critic_network.core is {self.critic_network.core!r}; the value function of MAPPO has no recurrent state. "
+                "Leave it out (network.core is the policy's)"
+            )
+        if self.network.shared:
+            raise ConfigError(
+                "network.shared=True, but policy and value function of MAPPO read different things; leave it out"
+            )
+        if self.values == "acting":
+            raise ConfigError("values='acting' needs a value function that actors can compute; use values='learner'")
+
+
+def mappo(config: MAPPOConfig, spec: EnvSpec) -> Agent:
+    """Return MAPPO or IPPO for environments with seats of this spec.
+
+    Raises:
+      ConfigError: the environment has one agent, or a network cannot read what it is given.
+    """
+    n = spec.num_agents
+    if n is None:
+        raise ConfigError(f"{spec.name} has one agent; MAPPO and IPPO are for environments with several seats. Use PPO")
+    ids = {AGENT: ArraySpec((n, n), "float32")} if config.agent_ids else {}
+    seen = {**_as_dict(spec.observation), **ids}
+    trained = {**seen, CENTRAL: ArraySpec((n, critic_size(config, spec)), "float32")}
+    whole = dataclasses.replace(spec, observation=trained, state=None)
+    one = ac.one_agent(whole)
+    base = ppo(config, whole, _network(config, one))
+
+    def policy_reads(observation: Tree, *leading: int) -> dict[str, Tree]:
+        ids = {AGENT: jnp.broadcast_to(jnp.eye(n), (*leading, n, n))} if config.agent_ids else {}
+        return {**_as_dict(observation), **ids}
+
+    def act(
+        params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
+    ) -> tuple[ActOutput, Tree]:
+        return base.act(params, key, policy_reads(observation, *is_first.shape), is_first, core, greedy=greedy)
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        rows = policy_reads(trajectory.observation, *trajectory.is_first.shape)
+        rows[CENTRAL] = critic_input(config, trajectory, n)
+        return base.update(state, trajectory._replace(observation=rows, state=()), key, axis_name=axis_name)
+
+    return base._replace(act=act, update=update)
+
+
+def _network(config: MAPPOConfig, spec: EnvSpec) -> ActorCritic:
+    """Return a network whose policy reads all leaves but `central`, and whose value function reads that one alone."""
+    own = actor_critic(config.network, dataclasses.replace(spec, observation=_without_central(spec.observation)))
+    separate = dataclasses.replace(config.critic_network, shared=False)
+    critic = actor_critic(separate, dataclasses.replace(spec, observation=spec.observation[CENTRAL]))
+
+    def init(key: Array) -> tuple[Tree, Tree]:
+        policy_key, value_key = jax.random.split(key)
+        return own.init(policy_key)[0], critic.init(value_key)[1]
+
+    def policy(weights: Tree, observation: Tree, is_first: Array, core: Tree) -> tuple[Any, Array, Tree]:
+        seen = _without_central(observation) if CENTRAL in observation else observation
+        return own.policy(weights, seen, is_first, core)
+
+    def value(weights: Tree, observation: Tree, features: Array) -> Array:
+        return critic.value(weights, observation[CENTRAL], features)
+
+    return ActorCritic(init, own.initial_core, policy, value, critic.value_head)
+
+
+def _without_central(tree: dict[str, Tree]) -> dict[str, Tree]:
+    return {name: leaf for name, leaf in tree.items() if name != CENTRAL}
+
+
+def _as_dict(observation: Tree) -> dict[str, Tree]:
+    return observation if isinstance(observation, dict) else {"observation": observation}
+
+
+# -- what is read -----------------------------------------------------------------------------------------------------
+
+
+def critic_size(config: MAPPOConfig, spec: EnvSpec) -> int:
+    """Return the size of what the value function reads of one seat."""
+    own = sum(_size(leaf) // leaf.shape[0] for path, leaf in named_leaves(spec.observation) if path != ACTION_MASK)
+    n = spec.num_agents or 1
+    if config.critic == "own":
+        return own + n
+    if spec.state is None:
+        return own * n + n
+    return own + n + sum(_size(leaf) for _, leaf in named_leaves(spec.state))
+
+
+def critic_input(config: MAPPOConfig, trajectory: Trajectory, num_agents: int) -> Array:
+    """Return what the value function reads, float32 [T+1, B, N, F]: state or observations, and the seat's number.
+
+    Of dead seats (acts 2) it reads the number alone.
+
+    Source: arXiv 2103.01955, section 3 and appendix (agent-specific global state, death masking).
+    """
+    acts = trajectory.acts
+    lead = acts.shape[:2]
+    leaves = [leaf for path, leaf in named_leaves(trajectory.observation) if path != ACTION_MASK]
+    own = jnp.concatenate([leaf.reshape(*acts.shape, -1).astype(jnp.float32) for leaf in leaves], -1)
+    shared = [leaf.reshape(*lead, -1).astype(jnp.float32) for _, leaf in named_leaves(trajectory.state)]
+    if config.critic == "own":
+        read = own
+    elif shared:
+        state = jnp.concatenate(shared, -1)[:, :, None]
+        read = jnp.concatenate([jnp.broadcast_to(state, (*acts.shape, state.shape[-1])), own], -1)
+    else:
+        joined = own.reshape(*lead, 1, -1)
+        read = jnp.broadcast_to(joined, (*acts.shape, joined.shape[-1]))
+    read = jnp.where((acts == DEAD)[..., None], 0.0, read)
+    return jnp.concatenate([read, jnp.broadcast_to(jnp.eye(num_agents), (*acts.shape, num_agents))], -1)
+
+
+def _size(leaf: ArraySpec) -> int:
+    return math.prod(leaf.shape)
