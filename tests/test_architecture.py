@@ -31,7 +31,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "networks": ({"types", "errors", "references"}, {"jax", "flax", "numpy"}),
     "agents": ({"networks", "types", "errors"}, {"jax", "flax", "optax", "chex", "numpy"}),
     "parallel": ({"agents", "types", "errors"}, {"jax", "numpy"}),
-    "envs": ({"rate_limit", "extras", "types", "errors", "references"}, {"numpy", "gymnasium", "ale_py", "envpool"}),
+    "envs": (
+        {"rate_limit", "extras", "types", "errors", "references"},
+        {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging"},
+    ),
     "transport": ({"types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
     "experiment": ({"envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),

@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from jsrl.envs.base import EnvStep, Episode, VectorEnv
+from jsrl.envs.base import EnvStep, Episode, VectorEnv, VectorGame
+from jsrl.envs.check_game import GameWalk
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
+from jsrl.envs.random_play import random_actions
 from jsrl.errors import EnvironmentFault
-from jsrl.types import Array, Continuous, Discrete, EnvSpec, MultiDiscrete, Tree, map_tree, named_leaves
+from jsrl.types import Array, EnvSpec, GameSpec, Tree, map_tree, named_leaves
 
-Factory = Callable[[int, int], VectorEnv]  # (num_envs, seed) -> environment
+Factory = Callable[[int, int], Any]  # (num_envs, seed) -> VectorEnv or VectorGame
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class EnvReport:
       env_steps_per_s: measured with random actions, checks off. episodes: how many ended during the checks.
     """
 
-    spec: EnvSpec
+    spec: EnvSpec | GameSpec
     passed: tuple[str, ...]
     notes: tuple[str, ...]
     env_steps_per_s: float
@@ -36,31 +38,10 @@ class EnvReport:
 
     def __str__(self) -> str:
         """Return a report of a few lines."""
-        lines = [f"{self.spec.name}: action {self.spec.action}"]
-        lines += [
-            f"  observation {name or '(one array)'}: {leaf}" for name, leaf in named_leaves(self.spec.observation)
-        ]
+        lines = _described(self.spec)
         lines += [f"  ok    {line}" for line in self.passed]
         lines += [f"  note  {line}" for line in self.notes]
         return "\n".join([*lines, f"  {self.env_steps_per_s:,.0f} env steps/s, {self.episodes} episodes ended"])
-
-
-def random_actions(spec: EnvSpec, observation: Tree, rng: np.random.Generator) -> np.ndarray:
-    """Draw legal actions [B, ...] for observations [B, ...]; continuous ones reach beyond their bounds on purpose."""
-    num_envs = len(next(leaf for _, leaf in named_leaves(observation)))
-    masks = observation.get("action_mask") if isinstance(observation, dict) else None
-    action = spec.action
-    if isinstance(action, Continuous):
-        return rng.normal(0.0, 2.0, (num_envs, len(action.low))).astype(np.float32)
-    nums = (action.num_actions,) if isinstance(action, Discrete) else action.nums
-    columns, start = [], 0
-    for num in nums:
-        score = rng.random((num_envs, num))
-        if masks is not None:
-            score = np.where(masks[:, start : start + num] > 0, score, -1.0)
-        columns.append(score.argmax(axis=1).astype(np.int32))
-        start += num
-    return np.stack(columns, axis=1) if isinstance(action, MultiDiscrete) else columns[0]
 
 
 def check_env(
@@ -69,7 +50,7 @@ def check_env(
     """Hold an environment against the vector protocol.
 
     Args:
-      env: a config, or a function (num_envs, seed) -> VectorEnv.
+      env: a config, or a function (num_envs, seed) -> VectorEnv or VectorGame.
       num_envs: slots of each vector. steps: vector steps of each of two equal runs. max_seconds: of each run.
 
     Raises:
@@ -79,9 +60,16 @@ def check_env(
     build: Factory = partial(make, replace(env, on_fault="auto")) if isinstance(env, EnvConfig) else env
     raw = not isinstance(env, EnvConfig) or (env.reward_clip is None and env.reward_scale == 1.0)
     games = isinstance(env, EnvConfig) and env.id.startswith("ALE/") and env.atari.episodic_life
-    one = _Walk(build(num_envs, seed), num_envs, seed, raw_rewards=raw, whole_episodes=not games)
+
+    def walk() -> _Walk | GameWalk:
+        vector = build(num_envs, seed)
+        if isinstance(vector.spec, GameSpec):
+            return GameWalk(cast(VectorGame, vector), num_envs, seed, raw_rewards=raw)
+        return _Walk(vector, num_envs, seed, raw_rewards=raw, whole_episodes=not games)
+
+    one = walk()
     one.run(steps, max_seconds)
-    two = _Walk(build(num_envs, seed), num_envs, seed, raw_rewards=raw, whole_episodes=not games)
+    two = walk()
     two.run(len(one.digests) - 1, 4 * max_seconds)
     for t, (a, b) in enumerate(zip(one.digests, two.digests, strict=False)):
         if a != b:
@@ -89,15 +77,7 @@ def check_env(
                 f"environment {one.env.spec.name!r}: two runs with seed {seed} and the same actions differ at step {t}; "
                 "expected the same. It draws from a random state that its seed does not set"
             )
-    varies, slots_differ = False, one.slots_differ
-    for other_seed in range(seed + 1, seed + 4):  # several: few different starts may coincide by chance
-        other = build(num_envs, other_seed)
-        try:
-            opening = other.reset().observation
-            varies = varies or _varies(opening, one.opening)
-            slots_differ = slots_differ or _slots_differ(opening, num_envs)
-        finally:
-            other.close()
+    varies, slots_differ = _begins(build, one.opening, num_envs, range(seed + 1, seed + 4))
     passed = ["shapes and dtypes of observations, rewards, discounts", "same seed, same run", "reset row: reward 0"]
     notes = []
     if varies and slots_differ:
@@ -113,9 +93,40 @@ def check_env(
         passed.append("episodes reported once each, with their return and length")
     else:
         notes.append(f"no episode ended within {len(one.digests) - 1} steps, so endings were not seen")
+    if isinstance(one, GameWalk):
+        passed.append("each seat's rewards, with those of its last step, sum to its return; turns, deaths and masks")
+        notes += [f"no seat {what}, so that was not seen" for what in ("waited", "died") if what not in one.seen]
     for env_ in (one.env, two.env, one.env):  # twice is allowed
         env_.close()
     return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
+
+
+def _begins(build: Factory, opening: Tree, num_envs: int, seeds: range) -> tuple[bool, bool]:
+    """Return whether environments of other seeds, and other slots, begin differently.
+
+    Several seeds are tried, as few different starts may coincide by chance.
+    """
+    varies, slots_differ = False, _slots_differ(opening, num_envs)
+    for seed in seeds:
+        other = build(num_envs, seed)
+        try:
+            theirs = other.reset().observation
+            varies = varies or _varies(theirs, opening)
+            slots_differ = slots_differ or _slots_differ(theirs, num_envs)
+        finally:
+            other.close()
+    return varies, slots_differ
+
+
+def _described(spec: EnvSpec | GameSpec) -> list[str]:
+    if isinstance(spec, EnvSpec):
+        seen = [f"  observation {name or '(one array)'}: {leaf}" for name, leaf in named_leaves(spec.observation)]
+        return [f"{spec.name}: action {spec.action}", *seen]
+    lines = [f"{spec.name}: {len(spec.seats)} seats, death={spec.death!r}, symmetric={spec.symmetric}"]
+    for seat in spec.seats:
+        lines.append(f"  seat {seat.name}{f' of {seat.side}' if seat.side else ''}: action {seat.action}")
+        lines += [f"    observation {name or '(one array)'}: {leaf}" for name, leaf in named_leaves(seat.observation)]
+    return lines + [f"  state {name or '(one array)'}: {leaf}" for name, leaf in named_leaves(spec.state)]
 
 
 def _varies(a: Tree, b: Tree) -> bool:
@@ -147,7 +158,6 @@ class _Walk:
         self._expect(bool(np.all(step.is_first)), "reset returned is_first {}; expected all True", step.is_first)
         self._expect(not np.any(step.reward), "reset returned reward {}; expected 0", step.reward)
         self.opening: Tree = map_tree(np.array, step.observation)
-        self.slots_differ = _slots_differ(self.opening, self.num_envs)
         self._remember(step)
         in_env = 0.0
         for count in range(1, steps + 1):

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jsrl.envs.check import random_actions
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
+from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 
 GAMES = "pettingzoo:tests.envs.seat_games:"
@@ -18,22 +18,7 @@ RED_AND_BLUE = {"a_[01]": "red", "a_[23]": "blue"}
 
 def random_step(game, step, rng):
     """Step a game with random legal actions."""
-    return game.step(
-        {
-            group: np.stack(
-                [
-                    random_actions(game.spec.view(seats), _column(step.observation[group], i), rng)
-                    for i in range(len(seats))
-                ],
-                axis=1,
-            )
-            for group, seats in game.groups.items()
-        }
-    )
-
-
-def _column(tree, i):
-    return {key: leaf[:, i] for key, leaf in tree.items()} if isinstance(tree, dict) else tree[:, i]
+    return game.step(random_joint_actions(game, step.observation, rng))
 
 
 def episodes_of(game, wanted: int):

@@ -35,6 +35,10 @@ def make_by_scheme(
         from jsrl.envs.adapters.pettingzoo import make_pettingzoo
 
         return make_pettingzoo(config, num_envs, seed, group, groups)
+    if scheme == "lbf":
+        from jsrl.envs.adapters.lbf import make_lbf
+
+        return make_lbf(config, num_envs, seed, group, groups)
     raise ConfigError(f"environments {scheme}:... are not known")
 
 
@@ -49,6 +53,10 @@ def import_suite(config: EnvConfig) -> None:
         from jsrl.envs.adapters.pettingzoo import find_factory
 
         find_factory(config.id, config.kwargs.get("api"))
+    elif scheme == "lbf":
+        from jsrl.envs.adapters.lbf import import_lbf
+
+        import_lbf(config)
     elif scheme == "particle":
         import_module("jsrl.envs.particle.game")
     elif scheme == "matrix":

@@ -1,0 +1,97 @@
+"""Level-based foraging: ids `lbf:Foraging-8x8-2p-2f-coop-v3`, as lbforaging registers them.
+
+All agents act at once, and an episode ends for all of them. lbforaging reports its limit of 50 steps as a termination; here it
+is a truncation, as long as food is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.loop import SyncVectorGame
+from jsrl.envs.games.played import Moment, SeatSpaces
+from jsrl.errors import ConfigError, MissingExtra
+from jsrl.extras import install_command
+from jsrl.references.importing import nearest
+
+
+def make_lbf(
+    config: EnvConfig,
+    num_envs: int,
+    seed: int | tuple[int, ...] = 0,
+    group: int = 0,
+    groups: Mapping[str, tuple[str, ...]] | None = None,
+) -> SyncVectorGame:
+    """Build a vector of a foraging environment.
+
+    Raises:
+      ConfigError: it does not exist or does not take these options. MissingExtra: lbforaging is not installed.
+    """
+    import_lbf(config)
+    name = config.id.partition(":")[2]
+    if name not in gymnasium.registry:
+        known = [other for other in gymnasium.registry if other.startswith("Foraging")]
+        raise ConfigError(
+            f"lbforaging registers no environment {name!r}{nearest(name, known)}; an id is like "
+            "lbf:Foraging-8x8-2p-2f-coop-v3 (size, players, food; at most 4 foods)"
+        )
+    return SyncVectorGame(partial(Foraging, config, name), config, num_envs, seed, group, groups)
+
+
+def import_lbf(config: EnvConfig) -> None:
+    """Import lbforaging, which registers its environments.
+
+    Raises:
+      MissingExtra: it is not installed.
+    """
+    try:
+        import lbforaging  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            f"environment {config.id!r} needs lbforaging ({error}): {install_command('games')}"
+        ) from error
+
+
+class Foraging:
+    """One foraging environment; its agents are a team, although each is rewarded for what it helped to lift."""
+
+    symmetric = True  # levels are drawn anew for every agent in every episode
+    state_space: spaces.Space | None = None
+
+    def __init__(self, config: EnvConfig, name: str):
+        try:
+            self._env: Any = gymnasium.make(name, disable_env_checker=True, **config.kwargs).unwrapped
+        except (TypeError, gymnasium.error.Error) as error:
+            raise ConfigError(
+                f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs"
+            ) from error
+        pairs = zip(self._env.observation_space, self._env.action_space, strict=True)
+        self.seats = tuple(SeatSpaces(f"agent_{i}", seen, acted, "team") for i, (seen, acted) in enumerate(pairs))
+        self._names = tuple(seat.name for seat in self.seats)
+
+    def reset(self, seed: int | None) -> Moment:
+        """Begin an episode."""
+        observed, _ = self._env.reset(seed=seed)
+        return Moment(dict(zip(self._names, observed, strict=True)), self._names)
+
+    def step(self, action: Mapping[str, Any]) -> Moment:
+        """Step with the actions of all agents."""
+        observed, reward, over, cut, _ = self._env.step([action[name] for name in self._names])
+        late = bool(cut) or (bool(over) and bool(self._env.field.any()))
+        return Moment(
+            dict(zip(self._names, observed, strict=True)),
+            self._names,
+            dict(zip(self._names, map(float, reward), strict=True)),
+            self._names if over and not late else (),
+            self._names if late else (),
+        )
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()

@@ -1,0 +1,135 @@
+"""check_env on environments with seats: good ones pass, and each broken rule is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jsrl.envs.check import check_env
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_game
+from jsrl.errors import EnvironmentFault
+
+FATE = "pettingzoo:tests.envs.seat_games:"
+SIDES = {"a_[01]": "red", "a_[23]": "blue"}
+GOOD = [
+    (EnvConfig("particle:simple_tag_v3", kwargs={"max_cycles": 5}), {"waited", "died"}),
+    (
+        EnvConfig("particle:simple_reference_v3", kwargs={"max_cycles": 5, "continuous_actions": True}),
+        {"waited", "died"},
+    ),
+    (EnvConfig("matrix:climbing", kwargs={"rounds": 3, "see_last": True}), {"waited", "died"}),
+    (EnvConfig(FATE + "Together"), set()),
+    (EnvConfig(FATE + "Together", kwargs={"death": "team", "sides": SIDES}), set()),
+    (EnvConfig(FATE + "InTurn", reward_scale=0.5), set()),
+    (EnvConfig(FATE + "InTurn", kwargs={"death": "team", "sides": SIDES}, max_episode_steps=4), set()),
+    (EnvConfig(FATE + "Masked", reseed_episodes=True), set()),
+]
+
+
+@pytest.mark.parametrize(("config", "unseen"), GOOD, ids=lambda case: getattr(case, "id", ""))
+def test_good_games_pass(config: EnvConfig, unseen: set[str]) -> None:
+    report = check_env(config, steps=80, num_envs=3)
+    assert any("each seat's rewards" in line for line in report.passed)
+    assert {note.split()[2].rstrip(",") for note in report.notes if note.startswith("no seat")} == unseen
+    assert f"{len(report.spec.seats)} seats" in str(report) and report.episodes > 0
+
+
+class Broken:
+    """A game that does what a mutation does to each step: (step, how many steps were made) -> step."""
+
+    def __init__(self, config: EnvConfig, num_envs: int, seed: int, mutate):
+        self.game, self.mutate, self.count = make_game(config, num_envs, seed), mutate, 0
+        self.spec, self.num_envs, self.groups = self.game.spec, num_envs, self.game.groups
+
+    def reset(self):
+        return self.game.reset()
+
+    def step(self, action):
+        self.count += 1
+        return self.mutate(self.game.step(action), self.count)
+
+    def close(self):
+        self.game.close()
+
+
+def no_last_reward(step, count):
+    ended = [episode.slot for episode in step.episodes]
+    reward = step.reward.copy()
+    reward[ended] = 0.0
+    return step._replace(reward=reward)
+
+
+def act_forever(step, count):
+    return step._replace(acts=np.ones_like(step.acts))
+
+
+def nobody_acts(step, count):
+    return step._replace(acts=step.acts * (count != 5))
+
+
+def pay_the_dead(step, count):
+    return step._replace(reward=step.reward + (~step.is_first[:, None]).astype(np.float32))
+
+
+def forget_first(step, count):
+    return step._replace(is_first=step.is_first & False)
+
+
+def own_mask(step, count):
+    return step._replace(
+        observation={
+            name: {**tree, "action_mask": tree["action_mask"] * np.array([0, 1, 0], np.uint8)}
+            for name, tree in step.observation.items()
+        }
+    )
+
+
+def tear_a_side(step, count):
+    discount = step.discount.copy()
+    discount[~step.is_first, 0] = 0.0
+    return step._replace(discount=discount)
+
+
+def mean_is_sum(step, count):
+    return step._replace(episodes=[e.__class__(**{**vars(e), "return_": sum(e.returns)}) for e in step.episodes])
+
+
+def value_only(step, count):
+    return step._replace(acts=np.where(step.acts == 0, 2, step.acts).astype(np.uint8))
+
+
+def wide(step, count):
+    return step._replace(reward=step.reward.astype(np.float64))
+
+
+TEAM = {"death": "team", "sides": SIDES}
+
+
+@pytest.mark.parametrize(
+    ("form", "kwargs", "mutate", "told"),
+    [
+        ("Together", {}, no_last_reward, r"reported returns .*; its rewards sum to"),
+        ("Together", {}, act_forever, r"act after they died"),
+        ("Together", {}, nobody_acts, r"no seat acts in slots"),
+        ("Together", {}, pay_the_dead, r"earn rewards after they died"),
+        ("Together", {}, forget_first, r"expected is_first right after"),
+        ("Together", TEAM, tear_a_side, r"differs within a side"),
+        ("Together", {}, mean_is_sum, r"expected one of each seat, and their mean"),
+        ("InTurn", {}, value_only, r"(?s)acts .*; expected one of \(0, 1\)"),
+        ("Together", {}, wide, r"reward is float64 \[3, 4\]; expected float32 \[3, 4\]"),
+        ("Masked", {}, own_mask, r"does not act is not all ones"),
+    ],
+)
+def test_each_broken_rule_is_named(form: str, kwargs: dict, mutate, told: str) -> None:
+    config = EnvConfig(FATE + form, kwargs=kwargs)
+    with pytest.raises(EnvironmentFault, match=told):
+        check_env(lambda num_envs, seed: Broken(config, num_envs, seed, mutate), steps=80, num_envs=3)
+
+
+def test_seeds_that_do_not_reach_the_environment_are_found() -> None:
+    def deaf(num_envs: int, seed: int):
+        return make_game(EnvConfig("particle:simple_spread_v3"), num_envs, np.random.SeedSequence().entropy % 1000)
+
+    with pytest.raises(EnvironmentFault, match=r"two runs with seed 0 and the same actions differ"):
+        check_env(deaf, steps=5)

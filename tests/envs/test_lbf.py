@@ -1,0 +1,52 @@
+"""Level-based foraging: joint actions, its own rewards, and a time limit that is no termination."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jsrl.envs.check import check_env
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_game
+from jsrl.envs.random_play import random_joint_actions
+from jsrl.errors import ConfigError
+
+pytest.importorskip("lbforaging")
+NAME = "lbf:Foraging-5x5-2p-1f-v3"
+
+
+def test_holds_the_protocol() -> None:
+    report = check_env(EnvConfig(NAME), steps=120, num_envs=2)
+    assert [seat.name for seat in report.spec.seats] == ["agent_0", "agent_1"] and report.episodes > 0
+    assert {seat.side for seat in report.spec.seats} == {"team"} and report.spec.symmetric
+
+
+def test_rewards_and_endings_are_those_of_the_environment() -> None:
+    game = make_game(EnvConfig(NAME), 6, 0, groups={"all": ("agent_0", "agent_1")})
+    rng, step, closed, left = np.random.default_rng(0), game.reset(), [], []
+    for _ in range(220):
+        step = game.step(random_joint_actions(game, step.observation, rng))
+        for episode in step.episodes:
+            env = game._envs[episode.slot]._env
+            closed.append(episode)
+            left.append(bool(env.field.any()))
+            np.testing.assert_allclose(episode.returns, [player.score for player in _players(env)], atol=1e-6)
+            assert (step.discount[episode.slot] == float(left[-1])).all()
+    assert [episode.terminated for episode in closed] == [not food for food in left]
+    assert {episode.length for episode, food in zip(closed, left, strict=True) if food} == {50}
+    assert any(episode.terminated for episode in closed) and any(left)
+
+
+def _players(env):
+    """Its agents; `score` is summed over the life of the object, so it is read and cleared."""
+    players = [type("Score", (), {"score": player.score})() for player in env.players]
+    for player in env.players:
+        player.score = 0
+    return players
+
+
+def test_wrong_ids_and_options() -> None:
+    with pytest.raises(ConfigError, match=r"registers no environment 'Foraging-8x8-2p-9f-v3'.*at most 4 foods"):
+        make_game(EnvConfig("lbf:Foraging-8x8-2p-9f-v3"), 1, 0)
+    with pytest.raises(ConfigError, match=r"could not be made with .*speed"):
+        make_game(EnvConfig(NAME, kwargs={"speed": 3}), 1, 0)
