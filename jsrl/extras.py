@@ -15,6 +15,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "mujoco": (("mujoco",), "MuJoCo environments"),
     "envpool": (("envpool",), "EnvPool environments"),
     "games": (("pettingzoo", "mpe2", "lbforaging"), "environments with several agents"),
+    "openspiel": (("pyspiel",), "OpenSpiel's games"),
     "tensorboard": (("tensorboardX",), "TensorBoard events"),
     "wandb": (("wandb",), "Weights & Biases"),
     "video": (("imageio_ffmpeg", "PIL", "pygame"), "videos"),

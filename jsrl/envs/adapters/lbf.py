@@ -66,13 +66,13 @@ class Foraging:
 
     def __init__(self, config: EnvConfig, name: str):
         try:
-            self._env: Any = gymnasium.make(name, disable_env_checker=True, **config.kwargs).unwrapped
+            env: Any = gymnasium.make(name, disable_env_checker=True, **config.kwargs).unwrapped
         except (TypeError, gymnasium.error.Error) as error:
             raise ConfigError(
                 f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs"
             ) from error
-        pairs = zip(self._env.observation_space, self._env.action_space, strict=True)
-        self.seats = tuple(SeatSpaces(f"agent_{i}", seen, acted, "team") for i, (seen, acted) in enumerate(pairs))
+        self._env, pairs = env, enumerate(zip(env.observation_space, env.action_space, strict=True))
+        self.seats = tuple(SeatSpaces(f"agent_{i}", seen, acted, "team") for i, (seen, acted) in pairs)
         self._names = tuple(seat.name for seat in self.seats)
 
     def reset(self, seed: int | None) -> Moment:

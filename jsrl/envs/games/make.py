@@ -39,6 +39,10 @@ def make_by_scheme(
         from jsrl.envs.adapters.lbf import make_lbf
 
         return make_lbf(config, num_envs, seed, group, groups)
+    if scheme == "openspiel":
+        from jsrl.envs.adapters.openspiel import make_openspiel
+
+        return make_openspiel(config, num_envs, seed, group, groups)
     raise ConfigError(f"environments {scheme}:... are not known")
 
 
@@ -57,6 +61,10 @@ def import_suite(config: EnvConfig) -> None:
         from jsrl.envs.adapters.lbf import import_lbf
 
         import_lbf(config)
+    elif scheme == "openspiel":
+        from jsrl.envs.adapters.openspiel import import_openspiel
+
+        import_openspiel(config)
     elif scheme == "particle":
         import_module("jsrl.envs.particle.game")
     elif scheme == "matrix":

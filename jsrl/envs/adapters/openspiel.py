@@ -1,0 +1,154 @@
+"""OpenSpiel's games: ids `openspiel:kuhn_poker`, `openspiel:goofspiel(num_cards=4,imp_info=True)`; kwargs are game parameters.
+
+Players move in turn, or all at once where the game says so; chance is drawn by a generator of the slot's seed and takes no
+row. A player sees its information state (all it knows of the past) where the game has one, else its observation; kwargs
+`tensor: information` or `observation` say which. Both come flat, beside an action mask. Rewards are what a move adds to
+each player's return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.loop import SyncVectorGame
+from jsrl.envs.games.played import Moment, SeatSpaces
+from jsrl.envs.spaces import MASK_KEY
+from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
+from jsrl.extras import install_command
+from jsrl.references.importing import nearest
+
+TENSORS = ("information", "observation")
+
+
+def make_openspiel(
+    config: EnvConfig,
+    num_envs: int,
+    seed: int | tuple[int, ...] = 0,
+    group: int = 0,
+    groups: Mapping[str, tuple[str, ...]] | None = None,
+) -> SyncVectorGame:
+    """Build a vector of an OpenSpiel game.
+
+    Raises:
+      ConfigError: it does not exist, does not take these options, or has no tensors. MissingExtra: open_spiel is missing.
+    """
+    spiel, kwargs = import_openspiel(config), dict(config.kwargs)
+    asked, name = kwargs.pop("tensor", None), config.id.partition(":")[2]
+    known = spiel.registered_names()
+    if name.partition("(")[0] not in known:
+        raise ConfigError(f"OpenSpiel has no game {name!r}{nearest(name, known)}")
+    try:
+        game = spiel.load_game(name, kwargs) if kwargs else spiel.load_game(name)
+    except spiel.SpielError as error:
+        raise ConfigError(f"OpenSpiel could not load {name!r} with {kwargs}: {error}. Check env.kwargs") from error
+    kind, has = game.get_type(), {}
+    has["information"], has["observation"] = kind.provides_information_state_tensor, kind.provides_observation_tensor
+    tensor: str = asked or next((which for which in TENSORS if has[which]), "")
+    if not has.get(tensor, False) or kind.dynamics == spiel.GameType.Dynamics.MEAN_FIELD:
+        raise ConfigError(
+            f"OpenSpiel's {name!r} was asked for the tensor {tensor!r}; expected a game of players that has one, and "
+            f"{' or '.join(TENSORS)} as `tensor`: it has {[which for which in TENSORS if has[which]]}"
+        )
+    return SyncVectorGame(partial(SpielGame, spiel, game, tensor), config, num_envs, seed, group, groups)
+
+
+def import_openspiel(config: EnvConfig) -> Any:
+    """Import OpenSpiel.
+
+    Raises:
+      MissingExtra: it is not installed.
+    """
+    try:
+        import pyspiel
+    except ImportError as error:
+        raise MissingExtra(
+            f"environment {config.id!r} needs open_spiel ({error}): {install_command('openspiel')}"
+        ) from error
+    return pyspiel
+
+
+class SpielGame:
+    """One game and its state."""
+
+    symmetric = False  # who moves first, or is dealt what, differs
+    state_space: spaces.Space | None = None
+
+    def __init__(self, spiel: Any, game: Any, tensor: str):
+        self._spiel, self._game, self._information = spiel, game, tensor == "information"
+        size = game.information_state_tensor_size() if self._information else game.observation_tensor_size()
+        seen = spaces.Dict(
+            {
+                "observation": spaces.Box(-np.inf, np.inf, (size,), np.float32),
+                MASK_KEY: spaces.Box(0, 1, (game.num_distinct_actions(),), np.int8),
+            }
+        )
+        action = spaces.Discrete(game.num_distinct_actions())
+        side = "team" if game.get_type().utility == spiel.GameType.Utility.IDENTICAL else ""
+        self._names = tuple(f"player_{i}" for i in range(game.num_players()))
+        self.seats = tuple(SeatSpaces(name, seen, action, side) for name in self._names)
+        self._rng = np.random.default_rng()
+
+    def reset(self, seed: int | None) -> Moment:
+        """Begin a game."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._state = self._game.new_initial_state()
+        self._draw()
+        self._returns = np.zeros(len(self._names))
+        return self._moment(self._legal())
+
+    def step(self, action: Mapping[str, Any]) -> Moment:
+        """Make the moves of all whose turn it is, and draw chance until somebody may move again.
+
+        Raises:
+          EnvironmentFault: a move is not legal.
+        """
+        legal = self._legal()
+        moves = [int(action.get(name, 0)) for name in self._names]
+        for player, allowed in legal.items():
+            if moves[player] not in allowed:
+                raise EnvironmentFault(f"was given action {moves[player]} by player_{player}; legal are {allowed}")
+        if self._state.is_simultaneous_node():
+            self._state.apply_actions(moves)
+        else:
+            self._state.apply_action(moves[self._state.current_player()])
+        self._draw()
+        over, before = self._state.is_terminal(), self._returns
+        self._returns = np.array(self._state.returns())
+        moment = self._moment(self._legal() or legal)
+        moment.reward = dict(zip(self._names, (self._returns - before).tolist(), strict=True))
+        moment.terminated = self._names if over else ()
+        return moment
+
+    def _draw(self) -> None:
+        while self._state.is_chance_node():
+            outcomes, chances = zip(*self._state.chance_outcomes(), strict=True)
+            share = np.array(chances)
+            self._state.apply_action(int(self._rng.choice(outcomes, p=share / share.sum())))
+
+    def _legal(self) -> dict[int, list[int]]:
+        """Return player -> its legal actions, of those whose turn it is."""
+        if self._state.is_terminal():
+            return {}
+        if not self._state.is_simultaneous_node():
+            return {self._state.current_player(): self._state.legal_actions()}
+        moves = {player: self._state.legal_actions(player) for player in range(len(self._names))}
+        return {player: allowed for player, allowed in moves.items() if allowed}
+
+    def _moment(self, legal: Mapping[int, list[int]]) -> Moment:
+        look = self._state.information_state_tensor if self._information else self._state.observation_tensor
+        seen = {}
+        for player, name in enumerate(self._names):
+            mask = np.zeros(self._game.num_distinct_actions(), np.int8)
+            mask[legal.get(player, [])] = 1
+            seen[name] = {"observation": np.array(look(player), np.float32), MASK_KEY: mask}
+        return Moment(seen, [self._names[player] for player in legal])
+
+    def close(self) -> None:
+        """Hold nothing, so free nothing."""
