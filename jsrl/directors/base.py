@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from jsrl.directors.draws import Draws
 from jsrl.directors.messages import Assignment, Command, Outcome, Player, Score, parse_player
 from jsrl.errors import ConfigError
@@ -87,6 +89,13 @@ class Bookkeeping(ABC):
             state["void" if report.void else "finished"] += 1
             commands += self._ended(state, record, report)
         return state, commands
+
+    def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
+        """Return (players, points [P, P] that row won against column, games [P, P]), for displays and ratings.
+
+        Directors that count no wins have no players.
+        """
+        return [], np.zeros((0, 0)), np.zeros((0, 0))
 
     # -- what a director supplies --------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jsrl.directors.base import (
     Bookkeeping,
     State,
@@ -90,6 +92,11 @@ class League(Bookkeeping):
     def frozen(self, state: State, policies: tuple[str, ...] | None = None) -> list[Player]:
         """Return the frozen players, oldest first; those of some policies, or all."""
         return [Player(*pair) for pair in state["frozen"] if policies is None or pair[0] in policies]
+
+    def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
+        """Return (players, points [P, P] that row won against column, games [P, P]), for displays and ratings."""
+        players = [*map(Player, self.policies), *self.frozen(state)]
+        return players, *self.payoff(state).matrices(players)
 
     # -- matches -------------------------------------------------------------------------------------------------------
 

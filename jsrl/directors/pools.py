@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from jsrl.directors.base import (
     Bookkeeping,
     State,
@@ -116,6 +118,12 @@ class PoolDirector(Bookkeeping):
     def payoff(self, state: State) -> Payoff:
         """Return the payoff table in a state."""
         return Payoff(state["payoff"], self.decay)
+
+    def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
+        """Return (players, points [P, P] that row won against column, games [P, P]), for displays and ratings."""
+        frozen = [Player(policy, name) for policy, pool in state["pools"].items() for name in pool["frozen"]]
+        players = [*map(Player, self.policies), *frozen]
+        return players, *self.payoff(state).matrices(players)
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
         side = state["assigned"] % len(self.policies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,6 +83,11 @@ class PSRO(Bookkeeping):
         """Return how often each member is played; while a table is filled, members that are not in it yet are missing."""
         return list(state["members"][policy]["mixture"])
 
+    def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
+        """Return (players, points [P, P] that row won against column, games [P, P]), for displays and ratings."""
+        players = [player for policy in self.policies for player in self.population(state, policy)]
+        return players, *self.payoff(state).matrices(players, greedy=self.greedy)
+
     # -- games ---------------------------------------------------------------------------------------------------------
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
@@ -110,9 +116,10 @@ class PSRO(Bookkeeping):
     def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
         trained = learning_policies(record)
         if not trained:
-            if self.value == "return" and not outcome.void:  # winners are not needed
-                of_players(record, outcome.returns)
-                outcome = Outcome(outcome.assignment, outcome.length, outcome.returns, outcome.result or (0.5, 0.5))
+            if self.value == "return" and not outcome.void:  # winners are not needed: the higher return wins
+                first, second = of_players(record, outcome.returns)
+                won = tuple(0.5 + 0.5 * np.sign(gain - (first + second) / 2.0) for gain in outcome.returns)
+                outcome = dataclasses.replace(outcome, result=outcome.result or tuple(map(float, won)))
             end_match(self.payoff(state), self, record, outcome)
             if self._is_filled(state):
                 yield from self._solve(state)

@@ -19,12 +19,13 @@ def run_psro(
     play: Callable[[list[Any]], tuple[float, float]],
     *,
     seed: int = 0,
+    at_once: int = 3,
 ) -> tuple[dict[int, dict[str, tuple[list[Any], list[float]]]], list[Any]]:
     """Run a director until it stops.
 
     Args:
       initial: policy -> strategy. respond: (policy, rival's strategies, mixture) -> best response.
-      play: strategies by side -> returns by side, exact.
+      play: strategies by side -> returns by side. at_once: games that are proposed together.
 
     Returns:
       (population size -> policy -> (strategies, mixture)), and all commands.
@@ -45,7 +46,7 @@ def run_psro(
 
     current = mixtures()
     while not any(isinstance(command, Stop) for command in commands):
-        state, games = director.propose(json.loads(json.dumps(state)), 3)
+        state, games = director.propose(json.loads(json.dumps(state)), at_once)
         for game in reversed(games):
             by_side = dict(zip(game.sides, game.players, strict=True))
             if any(game.learns):

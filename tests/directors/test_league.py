@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from scipy.stats import chisquare
 
@@ -217,6 +218,9 @@ def test_a_thousand_results_replay_to_the_same_freezes_and_resets():
     for index, command in enumerate(commands):
         if command["type"] == "Reset":
             assert (commands[index - 1]["type"], commands[index - 1]["policy"]) == ("Freeze", command["policy"])
+    players, points, games = LEAGUE.results(state)
+    assert players[:4] == list(map(Player, LEAGUE.policies)) and len(players) == 4 + len(state["frozen"])
+    assert games[0, 4:].sum() > 20 and np.allclose(points + points.T, games)
     assert len(state["frozen"]) == sum(count for (kind, _), count in kinds.items() if kind == "Freeze")
 
 

@@ -93,6 +93,9 @@ def test_a_thousand_results_replay_to_the_same_freezes(director):
     kept = state["pools"]["main"]["frozen"]
     assert kept == [command["name"] for command in commands][-len(kept) :] and len(kept) <= director.pool_size
     assert state["void"] > 20
+    players, points, games = director.results(state)
+    assert players == [Player("main"), *(Player("main", name) for name in kept)]
+    assert games[0, 1:].min() >= 0.0 and games[0].max() > 5.0 and np.allclose(points + points.T, games)
 
 
 def test_proposals_do_not_depend_on_how_many_are_asked_for_at_once():
