@@ -11,7 +11,19 @@ The row table (next-step auto-reset, as Gymnasium >= 1.0 vector environments do 
 | 2   | o2 (last)   | 0        | 0        | 1        | 0    | action ignored; v(o2) bootstraps a truncation |
 | 3   | o3          | 1        | ...      | 1        | 1    | the core is reset before this row is read |
 
-`mask_t = acts_t * (1 - is_first_{t+1})`. `discount` is the environment's own (gamma belongs to the algorithm).
+`mask_t = (acts_t > 0) * (1 - is_first_{t+1})`. `discount` is the environment's own (gamma belongs to the algorithm).
+
+Kinds of rows, per agent (a single agent acts on every row):
+
+| acts |            | policy  | value               | the recursions of returns                                  |
+|------|------------|---------|---------------------|------------------------------------------------------------|
+| 1    | acting     | trained | trained, bootstraps | count it for gamma and lambda                              |
+| 0    | waiting    | -       | -                   | add its reward to the row before; pass on what comes behind |
+| 2    | value-only | -       | trained, bootstraps | count it for gamma and lambda; no advantage                |
+
+Waiting: it is another's turn, the seat is empty, or a player acts there that this policy does not train. Value-only: dead in a
+team game; the team's rewards go on. A row whose bootstrap would be the value of a waiting row has no target and is not
+trained on (jsrl.agents.rows has the masks).
 """
 
 from __future__ import annotations
@@ -260,7 +272,7 @@ class Trajectory(NamedTuple):
       action: [T+1, B, ...]; unclipped.
       reward: float32 [T+1, B] ([T+1, B, N] where agents exist).
       discount: float32, like reward: 0 on termination, else 1.
-      acts: uint8, like reward: 1 where this agent acted on this row (always 1 for a single agent).
+      acts: uint8, like reward: the kind of the row (always 1 for a single agent), row T included.
       log_prob: float32, like reward: behaviour log-probability of the stored action.
       extras: tree, whatever `act` wants `update` to see again.
       version: int64 [T+1, B]: version of the params that chose the action.

@@ -59,18 +59,34 @@ def unfold(tree: Tree, axis: int, num_agents: int) -> Tree:
 
 
 def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
-    """Return the trajectory as one of B * N environments with one agent each (as it is without an agent axis)."""
+    """Return the trajectory as one of B * N environments with one agent each (as it is without an agent axis).
+
+    What rows hold that are not the agent's own becomes 0, so that nothing in there reaches a gradient: actions of rows on
+    which it does not act, and observations of waiting rows (where there is a core, which reads those as acting did, only of
+    agents that wait on all rows).
+    """
     if num_agents is None:
         return trajectory
     per_agent = {
         name: fold(getattr(trajectory, name), 1)
         for name in ("observation", "action", "reward", "discount", "acts", "log_prob", "extras")
     }
+    own = per_agent["acts"] > 0
+    seen = jnp.any(own, axis=0) if jax.tree.leaves(trajectory.core) else own
+    per_agent["observation"] = jax.tree.map(lambda x: _where_rows(seen, x), per_agent["observation"])
+    per_agent["extras"] = jax.tree.map(lambda x: _where_rows(own, x), per_agent["extras"])
+    per_agent["action"] = _where_rows(per_agent["acts"] == 1, per_agent["action"])
     is_first = jnp.repeat(trajectory.is_first, num_agents, axis=1)
     sampling = jax.tree.map(lambda x: jnp.repeat(x, num_agents, axis=0), trajectory.sampling)
     state = jax.tree.map(lambda x: jnp.repeat(x, num_agents, axis=1), trajectory.state)
     core = fold(trajectory.core, 0)
     return trajectory._replace(is_first=is_first, core=core, sampling=sampling, state=state, **per_agent)
+
+
+def _where_rows(condition: Array, x: Array) -> Array:
+    """Return x [T+1, C, ...] where the condition [T+1, C] or [C] holds, else 0."""
+    condition = jnp.broadcast_to(condition, x.shape[:2])
+    return jnp.where(condition.reshape(*x.shape[:2], *(1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
 
 
 # -- acting -----------------------------------------------------------------------------------------------------------

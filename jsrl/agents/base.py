@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from jsrl.agents.rows import row_masks
 from jsrl.types import Array, Trajectory, Tree
 
 
@@ -135,15 +136,26 @@ def pmean(value: Tree, axis_name: str | None) -> Tree:
     return value if axis_name is None else jax.lax.pmean(value, axis_name)
 
 
+def masked_sum(value: Array, mask: Array) -> Array:
+    """Return the sum of the values with mask 1; what the others hold, NaN included, does not matter."""
+    return jnp.sum(jnp.where(mask > 0, value, 0.0))
+
+
 def masked_mean(value: Array, mask: Array, axis_name: str | None = None) -> Array:
-    """Return global sum over global count of the rows with mask 1 (not a mean of per-device means)."""
-    total = psum(jnp.sum(value * mask), axis_name)
+    """Return global sum over global count of the rows with mask 1 (not a mean of per-device means).
+
+    Raises:
+      ValueError: value and mask differ in shape; the count would not be that of the values summed.
+    """
+    if jnp.shape(value) != jnp.shape(mask):
+        raise ValueError(
+            f"masked_mean of values {list(jnp.shape(value))} got a mask {list(jnp.shape(mask))}; give one of the same shape"
+        )
+    total = psum(masked_sum(value, mask), axis_name)
     count = psum(jnp.sum(mask), axis_name)
     return total / jnp.maximum(count, 1.0)
 
 
 def row_mask(trajectory: Trajectory) -> Array:
-    """Return mask_t = acts_t (1 - is_first_{t+1}) for rows 0..T-1: float32 [T, B] ([T, B, N] where agents exist)."""
-    going_on = 1.0 - trajectory.is_first[1:].astype(jnp.float32)
-    acts = trajectory.acts[:-1].astype(jnp.float32)
-    return acts * going_on.reshape(going_on.shape + (1,) * (acts.ndim - going_on.ndim))
+    """Return the policy mask of rows 0..T-1 (jsrl.agents.rows): float32 [T, B] ([T, B, N] where agents exist)."""
+    return row_masks(trajectory).policy

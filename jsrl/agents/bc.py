@@ -17,8 +17,9 @@ import optax
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, psum, row_mask
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_sum, psum
 from jsrl.agents.distributions import Distribution, distribution
+from jsrl.agents.rows import acting_mask
 from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, Continuous, EnvSpec, Trajectory, Tree
@@ -106,8 +107,8 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
     ) -> tuple[AgentState, UpdateOutput]:
         del key  # nothing here is random
         weights, moments = state.params
-        trajectory = ac.fold_agents(trajectory._replace(core=()), spec.num_agents)
-        mask = row_mask(trajectory)
+        trajectory = ac.fold_agents(trajectory, spec.num_agents)._replace(core=())
+        mask = acting_mask(trajectory)
         count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
         batch = Batch(norm.normalize(moments, raw), trajectory.is_first[:-1], trajectory.action[:-1], mask, count)
@@ -133,7 +134,7 @@ def loss(parts: Components, weights: Tree, batch: Batch) -> tuple[Array, dict[st
     outputs = ac.mask_outputs(outputs, batch.observation)
 
     def mean(x: Array) -> Array:
-        return jnp.sum(jnp.where(batch.mask > 0, x, 0.0)) / batch.count
+        return masked_sum(x, batch.mask) / batch.count
 
     log_prob, entropy = chosen.log_prob(outputs, batch.action), mean(chosen.entropy(outputs))
     if config.loss == "mse":

@@ -19,10 +19,11 @@ import optax
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum, row_mask
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, masked_sum, psum
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
+from jsrl.agents.rows import RowMasks, row_margin, row_masks
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
 
@@ -92,14 +93,16 @@ class Components(NamedTuple):
 class Batch(NamedTuple):
     """One update's rows. value moments: those the update started from, () when values are not normalised.
 
-    observation: normalised [T+1, B, ...]. mask: [T, B]. count: unmasked rows of all devices.
+    observation: normalised [T+1, B, ...]. masks: [T, B] each. counts: rows of all devices in each mask.
+    margin: from `row_margin`.
     """
 
     trajectory: Trajectory
     observation: Tree
     value_moments: Tree
-    mask: Array
-    count: Array
+    masks: RowMasks
+    counts: RowMasks
+    margin: Array
 
 
 def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
@@ -126,10 +129,11 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         del key  # nothing here is random
         weights = Weights(state.params.weights, state.learner_params)
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
-        mask = row_mask(trajectory)
-        count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
+        margin = row_margin(trajectory, axis_name)
+        masks = row_masks(trajectory, margin)
+        counts = RowMasks(*(jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0) for mask in masks))
         observation = norm.normalize(state.params.moments, trajectory.observation)
-        batch = Batch(trajectory, observation, state.extra, mask, count)
+        batch = Batch(trajectory, observation, state.extra, masks, counts, margin)
         # 1. The gradient of the loss: shares of a global mean, so their sum over devices is the mean.
         gradients, (metrics, value, target) = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, batch, axis_name)
         gradients, metrics = psum((gradients, metrics), axis_name)
@@ -139,12 +143,12 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         # 3. The value function moves to the targets' units (PopArt), and the rows enter the observation moments.
         value_moments = state.extra
         if config.normalize_values:
-            value_moments = norm.merge_value_moments(state.extra, target, mask, axis_name=axis_name)
+            value_moments = norm.merge_value_moments(state.extra, target, masks.value, axis_name=axis_name)
             head = norm.rescale_head(weights.value, parts.network.value_head, state.extra, value_moments)
             weights = weights._replace(value=head)
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
-        params = ActParams(weights.policy, norm.merge_moments(state.params.moments, raw, mask, axis_name))
-        metrics["explained_variance"] = ac.explained_variance(target, value, mask, axis_name)
+        params = ActParams(weights.policy, norm.merge_moments(state.params.moments, raw, masks.value, axis_name))
+        metrics["explained_variance"] = ac.explained_variance(target, value, masks.value, axis_name)
         metrics["grad_norm"] = optax.tree.norm(gradients)
         metrics["learning_rate"] = rate
         return AgentState(params, weights.value, opt_state, value_moments, state.updates + 1), UpdateOutput(metrics)
@@ -158,10 +162,10 @@ def loss(
 ) -> tuple[Array, tuple[dict[str, Array], Array, Array]]:
     """Return this device's share of the loss, and (its share of the metrics, values [T, B], targets [T, B], raw units).
 
-    Shares are sums over this device's rows / `batch.count`.
+    Shares are sums over this device's rows / `batch.counts`.
     """
     config, network, chosen = parts
-    trajectory, mask = batch.trajectory, batch.mask
+    trajectory, mask = batch.trajectory, batch.masks.policy
     outputs, features, _ = network.policy(weights.policy, batch.observation, trajectory.is_first, trajectory.core)
     value = network.value(weights.value, batch.observation, features)
     played, played_observation, outputs = jax.tree.map(
@@ -176,12 +180,13 @@ def loss(
     if config.normalize_values:
         raw = norm.denormalize_value(batch.value_moments, raw)
     advantage, target = vtrace(
-        Rows(raw, played.reward, played.discount, played.acts, trajectory.is_first),
+        Rows(raw, played.reward, played.discount, trajectory.acts, trajectory.is_first),
         log_rho,
         gamma=config.gamma,
         lambda_=config.vtrace_lambda,
         rho_clip=config.rho_clip,
         c_clip=config.c_clip,
+        margin=batch.margin,
     )
     goal = norm.normalize_value(batch.value_moments, target) if config.normalize_values else target
     if config.normalize_values:
@@ -191,10 +196,11 @@ def loss(
         advantage = advantage * jax.lax.rsqrt(masked_mean(jnp.square(advantage), mask, axis_name) + 1e-8)
 
     def mean(x: Array) -> Array:
-        return jnp.sum(x * mask) / batch.count
+        return masked_sum(x, mask) / batch.counts.policy
 
     loss_policy = mean(-log_prob * advantage)
-    loss_value = mean(value_loss(value[:-1], goal, goal, kind=config.value_loss, huber_delta=config.huber_delta))
+    error = value_loss(value[:-1], goal, goal, kind=config.value_loss, huber_delta=config.huber_delta)
+    loss_value = masked_sum(error, batch.masks.value) / batch.counts.value
     entropy = mean(chosen.entropy(outputs))
     total = loss_policy + config.value_coef * loss_value - config.entropy_coef * entropy
     metrics = {

@@ -70,11 +70,12 @@ def _batch_moments(x: Array, mask: Array, axis_name: str | None) -> Moments:
     float32 where the mean is thousands of standard deviations.
     """
     axes = tuple(range(mask.ndim))
-    weight = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-    count, total = psum((jnp.sum(mask), jnp.sum(x * weight, axes)), axis_name)
+    counts = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)) > 0
+    count, total = psum((jnp.sum(mask), jnp.sum(jnp.where(counts, x, 0.0), axes)), axis_name)
     share = 1.0 / jnp.maximum(count, 1.0)
     near = total * share
-    sums = jnp.sum((x - near) * weight, axes), jnp.sum(jnp.square(x - near) * weight, axes)
+    away = jnp.where(counts, x - near, 0.0)
+    sums = jnp.sum(away, axes), jnp.sum(jnp.square(away), axes)
     first, second = (share * total for total in psum(sums, axis_name))
     return Moments(count, near + first, jnp.maximum(second - jnp.square(first), 0.0))
 

@@ -21,11 +21,12 @@ import optax
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights
-from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum, row_mask
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, masked_sum, psum
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
 from jsrl.agents.minibatches import flat, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
+from jsrl.agents.rows import RowMasks, row_margin, row_masks
 from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
@@ -140,13 +141,14 @@ class Batch(NamedTuple):
     """What the loss reads: leaves [T, C, ...], core [C, ...]; C are the columns that minibatches are made of.
 
     observation is normalised, with its last row T; target and old_value are in the value function's normalised units.
+    masks: of the policy's rows and of the value function's.
     """
 
     observation: Tree
     is_first: Array
     action: Array
     log_prob: Array
-    mask: Array
+    masks: RowMasks
     advantage: Array
     target: Array
     old_value: Array
@@ -192,7 +194,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         weights, opt_state, metrics = optimize(parts, weights, state.opt_state, columns, **options)
         # 4. The rows enter the observation moments, once.
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
-        moments = norm.merge_moments(state.params.moments, raw, batch.mask, axis_name)
+        moments = norm.merge_moments(state.params.moments, raw, batch.masks.value, axis_name)
         metrics = {**metrics, **prepared_metrics, "learning_rate": rate}
         new = pack(parts, weights, moments, opt_state, value_moments, state.updates + 1)
         return new, UpdateOutput(metrics)
@@ -239,30 +241,31 @@ def prepare(
     outputs, value = values_of(parts, weights, observation, trajectory)
     if config.normalize_values:
         value = norm.denormalize_value(state.extra, value)
-    mask = row_mask(trajectory)
+    margin = row_margin(trajectory, axis_name)
+    masks = row_masks(trajectory, margin)
     chex.assert_equal_shape([value, trajectory.reward, trajectory.discount, trajectory.acts, trajectory.log_prob])
 
     played = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=(), sampling=()))
-    rows = Rows(value, played.reward, played.discount, played.acts, trajectory.is_first)
+    rows = Rows(value, played.reward, played.discount, trajectory.acts, trajectory.is_first)
     if config.returns == "gae":
-        advantage, target = gae(rows, gamma=config.gamma, lambda_=config.gae_lambda)
+        advantage, target = gae(rows, gamma=config.gamma, lambda_=config.gae_lambda, margin=margin)
     else:
         outputs = ac.mask_outputs(jax.tree.map(lambda x: x[:-1], outputs), played.observation)
-        log_rho = jnp.where(mask > 0, chosen.log_prob(outputs, played.action) - played.log_prob, 0.0)
-        options = {"gamma": config.gamma, "lambda_": config.gae_lambda}
+        log_rho = jnp.where(masks.policy > 0, chosen.log_prob(outputs, played.action) - played.log_prob, 0.0)
+        options: Any = {"gamma": config.gamma, "lambda_": config.gae_lambda, "margin": margin}
         advantage, target = vtrace(rows, log_rho, weight_advantage=False, **options)
 
-    metrics = {"explained_variance": ac.explained_variance(target, value[:-1], mask, axis_name)}
+    metrics = {"explained_variance": ac.explained_variance(target, value[:-1], masks.value, axis_name)}
     if config.normalize_advantages:
-        mean = masked_mean(advantage, mask, axis_name)
-        variance = masked_mean(jnp.square(advantage - mean), mask, axis_name)
+        mean = masked_mean(advantage, masks.policy, axis_name)
+        variance = masked_mean(jnp.square(advantage - mean), masks.policy, axis_name)
         advantage = (advantage - mean) * jax.lax.rsqrt(variance + 1e-8)
     batch = Batch(
         observation,
         played.is_first,
         played.action,
         played.log_prob,
-        mask,
+        masks,
         advantage,
         target,
         value[:-1],
@@ -281,23 +284,23 @@ def rescale_values(
     """Return weights, value moments and batch in the units of moments that include this update's targets (PopArt)."""
     if not parts.config.normalize_values:
         return weights, moments, batch
-    new = norm.merge_value_moments(moments, batch.target, batch.mask, axis_name=axis_name)
+    new = norm.merge_value_moments(moments, batch.target, batch.masks.value, axis_name=axis_name)
     head = norm.rescale_head(weights.value, parts.network.value_head, moments, new)
     target, old_value = (norm.normalize_value(new, x) for x in (batch.target, batch.old_value))
     return weights._replace(value=head), new, batch._replace(target=target, old_value=old_value)
 
 
-def loss(parts: Components, weights: Weights, batch: Batch, count: Array) -> tuple[Array, dict[str, Array]]:
-    """Return this device's share of PPO's loss and metrics: sums over its rows / `count`, the unmasked rows of all."""
+def loss(parts: Components, weights: Weights, batch: Batch, counts: RowMasks) -> tuple[Array, dict[str, Array]]:
+    """Return this device's share of PPO's loss and metrics: sums over its rows / `counts`, the rows of all in each mask."""
     config, network, chosen, _ = parts
     outputs, features, _ = network.policy(weights.policy, batch.observation, batch.is_first, batch.core)
     outputs = ac.mask_outputs(outputs, batch.observation)
     value = network.value(weights.value, batch.observation, features)
-    log_ratio = jnp.where(batch.mask > 0, chosen.log_prob(outputs, batch.action) - batch.log_prob, 0.0)
+    log_ratio = jnp.where(batch.masks.policy > 0, chosen.log_prob(outputs, batch.action) - batch.log_prob, 0.0)
     ratio = jnp.exp(log_ratio)
 
     def mean(x: Array) -> Array:
-        return jnp.sum(x * batch.mask) / count
+        return masked_sum(x, batch.masks.policy) / counts.policy
 
     surrogate = clipped_surrogate(ratio, batch.advantage, clip_ratio=config.clip_ratio, dual_clip=config.dual_clip)
     error = value_loss(
@@ -308,7 +311,7 @@ def loss(parts: Components, weights: Weights, batch: Batch, count: Array) -> tup
         huber_delta=config.huber_delta,
         clip=config.value_clip,
     )
-    loss_policy, loss_value = mean(surrogate), mean(error)
+    loss_policy, loss_value = mean(surrogate), masked_sum(error, batch.masks.value) / counts.value
     entropy = mean(chosen.entropy(outputs))
     total = loss_policy + config.value_coef * loss_value - config.entropy_coef * entropy
     metrics = {
@@ -337,8 +340,8 @@ def optimize(
 
     def gradient_step(weights: Weights, opt_state: Tree, columns: Array):
         minibatch = take(batch, columns)
-        count = jnp.maximum(psum(jnp.sum(minibatch.mask), axis_name), 1.0)
-        shares = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, minibatch, count)
+        counts = RowMasks(*(jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0) for mask in minibatch.masks))
+        shares = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, minibatch, counts)
         gradients, metrics = psum(shares, axis_name)  # shares of a global mean: their sum is the mean
         metrics["grad_norm"] = optax.tree.norm(gradients)
         going = jnp.asarray(True) if config.target_kl is None else metrics["approx_kl"] <= config.target_kl
@@ -358,7 +361,7 @@ def optimize(
 
     start = (weights, opt_state, jnp.asarray(True))
     sizes = {"num_epochs": config.num_epochs, "num_minibatches": config.num_minibatches}
-    plan = plan_minibatches(batch.mask.shape[1], **sizes, key=key, axis_name=axis_name)
+    plan = plan_minibatches(batch.target.shape[1], **sizes, key=key, axis_name=axis_name)
     (weights, opt_state, _), (metrics, evaluated, applied) = jax.lax.scan(body, start, plan)
     metrics = {name: masked_mean(x, evaluated.astype(jnp.float32)) for name, x in metrics.items()}
     metrics["epochs_run"] = jnp.sum(applied) / config.num_minibatches

@@ -21,9 +21,10 @@ from jsrl.agents import action_values as av
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput, psum, row_mask
+from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput, psum
 from jsrl.agents.off_policy import Published
 from jsrl.agents.returns import Rows, n_step_returns
+from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
@@ -105,9 +106,11 @@ class Components(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Windows after burn-in, rows [T+1, B, ...] (mask [T, B]); online and target: the core of each network at row 0.
+    """Windows after burn-in, rows [T+1, B, ...]; online and target: the core of each network at row 0.
 
+    mask: [T, B], of the value function.
     weight: mask times the importance weight of the window. count: rows trained on, of all devices.
+    margin: from `row_margin`.
     """
 
     observation: Tree
@@ -118,6 +121,7 @@ class Sequences(NamedTuple):
     count: Array
     online: Tree
     target: Tree
+    margin: Array
 
 
 def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
@@ -156,7 +160,8 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
         learned = av.Learned(off.move_targets(target, weights, **when))
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
-        moments = norm.merge_moments(state.params.moments, raw, row_mask(trajectory), axis_name)
+        seen = row_masks(trajectory, sequences.margin).value
+        moments = norm.merge_moments(state.params.moments, raw, seen, axis_name)
         params = ActParams(Published(weights, state.updates + 1), moments)
         priorities = window_priorities(error, sequences.mask, config.priority_max_share, spec.num_agents)
         return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
@@ -209,11 +214,12 @@ def burn_in(
         seen, first = jax.tree.map(lambda x: x[:rows], (observation, trajectory.is_first))
         cores = (parts.network.apply(w, seen, first, trajectory.core.network)[1] for w in (weights, target))
         online, fixed = jax.lax.stop_gradient(tuple(cores))
-    mask = row_mask(trajectory)[rows:]
+    margin = row_margin(trajectory, axis_name)
+    mask = row_masks(trajectory, margin).value[rows:]
     weighted = mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling
     count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
     late = jax.tree.map(lambda x: x[rows:], (observation, trajectory._replace(core=(), sampling=())))
-    return Sequences(late[0], late[1].is_first, late[1], mask, weighted, count, online, fixed)
+    return Sequences(late[0], late[1].is_first, late[1], mask, weighted, count, online, fixed, margin)
 
 
 def loss(
@@ -236,8 +242,8 @@ def loss(
     if config.rescale_values:
         bootstrap = av.unscale(bootstrap)
     played = jax.tree.map(lambda x: x[:-1], rows)
-    steps = Rows(bootstrap, played.reward, played.discount, played.acts, is_first)
-    goal = n_step_returns(steps, gamma=config.gamma, n=config.n_step)
+    steps = Rows(bootstrap, played.reward, played.discount, rows.acts, is_first)
+    goal = n_step_returns(steps, gamma=config.gamma, n=config.n_step, margin=sequences.margin)
     goal = jax.lax.stop_gradient(av.rescale(goal) if config.rescale_values else goal)
     value = av.pick(online[:-1], played.action)
     error = jnp.where(sequences.mask > 0, value - goal, 0.0)

@@ -1,24 +1,31 @@
-"""Returns against per-episode NumPy loops and rlax, on rows with terminations, truncations, resets and waiting rows."""
+"""Returns and masks against per-episode NumPy loops and rlax: terminations, truncations, resets and all kinds of rows."""
+
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jsrl.agents.returns import Rows, gae, lambda_returns, n_step_returns, vtrace
+from jsrl.agents.rows import row_kinds
 
 GAMMA, LAMBDA = 0.93, 0.87
 
 
 def make_rows(seed: int, *, num_rows: int = 40, trailing: tuple[int, ...] = (7,), waiting: bool = False) -> Rows:
-    """Rows that obey the row table: each episode ends in a cut row (reward 0, discount 1) after a random end."""
+    """Rows that obey the row table: each episode ends in a cut row (reward 0, discount 1) after a random end.
+
+    waiting: rows of all kinds, in a mixture that differs from column to column (none of one kind, all of it, turns).
+    """
     rng = np.random.default_rng(seed)
     shape = (num_rows, *trailing)
     value = rng.normal(size=(num_rows + 1, *trailing)).astype(np.float32)
     reward = rng.normal(size=shape).astype(np.float32)
     discount, is_first = np.ones(shape, np.float32), np.zeros((num_rows + 1, *trailing), bool)
-    acts = np.ones(shape, np.uint8)
+    acts = np.ones((num_rows + 1, *trailing), np.uint8)
     if waiting:
-        acts[:] = rng.random(shape) < 0.6
+        chances = rng.dirichlet((0.6, 0.6, 0.3), size=trailing)  # of waiting, acting, value-only
+        acts[:] = (rng.random(acts.shape)[..., None] > np.cumsum(chances, axis=-1)).sum(axis=-1)
     for column in np.ndindex(*trailing):
         row = int(rng.integers(1, 9))
         while row < num_rows:  # row is the last observation of an episode that ended at row - 1
@@ -30,8 +37,9 @@ def make_rows(seed: int, *, num_rows: int = 40, trailing: tuple[int, ...] = (7,)
 
 
 def columns(rows: Rows):
+    exact = [np.asarray(leaf, np.float64) for leaf in rows]
     for column in np.ndindex(*rows.reward.shape[1:]):
-        yield column, Rows(*(np.asarray(leaf, np.float64)[(slice(None), *column)] for leaf in rows))
+        yield column, Rows(*(leaf[(slice(None), *column)] for leaf in exact))
 
 
 def episodes(rows: Rows):
@@ -43,14 +51,27 @@ def episodes(rows: Rows):
 
 
 def decisions(rows: Rows, start: int, end: int):
-    """Yield (row, its reward, its discount, reward while waiting, discount over waiting, next acting row or end)."""
-    acting = [t for t in range(start, end) if rows.acts[t]]
-    for t, following in zip(acting, [*acting, end][1:], strict=True):
+    """Yield (row, reward until the agent's next row, discount until then, the agent's next row or end).
+
+    Of the agent's own rows (acting and value-only). The last one is left out where it would bootstrap a waiting row.
+    """
+    own = [t for t in range(start, end) if rows.acts[t]]
+    for t, following in zip(own, [*own, end][1:], strict=True):
         gathered, alive = 0.0, 1.0
-        for w in range(t + 1, following):
-            gathered += alive * rows.reward[w]
-            alive *= rows.discount[w]
-        yield t, rows.reward[t], rows.discount[t], gathered, alive, following
+        for row in range(t, following):
+            gathered += alive * rows.reward[row]
+            alive *= rows.discount[row]
+        if rows.acts[following] or alive == 0:
+            yield t, gathered, alive, following
+
+
+def masks_of(rows: Rows):
+    """Return (policy mask, value mask) of one column, bool [T]."""
+    policy, value = np.zeros(len(rows.reward), bool), np.zeros(len(rows.reward), bool)
+    for start, end in episodes(rows):
+        for t, *_ in decisions(rows, start, end):
+            policy[t], value[t] = rows.acts[t] == 1, True
+    return policy, value
 
 
 def slow_corrected(rows: Rows, rho, c, lambda_):
@@ -60,25 +81,83 @@ def slow_corrected(rows: Rows, rho, c, lambda_):
         steps = list(decisions(rows, start, end))
         for i in range(len(steps)):
             weight = 1.0
-            for t, r, d, gathered, alive, following in steps[i:]:
-                delta = r + GAMMA * d * (gathered + alive * rows.value[following]) - rows.value[t]
+            for t, r, d, following in steps[i:]:
+                delta = r + GAMMA * d * rows.value[following] - rows.value[t]
                 x[steps[i][0]] += weight * rho[t] * delta
-                weight *= GAMMA * lambda_ * c[t] * d * alive
+                weight *= GAMMA * lambda_ * c[t] * d
     return x
 
 
+def test_masks_of_a_thousand_schedules_are_what_a_walk_finds():
+    rows = make_rows(10, num_rows=24, trailing=(1000,), waiting=True)
+    kinds = row_kinds(rows.discount, rows.acts, rows.is_first)
+    for (column,), single in columns(rows):
+        policy, value = masks_of(single)
+        np.testing.assert_array_equal(kinds.trained[:, column], value)
+        np.testing.assert_array_equal((kinds.acting & kinds.trained)[:, column], policy)
+    cut = rows.is_first[1:]
+    assert not (kinds.trained & cut).any() and ((rows.acts[:-1] > 0) & ~cut & ~np.asarray(kinds.trained)).sum() > 100
+
+
+def test_where_a_single_agent_acts_all_rows_but_last_observations_are_trained():
+    rows = make_rows(11)
+    kinds = row_kinds(rows.discount, rows.acts, rows.is_first)
+    np.testing.assert_array_equal(kinds.trained, ~rows.is_first[1:])
+    np.testing.assert_array_equal(kinds.acting, ~rows.is_first[1:])
+
+
+def test_acts_without_row_t_are_refused():
+    rows = make_rows(0)
+    with pytest.raises(ValueError, match=r"acts has shape \[40, 7\], expected \[41, 7\]: row T too"):
+        gae(rows._replace(acts=rows.acts[:-1]), gamma=GAMMA, lambda_=LAMBDA)
+
+
+def test_acts_2_is_plain_gae_over_all_rows():
+    """Value-only rows are discounted and corrected like acting ones, and have no advantage."""
+    rows = make_rows(12, trailing=(1000,), num_rows=24)
+    dead = rows._replace(acts=rows.acts + (np.random.default_rng(1).random(rows.acts.shape) < 0.5))
+    plain, got = (gae(r, gamma=GAMMA, lambda_=LAMBDA) for r in (rows, dead))
+    np.testing.assert_array_equal(got.target, plain.target)
+    np.testing.assert_array_equal(got.advantage, np.where(dead.acts[:-1] == 1, plain.advantage, 0.0))
+
+
+def test_acts_0_is_gae_on_the_agents_own_rows():
+    """A column without its waiting rows (their rewards, undiscounted, are the row's before) gives the same numbers."""
+    rows = make_rows(13, num_rows=24, trailing=(1000,))
+    acts = (np.random.default_rng(2).random(rows.acts.shape) < 0.5).astype(np.uint8)
+    acts[0], acts[-1] = 1, 1
+    acts[rows.is_first] = 1
+    acts[:-1][rows.is_first[1:]] = 1  # last observations
+    rows = rows._replace(acts=acts)
+    got = gae(rows, gamma=GAMMA, lambda_=LAMBDA)
+    for (column,), single in columns(rows):
+        own = np.flatnonzero(single.acts)
+        reward, discount = np.zeros(len(own) - 1), np.ones(len(own) - 1)
+        for i, (t, following) in enumerate(itertools.pairwise(own)):
+            for row in range(t, following):
+                reward[i] += discount[i] * single.reward[row]
+                discount[i] *= single.discount[row]
+        less = Rows(single.value[own], reward, discount, np.ones(len(own), np.uint8), single.is_first[own])
+        advantage = np.zeros(len(own))
+        for i in range(len(own) - 2, -1, -1):
+            if not less.is_first[i + 1]:
+                delta = reward[i] + GAMMA * discount[i] * less.value[i + 1] - less.value[i]
+                advantage[i] = delta + GAMMA * LAMBDA * discount[i] * advantage[i + 1]
+        np.testing.assert_allclose(got.advantage[own[:-1], column], advantage[:-1], atol=1e-5)
+
+
 @pytest.mark.parametrize("waiting", [False, True])
-@pytest.mark.parametrize("trailing", [(7,), (3, 2), ()])
+@pytest.mark.parametrize("trailing", [(7,), (3, 2), (), (1000,)])
 def test_gae_equals_forward_sums_per_episode(trailing, waiting):
-    rows = make_rows(0, trailing=trailing, waiting=waiting)
+    rows = make_rows(0, num_rows=24, trailing=trailing, waiting=waiting)
     advantage, target = gae(rows, gamma=GAMMA, lambda_=LAMBDA)
     ones = np.ones(len(rows.reward))
     for column, single in columns(rows):
         expected = slow_corrected(single, ones, ones, LAMBDA)
         index = (slice(None), *column)
-        np.testing.assert_allclose(advantage[index], expected, atol=2e-5)
-        mask = single.acts * (1 - single.is_first[1:]) > 0
-        np.testing.assert_allclose(target[index][mask], (expected + single.value[:-1])[mask], atol=2e-5)
+        policy, mask = masks_of(single)
+        np.testing.assert_allclose(advantage[index], expected * policy, atol=1e-5)
+        np.testing.assert_allclose(target[index][mask], (expected + single.value[:-1])[mask], atol=1e-5)
 
 
 @pytest.mark.parametrize("lambda_", [0.0, LAMBDA, 1.0])
@@ -90,15 +169,16 @@ def test_vtrace_equals_forward_sums_per_episode(waiting, lambda_):
     advantage, target = vtrace(rows, log_rho, **options)
     unweighted, _ = vtrace(rows, log_rho, weight_advantage=False, **options)
     for (column,), single in columns(rows):
-        rho = np.minimum(np.exp(log_rho[:, column]), 1.1)
-        x = slow_corrected(single, rho, np.minimum(np.exp(log_rho[:, column]), 0.9), lambda_)
+        ratio = np.where(single.acts[:-1] == 1, np.exp(log_rho[:, column]), 1.0)
+        rho = np.minimum(ratio, 1.1)
+        x = slow_corrected(single, rho, np.minimum(ratio, 0.9), lambda_)
         expected = np.zeros(len(x))
         for start, end in episodes(single):
-            for t, r, d, gathered, alive, following in decisions(single, start, end):
+            for t, r, d, following in decisions(single, start, end):
                 ahead = x[following] if following < end else 0.0
-                value_ahead = gathered + alive * (single.value[following] + lambda_ * ahead)
-                expected[t] = r + GAMMA * d * value_ahead - single.value[t]
-        mask = single.acts * (1 - single.is_first[1:]) > 0
+                value_ahead = single.value[following] + lambda_ * ahead
+                expected[t] = (r + GAMMA * d * value_ahead - single.value[t]) * (single.acts[t] == 1)
+        _, mask = masks_of(single)
         np.testing.assert_allclose(target[mask, column], (x + single.value[:-1])[mask], atol=2e-5)
         np.testing.assert_allclose(unweighted[:, column], expected, atol=2e-5)
         np.testing.assert_allclose(advantage[:, column], rho * expected, atol=2e-5)
@@ -117,7 +197,7 @@ def test_on_policy_vtrace_is_gae(lambda_, weight_advantage):
 
 def test_lambda_returns_are_gae_plus_value_and_the_one_step_and_monte_carlo_ends():
     rows = make_rows(4, waiting=True)
-    mask = (rows.acts * (1 - rows.is_first[1:])) > 0
+    mask = np.asarray(row_kinds(rows.discount, rows.acts, rows.is_first).trained)
     for lambda_ in (0.0, 0.6, 1.0):
         target = gae(rows, gamma=GAMMA, lambda_=lambda_).target
         got = lambda_returns(rows, gamma=GAMMA, lambda_=lambda_)
@@ -134,9 +214,9 @@ def test_n_step_returns_equal_a_slow_window(n):
             steps = list(decisions(single, start, end))
             for i, (first, *_) in enumerate(steps):
                 total, weight, bootstrap = 0.0, 1.0, end
-                for _, r, d, gathered, alive, following in steps[i : i + n]:
-                    total += weight * (r + GAMMA * d * gathered)
-                    weight *= GAMMA * d * alive
+                for _, r, d, following in steps[i : i + n]:
+                    total += weight * r
+                    weight *= GAMMA * d
                     bootstrap = following
                 np.testing.assert_allclose(got[first, column], total + weight * single.value[bootstrap], atol=2e-5)
 
@@ -152,7 +232,7 @@ def test_the_row_table_by_hand():
     reward = np.array([10.0, 20.0, 0.0, 30.0, 0.0], np.float32)
     discount = np.array([1.0, 1.0, 1.0, 0.0, 1.0], np.float32)
     is_first = np.array([1, 0, 0, 1, 0, 1], bool)
-    rows = Rows(value, reward, discount, np.ones(5, np.uint8), is_first)
+    rows = Rows(value, reward, discount, np.ones(6, np.uint8), is_first)
     advantage, _ = gae(rows, gamma=0.5, lambda_=0.5)
     second = 20.0 + 0.5 * 3.0 - 2.0
     first = (10.0 + 0.5 * 2.0 - 1.0) + 0.25 * second
@@ -185,7 +265,7 @@ def test_vtrace_agrees_with_rlax_for_every_lambda(lambda_, rho_clip):
     rng = np.random.default_rng(9)
     value, reward = rng.normal(size=31).astype(np.float32), rng.normal(size=30).astype(np.float32)
     discount = (rng.random(30) < 0.9).astype(np.float32)
-    rows = Rows(value, reward, discount, np.ones(30, np.uint8), np.zeros(31, bool))
+    rows = Rows(value, reward, discount, np.ones(31, np.uint8), np.zeros(31, bool))
     for log_rho in (np.zeros(30, np.float32), rng.normal(size=30).astype(np.float32)):
         expected = rlax.vtrace_td_error_and_advantage(
             value[:-1], value[1:], reward, discount * GAMMA, np.exp(log_rho), lambda_, rho_clip, rho_clip
@@ -200,7 +280,7 @@ def test_gae_and_returns_agree_with_rlax():
     rng = np.random.default_rng(8)
     value, reward = rng.normal(size=21).astype(np.float32), rng.normal(size=20).astype(np.float32)
     discount = (rng.random(20) < 0.9).astype(np.float32)
-    rows = Rows(value, reward, discount, np.ones(20, np.uint8), np.zeros(21, bool))
+    rows = Rows(value, reward, discount, np.ones(21, np.uint8), np.zeros(21, bool))
     expected = rlax.truncated_generalized_advantage_estimation(reward, discount * GAMMA, LAMBDA, value)
     np.testing.assert_allclose(gae(rows, gamma=GAMMA, lambda_=LAMBDA).advantage, expected, atol=1e-5)
     lambda_oracle = rlax.lambda_returns(reward, discount * GAMMA, value[1:], LAMBDA)

@@ -11,6 +11,7 @@ from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights, learning_rate_at
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
@@ -158,7 +159,7 @@ def test_observations_are_normalised_by_the_moments_the_update_started_from():
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), state.params.weights, expected.params.weights
     )
-    mask = trajectory.acts[:-1] * ~trajectory.is_first[1:]
+    mask = np.asarray(row_masks(trajectory, row_margin(trajectory)).value)
     rows = trajectory.observation[:-1][mask > 0]
     np.testing.assert_allclose(state.params.moments.mean, rows.mean(0), atol=1e-5)
     assert state.params.moments.count == len(rows)

@@ -72,8 +72,8 @@ def make_agent(config: AgentConfig, spec) -> Agent:
     def update(state, trajectory, key, *, axis_name=None):
         weights = state.params.weights
         _, value = network.apply(weights, trajectory.observation)  # [T+1, B]
-        reward, discount, acts = (x[:-1] for x in (trajectory.reward, trajectory.discount, trajectory.acts))
-        rows = Rows(value, reward, discount, acts, trajectory.is_first)
+        reward, discount = trajectory.reward[:-1], trajectory.discount[:-1]
+        rows = Rows(value, reward, discount, trajectory.acts, trajectory.is_first)
         advantage, target = gae(rows, gamma=config.gamma, lambda_=config.gae_lambda)
         mask = row_mask(trajectory)  # 0 where the episode was over and the action ignored
         advantage -= masked_mean(advantage, mask, axis_name)

@@ -1,0 +1,138 @@
+"""Kinds of rows: which of them train the policy, which the value function, and where a value may bootstrap.
+
+`acts` says what a row is to its agent (the table of kinds in jsrl.types); with `cut_t = is_first_{t+1}` (row t is a last
+observation):
+
+    policy mask_t = (acts_t == 1) (1 - cut_t) known_t
+    value mask_t  = (acts_t > 0)  (1 - cut_t) known_t
+
+The critic never learns the value of a waiting row, so nothing may bootstrap there. `k_t`: the value seen at row t is known.
+
+    row T, last observations:  k_t = acts_t > 0
+    acting, value-only:        k_t = 1
+    waiting:                   k_t = (d_t == 0) or k_{t+1}        its reward and the next row's value
+
+`known_t = (d_t == 0) or k_{t+1}`: without it a row has no target. Its own value still bootstraps the rows before.
+
+Near row T that rule alone keeps a move that ends the game and drops one that does not, and values become those of games that
+end. So algorithms also leave out the last rows whatever came of them: rows t > T - margin, where `margin` is how many rows
+the slowest row of the batch has to wait for its target. It is 2 in a game of two that take turns, and 1, which leaves out
+nothing, where nobody waits. (A time limit in a game of turns does the same to the move before it; that is not corrected.)
+
+All algorithms take their masks from here. A single agent acts on every row, and both masks are 1 - cut_t.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jsrl.types import Array, Trajectory
+
+
+class RowKinds(NamedTuple):
+    """What rows 0..T-1 are; bool [T, ...]. Rows that are none of these are last observations.
+
+    acting: the agent acts (acts 1). waiting: it does not, and has no value there (acts 0).
+    trained: acting and value-only rows (acts > 0) that have a target.
+    """
+
+    acting: Array
+    waiting: Array
+    trained: Array
+
+
+class RowMasks(NamedTuple):
+    """Masks of rows 0..T-1, float32 [T, B] ([T, B, N] where agents exist), of the shape that losses have.
+
+    policy: rows whose action trains the policy. value: rows on which the value function is trained.
+    """
+
+    policy: Array
+    value: Array
+
+
+def row_kinds(discount: Array, acts: Array, is_first: Array, margin: Array | int = 1) -> RowKinds:
+    """Return what each row is.
+
+    Args:
+      discount: the environment's, [T, ...]. acts: [T+1, ...], row T included.
+      is_first: [T+1, ...]; may lack trailing axes (an environment's, where agents exist).
+      margin: rows t > T - margin have no target, see `row_margin`.
+
+    Raises:
+      ValueError: `acts` lacks row T.
+    """
+    own, waiting = _own_and_waiting(discount, acts, is_first)
+    known, _ = _resolved(discount, acts, waiting)
+    early = _numbers(own) + margin <= own.shape[0]
+    return RowKinds(own & (acts[:-1] == 1), waiting, own & known & early)
+
+
+def row_margin(trajectory: Trajectory, axis_name: str | None = None) -> Array:
+    """Return how many rows the slowest row of the batch waits for its target: int32 scalar, the same on all devices.
+
+    At most a quarter of the rows (but 2), so that a few long waits do not cost the whole batch.
+    """
+    own, waiting = _own_and_waiting(trajectory.discount[:-1], trajectory.acts, trajectory.is_first)
+    return margin_of(own, *_resolved(trajectory.discount[:-1], trajectory.acts, waiting), axis_name)
+
+
+def margin_of(own: Array, known: Array, delay: Array, axis_name: str | None = None) -> Array:
+    """Return the margin of rows [T, ...]: bool own and known, and their delays."""
+    num_rows = own.shape[0]
+    at_the_end = _numbers(own) + delay > num_rows  # not at a time limit, which no later row would lift
+    slowest = jnp.max(jnp.where(own & (known | at_the_end), delay, 1))
+    slowest = slowest if axis_name is None else jax.lax.pmax(slowest, axis_name)
+    return jnp.minimum(slowest, max(2, num_rows // 4))
+
+
+def _own_and_waiting(discount: Array, acts: Array, is_first: Array) -> tuple[Array, Array]:
+    """Return bool [T, ...]: the agent's own rows (acting or value-only), and waiting rows; last observations are neither."""
+    if acts.shape != (discount.shape[0] + 1, *discount.shape[1:]):
+        raise ValueError(
+            f"acts has shape {list(acts.shape)}, expected {[discount.shape[0] + 1, *discount.shape[1:]]}: row T too, which "
+            "says whether its value may bootstrap; give `trajectory.acts` as it is"
+        )
+    cut = is_first[1:].astype(bool)
+    cut = jnp.broadcast_to(cut.reshape(cut.shape + (1,) * (discount.ndim - cut.ndim)), discount.shape)
+    own = acts[:-1] > 0
+    return own & ~cut, ~own & ~cut
+
+
+def _numbers(rows: Array) -> Array:
+    """Return the number of each row, int32 [T, 1, ...] for rows [T, ...]."""
+    return jnp.arange(rows.shape[0], dtype=jnp.int32).reshape(-1, *(1,) * (rows.ndim - 1))
+
+
+def _resolved(discount: Array, acts: Array, waiting: Array) -> tuple[Array, Array]:
+    """Return (known bool [T, ...]: whether the rest of a row's target is known, delay int32: after how many rows it would be).
+
+    The first row behind it that does not wait, or that waits and ends, decides: the smallest of 2 (row + 1 if it ends there)
+    + (0 if known else 1). Row T always decides; where the agent waits there, the answer lies at least a row behind it.
+    """
+    mine, going_on, num_rows = acts > 0, discount > 0, discount.shape[0]
+    ends = waiting & ~going_on
+    number = _numbers(mine)
+    where = number + jnp.concatenate([ends, ~mine[-1:]]).astype(jnp.int32)
+    answer = 2 * where + jnp.where(jnp.concatenate([mine[:-1] | ends, mine[-1:]]), 0, 1)
+    passes_on = jnp.concatenate([waiting & going_on, jnp.zeros_like(mine[:1])])
+    answer = jnp.where(passes_on, 2 * num_rows + 4, answer)
+    following = jax.lax.cummin(answer, axis=0, reverse=True)[1:]
+    known = ~going_on | (following % 2 == 0)
+    return known, jnp.where(going_on, following // 2 - number[:-1], 1)
+
+
+def row_masks(trajectory: Trajectory, margin: Array | int = 1) -> RowMasks:
+    """Return the masks of a trajectory [T+1, B, ...]; `margin`: from `row_margin`."""
+    kinds = row_kinds(trajectory.discount[:-1], trajectory.acts, trajectory.is_first, margin)
+    policy, value = kinds.acting & kinds.trained, kinds.trained
+    return RowMasks(policy.astype(jnp.float32), value.astype(jnp.float32))
+
+
+def acting_mask(trajectory: Trajectory) -> Array:
+    """Return 1 where the agent acted, whether or not the row has a target (for imitation): float32, as in RowMasks."""
+    kinds = row_kinds(trajectory.discount[:-1], trajectory.acts, trajectory.is_first)
+    return kinds.acting.astype(jnp.float32)

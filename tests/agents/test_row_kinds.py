@@ -1,0 +1,107 @@
+"""What rows hold that are not the agent's own, NaN included, changes no bit of an update; masks have the losses' shape."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents.base import masked_mean
+from jsrl.agents.bc import BCConfig, bc
+from jsrl.agents.impala import IMPALAConfig, impala
+from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.rows import row_masks
+from jsrl.networks.model import NetworkConfig
+from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, map_tree
+
+T, B, N, A = 6, 4, 3, 4
+NETWORK = NetworkConfig(hidden=(8,))
+OBSERVATION = {"x": ArraySpec((N, 2), "float32"), "action_mask": ArraySpec((N, A), "uint8")}
+CHOICE = EnvSpec(OBSERVATION, Discrete(A), "choice", num_agents=N)
+REAL = EnvSpec(ArraySpec((N, 2), "float32"), Continuous((-1.0, -1.0), (1.0, 1.0), "rescale"), "real", num_agents=N)
+NORMAL = {"network": NETWORK, "normalize_observations": True}
+AGENTS = {
+    "ppo": lambda: (ppo(PPOConfig(**NORMAL, normalize_values=True, num_minibatches=2), CHOICE), CHOICE),
+    "ppo vtrace": lambda: (ppo(PPOConfig(**NORMAL, returns="vtrace", value_clip=0.2), REAL), REAL),
+    "ppo acting": lambda: (ppo(PPOConfig(**NORMAL, values="acting", value_clip=0.2), CHOICE), CHOICE),
+    "impala": lambda: (impala(IMPALAConfig(**NORMAL, normalize_advantages=True), CHOICE), CHOICE),
+    "bc": lambda: (bc(BCConfig(**NORMAL), REAL), REAL),
+}
+
+
+def rows_of_all_kinds(agent, spec, seed: int, num_rows: int = T, weighted: bool = False):
+    """Return rows of acting, waiting and value-only seats; seat 2 of every environment is a frozen player: it waits."""
+    rng = np.random.default_rng(seed)
+    core = jax.tree.map(np.asarray, agent.initial_core(B))
+    extras = {"value": ArraySpec((N,), "float32")}
+    sizes = {"num_rows": num_rows, "num_envs": B, "extras": extras, "core": core, "weighted": weighted}
+    t = random_trajectory(spec, rng, **sizes)
+    acts = rng.choice(3, size=t.acts.shape, p=(0.4, 0.4, 0.2)).astype(np.uint8)
+    acts[..., 2] = 0
+    return t._replace(acts=acts, extras=map_tree(lambda x: rng.normal(size=x.shape).astype(x.dtype), t.extras))
+
+
+def spoil(tree, where):
+    """Return the tree with NaN (integers: 0, which forbids every action in a mask) where the condition [T+1, B, N] holds."""
+
+    def one(leaf):
+        bad = np.nan if np.issubdtype(leaf.dtype, np.floating) else 0
+        return np.where(where.reshape(where.shape + (1,) * (leaf.ndim - 3)), np.asarray(bad, leaf.dtype), leaf)
+
+    return map_tree(one, tree)
+
+
+def spoilt(t):
+    """Return rows with NaN in all that does not belong to an acting or value-only row of the policy."""
+    waits, unused = t.acts == 0, t.acts != 1
+    absent = np.broadcast_to(waits.all(axis=0), waits.shape)
+    assert absent.any() and (waits & ~absent).any() and (t.acts == 2).any()
+    return t._replace(
+        observation=spoil(t.observation, waits),
+        action=spoil(t.action, waits),
+        log_prob=spoil(t.log_prob, unused),
+        extras=spoil(t.extras, waits),
+        reward=spoil(t.reward, absent),  # that of other waiting rows counts for the row before
+    )
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_nan_in_rows_that_are_not_the_agents_own_changes_no_bit(name):
+    agent, spec = AGENTS[name]()
+    t = rows_of_all_kinds(agent, spec, 0)
+    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+    ends = [update(state, rows, jax.random.key(1)) for rows in (t, spoilt(t))]
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ends[1]))
+    moved = [
+        np.asarray(x != y).any() for x, y in zip(*map(jax.tree.leaves, (state.params, ends[0][0].params)), strict=True)
+    ]
+    assert all(moved)
+
+
+def test_value_only_rows_train_the_critic_and_not_the_policy():
+    agent, spec = AGENTS["ppo"]()
+    t = rows_of_all_kinds(agent, spec, 1)
+    masks = row_masks(t)
+    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+    first, _ = update(state, t, jax.random.key(1))
+    dead = (t.acts == 2) & np.concatenate([np.asarray(masks.value) > 0, np.zeros((1, B, N), bool)])
+    assert dead.any() and not (np.asarray(masks.policy) * dead[:-1]).any()
+    other_action, _ = update(state, t._replace(action=np.where(dead, 0, t.action)), jax.random.key(1))
+    jax.tree.map(np.testing.assert_array_equal, first, other_action)
+    seen = {**t.observation, "x": np.where(dead[..., None], t.observation["x"] + 1, t.observation["x"])}
+    other_view, _ = update(state, t._replace(observation=seen), jax.random.key(1))
+    assert (first.params.moments["x"].mean != other_view.params.moments["x"].mean).any()
+    only = t._replace(acts=np.where(t.acts == 1, 2, t.acts))
+    idle, output = update(state, only, jax.random.key(1))
+    pairs = zip(*map(jax.tree.leaves, (state.params.weights, idle.params.weights)), strict=True)
+    assert all((np.asarray(x) == np.asarray(y)).all() for x, y in pairs)
+    assert float(output.metrics["entropy"]) == 0 and float(output.metrics["loss_value"]) > 0
+    pairs = zip(*map(jax.tree.leaves, (state.learner_params, idle.learner_params)), strict=True)
+    assert any((np.asarray(x) != np.asarray(y)).any() for x, y in pairs)
+
+
+def test_means_refuse_a_mask_of_another_shape():
+    """A [T, B, N] loss over the count of a [T, B] mask would be N times too large."""
+    with pytest.raises(ValueError, match=r"masked_mean of values \[6, 4, 3\] got a mask \[6, 4\]"):
+        masked_mean(jnp.ones((T, B, N)), jnp.ones((T, B)))

@@ -1,0 +1,68 @@
+"""Values learnt in a two-player turn game are the exact ones, however short trajectories and windows are."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jsrl.agents.returns import Rows, gae, lambda_returns, n_step_returns, vtrace
+from jsrl.agents.rows import row_margin, row_masks
+from jsrl.types import Trajectory
+from tests.agents.turn_game import GAMMA, NEVER_LEARNT, WAITING, play, random_values
+
+TARGETS = {
+    "gae": lambda rows, margin: gae(rows, gamma=GAMMA, lambda_=0.9, margin=margin).target,
+    "vtrace": lambda rows, margin: vtrace(rows, np.zeros_like(rows.reward), gamma=GAMMA, margin=margin).target,
+    "lambda": lambda rows, margin: lambda_returns(rows, gamma=GAMMA, lambda_=0.5, margin=margin),
+    "n-step": lambda rows, margin: n_step_returns(rows, gamma=GAMMA, n=2, margin=margin),
+}
+
+
+@functools.cache
+def trajectories(num_rows: int) -> Trajectory:
+    """Return random play in columns [num_rows + 1, ..., 2]; `action` is what the seats saw."""
+    games = play(64 * 24 + 1, 32, 0)
+    starts = range(0, len(games.seen) - num_rows, num_rows)
+    seen, is_first, reward, discount, acts = (
+        np.concatenate([leaf[s : s + num_rows + 1] for s in starts], axis=1)
+        for leaf in (games.seen, games.is_first, games.reward, games.discount, games.acts)
+    )
+    return Trajectory((), is_first, seen, reward, discount, acts, (), (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("targets", "num_rows"), [("gae", 3), ("gae", 64), ("vtrace", 3), ("lambda", 3), ("n-step", 4)]
+)
+def test_values_are_exact_at_short_trajectories_as_at_long_ones(targets, num_rows):
+    """Half of all columns end with a row on which the seat waits; its value was never learnt."""
+    t = trajectories(num_rows)
+    assert 0.4 < (t.acts[-1] == 0).mean() < 0.6
+
+    @jax.jit
+    def sweep(value):
+        margin = row_margin(t)
+        rows = Rows(value[t.action], t.reward[:-1], t.discount[:-1], t.acts, t.is_first)
+        target, mask = TARGETS[targets](rows, margin), row_masks(t, margin).value
+        mine = mask[..., None] * (t.action[:-1, ..., None] == np.arange(2 * WAITING))
+        return (mine * target[..., None]).sum((0, 1, 2)), mine.sum((0, 1, 2))
+
+    value = np.repeat(np.float32([0.0, NEVER_LEARNT]), WAITING)
+    for _ in range(20):  # all rows at once: each sweep applies the operator whose fixed point is the value
+        total, count = (np.asarray(x) for x in sweep(value))
+        value = np.where(count > 0, total / np.maximum(count, 1), value).astype(np.float32)
+    np.testing.assert_allclose(value[:WAITING], random_values(), atol=0.02)
+    assert (value[WAITING:] == NEVER_LEARNT).all()
+
+
+def test_the_margin_is_the_slowest_rows_wait():
+    """Turns of two: 2 rows. A seat that always acts, or never: 1. Long waits cost at most a quarter of the rows."""
+    turns = trajectories(64)
+    assert row_margin(turns) == 2
+    assert row_margin(turns._replace(acts=np.ones_like(turns.acts))) == 1
+    assert row_margin(turns._replace(acts=np.zeros_like(turns.acts))) == 1
+    rare = np.zeros_like(turns.acts)
+    rare[::40] = 1
+    assert row_margin(turns._replace(acts=rare, discount=np.ones_like(turns.discount), is_first=rare[..., 0] > 1)) == 16
+    alone = turns._replace(acts=np.ones((65, 4), np.uint8), discount=np.zeros((65, 4)), is_first=np.ones((65, 4), bool))
+    assert row_margin(alone) == 1
