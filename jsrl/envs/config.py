@@ -58,7 +58,8 @@ class EnvConfig:
     """Which environment, and what is done to it.
 
     Attributes:
-      id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, or your own
+      id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, one with
+        several agents (`particle:`, `matrix:`, `pettingzoo:`, `lbf:`, `openspiel:`; see docs/environments.md), or your own
         `module:factory`, or the class or function itself (a notebook's too: `run` writes its source down). A factory is
         called with `kwargs` and returns a gymnasium.Env; one with a parameter `num_envs` returns a gymnasium or jsrl
         vector environment (it gets `seed`, `group` and `groups`, of seats, too where it has such parameters).

@@ -13,6 +13,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
+from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
 from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
 from jsrl.envs.config import EnvConfig, main_target, split_wrapper
 from jsrl.envs.probes import make_probe
@@ -200,6 +201,9 @@ def _from_factory(
     groups: Groups = None,
 ) -> VectorEnv:
     factory = factory or import_target(config.id)
+    if is_pettingzoo(factory):
+        _refuse_wrappers(config)
+        return cast(VectorEnv, make_pettingzoo(config, num_envs, seed, group, groups, factory=factory))
     if not callable(factory):
         raise ConfigError(f"{config.id!r} is {type(factory).__name__}; expected a function or class to call")
     try:
@@ -296,7 +300,8 @@ def _unknown_id(name: str) -> ConfigError:
         close = nearest(name.lower(), lowered)
     return ConfigError(
         f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, probes as "
-        "probe:NAME, EnvPool's as envpool:NAME"
+        "probe:NAME, EnvPool's as envpool:NAME, environments with several agents as "
+        f"{', '.join(f'{scheme}:NAME' for scheme in GAME_SCHEMES)}"
     )
 
 

@@ -78,6 +78,7 @@ class RebuiltVector:
         name: str,
     ) -> None:
         self.spec, self.num_envs = vector.spec, vector.num_envs
+        self.groups = getattr(vector, "groups", {})  # of seats
         self._vector, self._build, self._seed, self._repairs = vector, build, seed, repairs
         self._name, self._lives = name, 0
 

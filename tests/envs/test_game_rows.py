@@ -202,6 +202,25 @@ def test_mpe2_in_both_forms_equals_the_particle_world_in_its_rows(api: str) -> N
     assert closed and all(not e.terminated and e.length == (4 if api == "parallel" else 12) for e in closed)
 
 
+def test_turn_by_turn_pays_what_all_at_once_pays() -> None:
+    pytest.importorskip("mpe2")
+    together, in_turn = (
+        make_game(EnvConfig("pettingzoo:mpe2.simple_tag_v3", kwargs={"api": api}), 1, 0) for api in ("parallel", "aec")
+    )
+    together.reset(), in_turn.reset()
+    moves = np.random.default_rng(0).integers(0, 5, (25, 4))
+    moves[:, 3] = 2  # the prey leaves the screen, and pays for it
+    for move in moves:
+        at_once = together.step({name: move[i].reshape(1, 1) for i, name in enumerate(together.spec.names)})
+        reward = np.zeros(4)
+        for i in range(4):  # only the mover's action counts
+            step = in_turn.step({name: move[i].reshape(1, 1) for name in in_turn.spec.names})
+            reward += step.reward[0]
+        np.testing.assert_allclose(reward, at_once.reward[0], atol=1e-6)
+    assert len(set(step.episodes[0].returns)) > 1
+    np.testing.assert_allclose(step.episodes[0].returns, at_once.episodes[0].returns, atol=1e-6)
+
+
 def test_time_limits_and_metrics() -> None:
     config = EnvConfig(GAMES + "Together", max_episode_steps=2, episode_metrics=("level:sum",))
     game = make_game(config, 4, 0)

@@ -2,7 +2,8 @@
 
 A module is played through its `parallel_env` where it has one, else through its `env`; kwargs `api: aec` or `parallel` say
 otherwise. `sides: {PATTERN: SIDE}` says whose agents win and lose together; `death: team` keeps the dead for their side (see
-jsrl.types.GameSpec; without `sides`, all agents are one). All other kwargs are the environment's.
+jsrl.types.GameSpec; without `sides`, all agents are one). `symmetric: true` says that its seats may be exchanged. All other
+kwargs are the environment's.
 
 In the AEC form a step is one agent's move: the others wait, and see what the environment observes for them. Rewards are each
 agent's entry of `rewards` after a move: what happens while an agent waits is paid in that very step. Dead agents are stepped
@@ -28,6 +29,7 @@ from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target
 
+BASES = ("ParallelEnv", "AECEnv")
 DEATHS, APIS = ("ends", "team"), (None, "aec", "parallel")
 
 
@@ -37,8 +39,13 @@ def make_pettingzoo(
     seed: int | tuple[int, ...] = 0,
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
+    *,
+    factory: Callable[..., Any] | None = None,
 ) -> SyncVectorGame:
     """Build a vector of a PettingZoo environment.
+
+    Args:
+      factory: what makes one; None: the config's id names it. The others: see jsrl.envs.make.make_game.
 
     Raises:
       ConfigError: it does not exist or does not take these options. MissingExtra: a package is not installed.
@@ -51,8 +58,14 @@ def make_pettingzoo(
             f"environment {config.id!r} was given death={death!r}, api={api!r}, sides={sides!r}; death is ends or team, "
             'api is aec or parallel, sides are like {"red_*": "red", "blue_*": "blue"}'
         )
-    build = partial(_build, config, find_factory(config.id, api), kwargs, sides)
+    symmetric = bool(kwargs.pop("symmetric", False))
+    build = partial(_build, config, factory or find_factory(config.id, api), kwargs, sides, symmetric)
     return SyncVectorGame(build, config, num_envs, seed, group, groups, death=death)
+
+
+def is_pettingzoo(factory: Any) -> bool:
+    """Return whether a factory is a class of PettingZoo environments."""
+    return inspect.isclass(factory) and any(base.__name__ in BASES for base in factory.__mro__)
 
 
 def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
@@ -83,7 +96,9 @@ def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
     )
 
 
-def _build(config: EnvConfig, factory: Callable[..., Any], kwargs: dict[str, Any], sides: dict[str, str]) -> Any:
+def _build(
+    config: EnvConfig, factory: Callable[..., Any], kwargs: dict[str, Any], sides: dict[str, str], symmetric: bool
+) -> Any:
     try:
         env = factory(**kwargs)
     except (TypeError, AssertionError, ImportError) as error:
@@ -94,7 +109,9 @@ def _build(config: EnvConfig, factory: Callable[..., Any], kwargs: dict[str, Any
             f"environment {config.id!r} is {type(env).__name__} without `possible_agents`; expected a PettingZoo "
             "ParallelEnv or AECEnv that names all agents that may ever play"
         )
-    return TurnGame(env, sides) if hasattr(env, "last") else ParallelGame(env, sides)
+    game = TurnGame(env, sides) if hasattr(env, "last") else ParallelGame(env, sides)
+    game.symmetric = symmetric
+    return game
 
 
 class _Wrapped:

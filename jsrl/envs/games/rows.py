@@ -72,7 +72,7 @@ class GameRows:
           observation: group -> tree of [B, N_g, ...]. state: tree of [B, ...].
           present: bool [B, N]: the seats that take part; None: all. turns: those that act, None: all who take part.
         """
-        self._rows.check_finite(state)
+        self._rows.check_finite({"state": state})
         opened = self._rows.opened(observation)
         self._returns[:] = 0.0
         self._seat(np.ones(self.num_envs, bool), present)
@@ -103,7 +103,7 @@ class GameRows:
         reward = np.where(lived, reward, np.float32(0.0)).astype(np.float32)
         if self._rows.any_first:
             reward[first] = 0.0
-        self._rows.check_finite(state, reward)
+        self._rows.check_finite({"state": state}, reward)
         done = (terminated | truncated) & lived & ~first[:, None]
         late = self._late()
         ending = bool(done.any()) or late is not None

@@ -1,0 +1,140 @@
+"""Environments with seats around their adapters: what is missing, what fails and is rebuilt, what is imported, who learns."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import import_modules, make, make_game, make_spec
+from jsrl.envs.random_play import random_joint_actions
+from jsrl.errors import EnvironmentFault, MissingExtra
+from tests.envs.seat_games import Together
+
+SUITES = [
+    ("pettingzoo:mpe2.simple_spread_v3", "mpe2", "games"),
+    ("lbf:Foraging-8x8-2p-2f-coop-v3", "lbforaging", "games"),
+    ("openspiel:kuhn_poker", "pyspiel", "openspiel"),
+]
+
+
+@pytest.mark.parametrize(("name", "module", "extra"), SUITES)
+def test_a_missing_suite_is_told_with_its_extra(name: str, module: str, extra: str, monkeypatch) -> None:
+    for loaded in [key for key in sys.modules if key.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, module, None)
+    for call in (lambda: make_game(EnvConfig(name), 1, 0), lambda: import_modules(EnvConfig(name))):
+        with pytest.raises(MissingExtra, match=rf"environment '{name}' needs .*pip install .*\[{extra}\]"):
+            call()
+
+
+def test_what_a_fork_needs_is_imported_beforehand() -> None:
+    for name, module in (
+        ("particle:simple_spread_v3", "jsrl.envs.particle.game"),
+        ("matrix:rps", "jsrl.envs.games.matrix"),
+        ("pettingzoo:tests.envs.seat_games:Together", "tests.envs.seat_games"),
+    ):
+        import_modules(EnvConfig(name))
+        assert module in sys.modules
+
+
+class Frail(Together):
+    """Raises in its seventh step, unless it was rebuilt."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+        self.rebuilt, self.steps = type(self).made > 2, 0
+
+    def step(self, actions):
+        self.steps += 1
+        if self.steps == 7 and not self.rebuilt:
+            raise RuntimeError("the axle broke")
+        return super().step(actions)
+
+
+def play(config: EnvConfig, tell=None) -> list:
+    """Return copies of (is_first, reward, discount) of 40 steps of two slots."""
+    game = make(config, 2, 0, groups={"all": ("a_0", "a_1", "a_2", "a_3")}, tell=tell)
+    rng, step, seen = np.random.default_rng(0), game.reset(), []
+    for _ in range(40):
+        step = game.step(random_joint_actions(game, step.observation, rng))
+        seen.append((step.is_first.copy(), step.reward.copy(), step.discount.copy()))
+    game.close()
+    return seen
+
+
+def test_a_game_that_fails_is_rebuilt_where_the_config_says_so() -> None:
+    name, told = "pettingzoo:tests.envs.test_game_suites:Frail", list[str]()
+    module = sys.modules.get("tests.envs.test_game_suites")
+    frail = Frail if module is None else module.Frail
+    frail.made = 0
+    with pytest.raises(
+        EnvironmentFault, match=r"slot 0, episode \d+, step \d+, seed \d+\) raised RuntimeError in step: the"
+    ):
+        play(EnvConfig(name))
+    frail.made = 0
+    seen = play(EnvConfig(name, on_fault="restart-env"), told.append)
+    assert len(told) == 1 and "the axle broke" in told[0] and seen[6][0].all()
+    assert all(not reward[first].any() and (discount[first] == 1).all() for first, reward, discount in seen)
+
+
+def test_scaled_and_clipped_rewards_are_learned_from_and_raw_ones_reported() -> None:
+    raw, scaled = (
+        make_game(EnvConfig("matrix:climbing", **options), 1, 0)
+        for options in ({}, {"reward_scale": 0.5, "reward_clip": 4.0})
+    )
+    for game, reward in ((raw, 11.0), (scaled, 4.0)):
+        game.reset()
+        step = game.step({"player_0": np.array([[0]]), "player_1": np.array([[0]])})
+        assert step.reward.tolist() == [[reward, reward]] and step.episodes[0].returns == (11.0, 11.0)
+
+
+def test_a_class_of_pettingzoo_is_named_like_any_other() -> None:
+    """Also the class itself, as notebooks give it."""
+    base = pytest.importorskip("pettingzoo").ParallelEnv
+    mine = type("Mine", (Together, base), {})
+    game = make_game(EnvConfig(mine, kwargs={"symmetric": True}), 2, 0)
+    assert game.spec.names == ("a_0", "a_1", "a_2", "a_3") and game.spec.symmetric
+    assert game.reset().is_first.all()
+
+
+def test_a_game_may_be_declared_symmetric() -> None:
+    name = "pettingzoo:tests.envs.seat_games:Together"
+    assert make_spec(EnvConfig(name, kwargs={"symmetric": True})).symmetric and not make_spec(EnvConfig(name)).symmetric
+
+
+TAG = ("particle:simple_tag_v3", {"hunter": "adversary_*", "prey": "agent_*"})
+TICTACTOE = ("pettingzoo:pettingzoo.classic.tictactoe_v3", {"crosses": "player_1", "noughts": "player_2"})
+
+
+@pytest.mark.parametrize(
+    ("name", "seats"),
+    [pytest.param(*TICTACTOE, marks=pytest.mark.slow), pytest.param(*TAG, marks=pytest.mark.nightly)],
+)
+def test_two_policies_learn_in_it(name: str, seats: dict[str, str], tmp_path) -> None:
+    from jsrl.agents.ppo import PPOConfig
+    from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+    from jsrl.launch.run import run
+    from jsrl.networks.model import NetworkConfig
+
+    pytest.importorskip("pettingzoo")
+    agent = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
+    experiment = Experiment(
+        env=EnvConfig(name),
+        name="game",
+        policies={policy: PolicyConfig(agent, pattern) for policy, pattern in seats.items()},
+        num_envs=4,
+        rollout_length=16,
+        total_env_steps=3 * 64,
+        placement="serial",
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    result = run(experiment, runs_dir=tmp_path, display="quiet")
+    assert result.updates == 3
+    losses = [values for key, values in result.metrics.items() if key.endswith("learner/loss")]
+    assert len(losses) == 2 and all(np.isfinite(values[~np.isnan(values)]).all() for values in losses)
