@@ -1,9 +1,9 @@
-"""Measure an experiment on this machine: `python experiments/bench.py ppo_cartpole`.
+"""Measure an experiment on this machine: `jsrl bench ppo_cartpole`.
 
 Prints one table: environment, inference and update alone, the physical limit that follows from them, and for each placement
 the trained env steps per second and per CPU-second, share of the limit, policy lag, inference batch, idle shares, bytes and
-copies per row, memory of all processes, and the time to the first update. Every end-to-end figure is a run of its own
-(`run.py` in a fresh process), counted after its warm-up; repetitions alternate between all arms.
+copies per row, memory of all processes, and the time to the first update. Every end-to-end figure is a whole run in fresh
+processes, measured after its warm-up; repetitions alternate between all arms.
 
 `--against sb3,sbx` runs other libraries on the same work in between and prints ratios; install them first with
 `python benchmarks/peers/install.py sb3 sbx`. The options of the comparison then come from benchmarks/peers/works.py.
@@ -28,6 +28,7 @@ from benchmarks.peers.works import PEERS
 from benchmarks.throughput import alone, session, tables
 from benchmarks.updates import session as replay_session
 from benchmarks.updates import tables as replay_tables
+from jsrl.cli.main import program
 from jsrl.errors import JsrlError
 
 
@@ -35,10 +36,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     line = argparse.ArgumentParser(
         description=__doc__,
-        usage="%(prog)s NAME [options] [-- options of run.py for every arm of jsrl's]",
+        usage=f"{program('bench')} NAME [options] [-- options of jsrl run for every arm of jsrl's]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    line.add_argument("name", nargs="?", help="an experiment of run.py")
+    line.add_argument("name", nargs="?", help="an experiment, as for jsrl run")
     line.add_argument(
         "--placements", default=",".join(session.PLACEMENTS), help="which of them to run (default: %(default)s)"
     )

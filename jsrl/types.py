@@ -306,7 +306,8 @@ def map_trajectory(
     """Apply `rows` to every leaf [T+1, B, ...] of a trajectory and `columns` to those that have only [B, ...].
 
     Args:
-      rows, columns: as for `map_tree`. trajectory, rest: of one structure, with arrays or specs as leaves.
+      rows: for leaves [T+1, B, ...], called as by `map_tree`. columns: for leaves [B, ...].
+      trajectory: with arrays or specs as leaves. rest: further ones of the same structure.
     """
     mapped = (
         map_tree(columns if name in PER_COLUMN else rows, *(getattr(t, name) for t in (trajectory, *rest)))

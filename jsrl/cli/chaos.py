@@ -1,4 +1,4 @@
-"""Kill, stop and flood a run at random: `jsrl chaos ppo_cartpole --storm-s 60 [options of run.py]`."""
+"""Kill, stop and flood a run at random: `jsrl chaos ppo_cartpole --storm-s 60 [options of jsrl run]`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--storm-s", type=float, default=60.0, help="seconds that the storm lasts")
     parser.add_argument("--calm-s", type=float, default=10.0, help="seconds before it, to measure against")
     parser.add_argument(
-        "--flood-s", type=float, default=10.0, help="seconds of strangers' messages before the first fault"
+        "--flood-s", type=float, default=10.0, help="seconds of unauthorised messages before the first fault"
     )
-    parser.add_argument("--messages-per-s", type=float, default=200.0, help="that strangers send at most; 0: none")
+    parser.add_argument(
+        "--messages-per-s", type=float, default=200.0, help="most unauthorised messages per second; 0: none"
+    )
     parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault")
     parser.add_argument(
         "--kinds", help="kinds of workers that are hit, such as actor,learner (default: all but recorders)"
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pauses", type=float, default=0.25, help="share of faults that stop a process, not kill it")
     parser.add_argument("--hangs", type=float, default=0.0, help="share of faults that stop a main thread alone")
     parser.add_argument("--storm-seed", type=int, default=0)
-    parser.add_argument("--patience-s", type=float, default=60.0, help="within which the run must work again")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="seconds within which the run must recover")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     options, words = parser.parse_known_args(arguments)
     settings = StormSettings(

@@ -51,7 +51,14 @@ def build(folder: Path) -> None:
         raise MissingExtra(f"the documentation is built by mkdocs, which is missing: {install_command('docs')}")
     if folder.exists() and any(folder.iterdir()) and not (folder / "search" / "search_index.json").exists():
         raise ConfigError(f"{folder} holds files that are no earlier build of the docs; choose an empty folder.")
-    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--clean"]
+    words = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--clean",
+    ]  # --quiet would hide warnings from --strict
     words += ["-f", str(FOLDER / "mkdocs.yml"), "-d", str(folder.absolute())]
     paths = [str(FOLDER.parents[2]), os.environ.get("PYTHONPATH", "")]  # the API page reads this very jsrl
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "NO_MKDOCS_2_WARNING": "1"}

@@ -1,7 +1,7 @@
 """Find the fastest settings of an experiment on this machine: `jsrl tune ppo_cartpole`.
 
-Short trials of the real system, three minutes in all; the best becomes the profile that later runs of run.py use. What is
-learned stays the same. Options of run.py that are given stay as they are: `tune.py ppo_pong --placement inline`.
+Runs short trials of the real system, three minutes in all, and keeps the fastest settings as the profile of later runs.
+They do not change what is learned. Options that you give are not tuned: `jsrl tune ppo_pong --placement inline`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from jsrl.tuning.tune import advise_from, tune
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what the command line offers beside the options of run.py."""
+    """Return what the command line offers beside the options of `jsrl run`."""
     made = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage=f"{program('tune')} NAME [--option value ...] | --from FILE",
         allow_abbrev=False,
-        epilog="Every option of `run.py NAME` may be given, too, such as --tune-minutes 5 or --placement inline.",
+        epilog="All other options are those of `jsrl run NAME`, such as --tune-minutes 5 or --placement inline.",
     )
     made.add_argument("--from", dest="saved", metavar="FILE", type=Path, help="only advise, from saved measurements")
     made.add_argument(

@@ -36,7 +36,7 @@ class WandbSink:
         """Check that a run could be sent; nothing is started.
 
         Args:
-          project, entity, group: where the run appears. name: of the run there (None: EXPERIMENT/RUN).
+          project: where the run appears. entity: whose project. group: of runs. name: of the run there (None: EXPERIMENT/RUN).
           mode: `online`, or `offline`: everything is kept in RUN/wandb, for `wandb sync`.
 
         Raises:

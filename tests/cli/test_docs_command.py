@@ -1,6 +1,7 @@
 """`jsrl docs`: the site is built from the docs, and its pages fetch nothing from the internet."""
 
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import docs
+from jsrl.errors import ConfigError
 
 
 def test_a_missing_extra_is_named_with_its_command(monkeypatch, tmp_path: Path, capsys) -> None:
@@ -45,9 +47,14 @@ def test_served_pages_are_reached_on_loopback_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The build is strict: mkdocs itself fails on a dead link between pages, or a page that no menu shows."""
     docs.build(tmp_path / "site")
+    shutil.copytree(docs.FOLDER, tmp_path / "broken")
+    (tmp_path / "broken" / "pages" / "index.md").write_text("# Start\n\n[nowhere](nowhere.md)\n")
+    with monkeypatch.context() as changed, pytest.raises(ConfigError, match=r"nowhere\.md"):
+        changed.setattr(docs, "FOLDER", tmp_path / "broken")
+        docs.build(tmp_path / "other")
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > len(list((docs.FOLDER / "pages").glob("*.md"))) - 1
     for page in pages:
