@@ -9,14 +9,14 @@ import functools
 import io
 import json
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment
+from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.options import (
     Option,
     RunOptions,
@@ -158,15 +158,14 @@ TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
 def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) -> CommandLine:
     """Let tyro build the values; on failure find the option that it could not read."""
     typed = _typed(default)
-    fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(Experiment)}
     both_type = dataclasses.make_dataclass(
         "Both",
         [
-            ("experiment", Annotated[typed, tyro.conf.arg(name="")]),
+            ("experiment", Annotated[type(typed), tyro.conf.arg(name="")]),
             ("run", Annotated[type(run), tyro.conf.arg(name="")]),
         ],
     )
-    before = both_type(typed(**fields), run)
+    before = both_type(typed, run)
 
     def read(some: list[tuple[Option, list[str]]]) -> Any:
         arguments = [word for _, option in some for word in option]
@@ -185,13 +184,51 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) 
                 raise ConfigError(_unreadable(option, " ".join(spelled[1:]))) from None
         raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in words]}.") from None
     fields = {f.name: getattr(both.experiment, f.name) for f in dataclasses.fields(Experiment)}
+    if isinstance(fields["policies"], _NamedPolicies):
+        fields["policies"] = fields["policies"].plain()
     return CommandLine(dataclasses.replace(default, **fields), both.run)
 
 
-def _typed(default: Experiment) -> type:
-    """Return Experiment with its agent's own type, so that tyro sees the algorithm's options."""
-    agent = ("agent", type(default.agent), dataclasses.field(default=default.agent))
-    return dataclasses.make_dataclass("TypedExperiment", [agent], bases=(Experiment,), frozen=True)
+class _NamedPolicies(Mapping[str, PolicyConfig]):
+    """The policies of an experiment as fields of a dataclass, which tyro can read, and as the mapping that they are."""
+
+    def __getitem__(self, name: str) -> PolicyConfig:
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f.name for f in dataclasses.fields(self))  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(dataclasses.fields(self))  # type: ignore[arg-type]
+
+    @classmethod
+    def of(cls, policies: Mapping[str, PolicyConfig]) -> Any:
+        """Return policies with their agents' own types."""
+        values = {name: _agent_typed(PolicyConfig, policy)(**vars(policy)) for name, policy in policies.items()}
+        members = [(name, type(value), dataclasses.field(default=value)) for name, value in values.items()]
+        return dataclasses.make_dataclass("Policies", members, bases=(cls,), frozen=True)()
+
+    def plain(self) -> dict[str, PolicyConfig]:
+        """Return them as an experiment has them."""
+        names = [f.name for f in dataclasses.fields(PolicyConfig)]
+        return {policy: PolicyConfig(**{n: getattr(value, n) for n in names}) for policy, value in self.items()}
+
+
+def _agent_typed(cls: type, value: Any) -> type:
+    """Return a config's class with its agent's own type, so that tyro sees the algorithm's options."""
+    agent = ("agent", type(value.agent), dataclasses.field(default=value.agent))
+    return dataclasses.make_dataclass(f"Typed{cls.__name__}", [agent], bases=(cls,), frozen=True)
+
+
+def _typed(default: Experiment) -> Any:
+    """Return an experiment whose class has its agents' own types."""
+    fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(Experiment)}
+    cls = _agent_typed(Experiment, default)
+    if default.policies:
+        fields["policies"] = _NamedPolicies.of(default.policies)
+        policies = ("policies", type(fields["policies"]), dataclasses.field(default=fields["policies"]))
+        cls = dataclasses.make_dataclass("TypedExperiment", [policies], bases=(cls,), frozen=True)
+    return cls(**fields)
 
 
 def _unreadable(option: Option, text: str) -> str:
@@ -214,12 +251,18 @@ def _path(name: str) -> list[str]:
 
 def _at(value: Any, path: list[str]) -> Any:
     """Return the field of a config at `path`."""
-    return functools.reduce(getattr, path, value)
+    return functools.reduce(_member, path, value)
+
+
+def _member(value: Any, name: str) -> Any:
+    return value[name] if isinstance(value, Mapping) else getattr(value, name)
 
 
 def _with(value: Any, path: list[str], new: Any) -> Any:
     """Return a config with `new` as its field at `path`."""
-    changed = new if len(path) == 1 else _with(getattr(value, path[0]), path[1:], new)
+    changed = new if len(path) == 1 else _with(_member(value, path[0]), path[1:], new)
+    if isinstance(value, Mapping):
+        return {**value, path[0]: changed}
     return dataclasses.replace(value, **{path[0]: changed})
 
 

@@ -156,6 +156,9 @@ def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
             field.name == "agent" and dataclasses.is_dataclass(default)
         ):
             options |= options_of(default, f"{name}.")
+        elif field.name == "policies" and default:
+            for policy, config in default.items():
+                options |= options_of(config, f"{name}.{policy.replace('_', '-')}.")
         else:
             options[name] = Option(name, hints[field.name], default, texts.get(field.name, ""))
     return options
@@ -215,6 +218,9 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
     if usual in options and usual != name:
         raise ConfigError(f"there is no option --{name}; here it is called --{usual}.")
     off = options.get(name.partition(".")[0])
+    of_policies = [known for known in options if known.startswith("policies.") and known.endswith(f".{name}")]
+    if of_policies:
+        raise ConfigError(f"there is no option --{name}: each policy has its own: --{' or --'.join(of_policies)}.")
     if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
         raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
     tails = {known.rpartition(".")[2]: known for known in reversed(list(options))}

@@ -11,7 +11,7 @@ import pytest
 from jsrl.cli.command_line import parse
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment
+from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.experiment.options import COMMON, ELSEWHERE, RunOptions, differences, full_help, options_of, short_help
 
 
@@ -254,3 +254,25 @@ def test_every_option_is_explained():
     for each in (real(), Experiment(agent=SACConfig(), replay=ReplayConfig())):
         unexplained = {o.name for o in (options_of(each) | options_of(RunOptions())).values() if not o.text}
         assert not unexplained
+
+
+def test_options_of_policies_go_by_their_names() -> None:
+    default = Experiment(
+        policies={"seeker": PolicyConfig(AgentConfig(), "s_*"), "big_hider": PolicyConfig(AgentConfig())}
+    )
+    line = parse(
+        ["--policies.seeker.agent.learning-rate", "0.1", "--policies.big-hider.seed", "7", "--num-envs", "8",
+         "--policies.big_hider.agent.gamma=0.5"],
+        default,
+    )  # fmt: skip
+    seeker, hider = line.experiment.policies["seeker"], line.experiment.policies["big_hider"]
+    assert (seeker.agent, seeker.seats, seeker.seed) == (AgentConfig(learning_rate=0.1), "s_*", None)
+    assert (hider.agent, hider.seed, line.experiment.num_envs) == (AgentConfig(gamma=0.5), 7, 8)
+    assert type(seeker) is PolicyConfig and type(line.experiment.policies) is dict
+    assert parse([], default).experiment == default
+    with pytest.raises(ConfigError, match=r"--policies.seeker.agent.gama; did you mean --policies.seeker.agent.gamma"):
+        parse(["--policies.seeker.agent.gama", "0.1"], default)
+    with pytest.raises(
+        ConfigError, match=r"each policy has its own: --policies.seeker.agent.gamma or --policies.big-h"
+    ):
+        parse(["--agent.gamma", "0.1"], default)
