@@ -151,6 +151,15 @@ class Bookkeeping(ABC):
         return copy_json(state)
 
 
+def open_assignments(state: State) -> list[int]:
+    """Return the ids of the assignments that no outcome has ended, oldest first.
+
+    A run that goes on from a snapshot reports those as void that none of its actors plays any more. Games that were
+    assigned later wait for them.
+    """
+    return [int(game) for game in state["open"]]
+
+
 def copy_json(value: Any) -> Any:
     """Return a copy of JSON values that shares no dict and no list with them."""
     if isinstance(value, dict):

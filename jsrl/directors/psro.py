@@ -148,12 +148,13 @@ class PSRO(Bookkeeping):
         """Return whether the table has no missing cell left; forget those that are complete."""
         pairs = [tuple(map(parse_player, pair)) for pair in state["missing"]]
         counts = [self.payoff(state).counts(home, away, greedy=self.greedy) for home, away in pairs]
-        left = [pair for pair, count in zip(state["missing"], counts, strict=True) if not self._is_complete(count)]
+        left = [
+            pair
+            for pair, count in zip(state["missing"], counts, strict=True)
+            if count["finished"] < self.games_per_cell
+        ]
         state["missing"] = left
         return not left and state["phase"] == "fill"
-
-    def _is_complete(self, count: dict[str, int]) -> bool:
-        return count["finished"] >= self.games_per_cell and count["open"] == 0
 
     def _solve(self, state: State) -> Iterator[Command]:
         """Compute new mixtures and begin the next training."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from jsrl.directors.base import open_assignments
 from jsrl.directors.draws import Draws
 from jsrl.directors.fixed import Fixed, LatestSelfPlay, Match
 from jsrl.directors.messages import (
@@ -166,6 +167,17 @@ def test_messages_that_come_late_or_twice_change_nothing_but_a_count():
     again, none = director.report(state, [outcome, Outcome(99, 10, (1.0, -1.0), (1.0, 0.0))])
     assert commands == [Freeze("main", "frozen-1")] and none == []
     assert again == {**state, "late": 2}
+
+
+def test_games_that_a_crash_ended_are_reported_as_void():
+    director = PFSP(freeze_env_steps=500)
+    state, _ = run(director, 200, beaten(0.6), slots=8)
+    lost = open_assignments(state)
+    assert len(lost) == 7 and lost == sorted(lost)
+    after, commands = director.report(state, [Outcome(game, void="the run was resumed") for game in lost])
+    assert open_assignments(after) == [] and commands == []
+    assert after["void"] == state["void"] + 7 and after["assigned"] == after["finished"] + after["void"]
+    assert all(not cell["queue"] for cell in after["payoff"].values())  # what waited for them is counted
 
 
 def test_a_game_without_a_winner_is_refused_by_those_who_count_wins():
