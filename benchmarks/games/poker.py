@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import permutations
 from typing import NamedTuple
 
+import numpy as np
+
 from benchmarks.games.trees import CHANCE, END
 
 
@@ -49,6 +51,13 @@ class Kuhn:
     def information(self, state) -> str:
         """Return one's own card and the actions so far, as OpenSpiel writes them."""
         return f"{state[0][len(state[1]) % 2]}{state[1]}"
+
+    def observation(self, state) -> np.ndarray:
+        """Return float32 [11]: player, own card, and each action, one-hot; OpenSpiel's information_state_tensor."""
+        cards, played = state
+        own = cards[len(played) % 2]
+        bits = [len(played) % 2, 2 + own, *(5 + 2 * turn + "pb".index(letter) for turn, letter in enumerate(played))]
+        return _one_hot(11, bits)
 
 
 FOLD, CALL, RAISE = 0, 1, 2
@@ -128,6 +137,21 @@ class Leduc:
         own = state.cards[len(state.rounds[-1]) % 2]
         public = state.cards[2] if len(state.cards) > 2 else "-"
         return f"{own} {public} {'/'.join(state.rounds)}"
+
+    def observation(self, state: LeducState) -> np.ndarray:
+        """Return float32 [30]: player, own card, public card, calls and raises; OpenSpiel's information_state_tensor."""
+        mover = len(state.rounds[-1]) % 2
+        bits = [mover, 2 + state.cards[mover], *(8 + card for card in state.cards[2:])]
+        for number, played in enumerate(state.rounds):
+            bits += [14 + 8 * number + 2 * turn + "cr".index(letter) for turn, letter in enumerate(played)]
+        return _one_hot(30, bits)
+
+
+def _one_hot(size: int, bits: list[int]) -> np.ndarray:
+    """Return float32 [size] with ones at `bits`."""
+    vector = np.zeros(size, np.float32)
+    vector[bits] = 1.0
+    return vector
 
 
 def _is_over(played: str) -> bool:

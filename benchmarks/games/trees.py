@@ -5,7 +5,7 @@ The whole tree is kept as arrays in the order of depth, so that a pass over it i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,9 @@ class Rules(Protocol):
     def information(self, state: Any) -> Hashable:
         """Return what the player who moves knows; with perfect recall."""
 
+    def observation(self, state: Any) -> np.ndarray:
+        """Return the same as numbers [D], for networks."""
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -53,7 +56,7 @@ class Tree:
       parent: [N]. owner: [N], who made the move: 0, 1 or CHANCE. edge_set, edge_action: [N], where and which.
       chance: [N], the probability of a chance edge, else 1. value: [N], player 0's at ends, else 0.
       information: what each information set is, in their order. player: [I]. legal: bool [I, A].
-      node_of_set: [I], a node of each information set.
+      node_of_set: [I], a node of each information set. observations: float32 [I, D], each set as numbers for networks.
     """
 
     depths: tuple[slice, ...]
@@ -67,10 +70,29 @@ class Tree:
     player: np.ndarray
     legal: np.ndarray
     node_of_set: np.ndarray
+    observations: np.ndarray
 
     def uniform(self) -> np.ndarray:
         """Return the policy [I, A] that plays each legal action alike."""
         return self.legal / self.legal.sum(axis=1, keepdims=True)
+
+    def ask(self, policy: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return the policy [I, A] that a function of (observations [I, D], legal bool [I, A]) plays, asked once.
+
+        Raises:
+          ValueError: it gives something else than probabilities of legal actions.
+        """
+        shares = np.asarray(policy(self.observations, self.legal), np.float64)
+        if (
+            shares.shape != self.legal.shape
+            or shares[~self.legal].any()
+            or np.abs(shares.sum(axis=1) - 1.0).max() > 1e-4
+        ):
+            raise ValueError(
+                f"a policy gave {shares.shape} for {len(self.legal)} information sets; expected probabilities "
+                f"{self.legal.shape} of legal actions that sum to 1"
+            )
+        return shares / shares.sum(axis=1, keepdims=True)
 
     def edges(self, policy: np.ndarray) -> np.ndarray:
         """Return the probability [N] of each edge."""
@@ -141,6 +163,7 @@ def unfold(rules: Rules) -> Tree:
     """Return the whole tree of a game."""
     states, parent, owner, edge_set, edge_action, chance = [rules.initial()], [0], [CHANCE], [0], [0], [1.0]
     depths, value, found, legal, players, nodes_of_sets, depth_of = [slice(0, 1)], [], {}, [], [], [], []
+    observations = []
     begin = 0
     while begin < len(states):
         end = len(states)
@@ -156,6 +179,7 @@ def unfold(rules: Rules) -> Tree:
                     players.append(player)
                     legal.append(np.isin(np.arange(rules.num_actions), actions))
                     nodes_of_sets.append(node)
+                    observations.append(rules.observation(state))
                     depth_of.append(len(depths))
                 assert depth_of[number] == len(depths), "an information set lies at several depths"
             for action in actions:
@@ -170,7 +194,8 @@ def unfold(rules: Rules) -> Tree:
             depths.append(slice(end, len(states)))
     arrays = (np.array(column) for column in (parent, owner, edge_set, edge_action, chance, value))
     information = tuple(name for _, name in found)
-    return Tree(tuple(depths), *arrays, information, np.array(players), np.array(legal), np.array(nodes_of_sets))
+    sets = (np.array(column) for column in (players, legal, nodes_of_sets, observations))
+    return Tree(tuple(depths), *arrays, information, *sets)
 
 
 def solve_by_cfr(tree: Tree, iterations: int) -> np.ndarray:

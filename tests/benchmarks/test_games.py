@@ -100,6 +100,32 @@ def test_what_openspiel_computed_for_random_policies():
     assert leduc().nash_conv(random_policy(leduc(), 0)) == pytest.approx(5.478276888358131, rel=1e-9)
 
 
+@pytest.mark.parametrize(("make", "size"), [(lambda: KUHN, 11), (leduc, 30)])
+def test_networks_see_what_a_player_knows_and_nothing_else(make, size):
+    tree = make()
+    assert tree.observations.shape == (len(tree.player), size)
+    assert len(np.unique(tree.observations, axis=0)) == len(tree.player)
+    assert tree.observations[:, :2].argmax(axis=1).tolist() == tree.player.tolist()
+    asked = tree.ask(lambda observations, legal: legal / legal.sum(axis=1, keepdims=True))
+    assert tree.nash_conv(asked) == pytest.approx(tree.nash_conv(tree.uniform()))
+
+
+def test_the_tensors_are_openspiels():
+    """Printed by OpenSpiel 2.0.2 for these histories."""
+    sets = {
+        (player, name): number for number, (player, name) in enumerate(zip(KUHN.player, KUHN.information, strict=True))
+    }
+    assert KUHN.observations[sets[0, "1pb"]].tolist() == [1, 0, 0, 1, 0, 1, 0, 0, 1, 0, 0]
+    tree = leduc()
+    found = tree.observations[tree.information.index("5 3 crc/r")]
+    assert np.flatnonzero(found).tolist() == [1, 7, 11, 14, 17, 18, 23]
+
+
+def test_a_policy_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="expected probabilities"):
+        leduc().ask(lambda observations, legal: np.full(legal.shape, 1 / 3))
+
+
 # -- populations of exact best responses ------------------------------------------------------------------------------
 
 
