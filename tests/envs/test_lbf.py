@@ -45,6 +45,23 @@ def _players(env):
     return players
 
 
+def test_who_lifts_what_does_not_depend_on_addresses_in_memory() -> None:
+    """The second agent stands between two foods, of which it lifts the first one only together with the other agent."""
+    kept, lifted = [], []
+    for number in range(40):
+        game = make_game(EnvConfig("lbf:Foraging-5x5-2p-2f-v3"), 1, 0)
+        kept.append((game, [object() for _ in range(number * 7 % 13)]))
+        game.reset()
+        env = game._envs[0]._env
+        env.field[:] = 0
+        env.field[2, 3] = env.field[1, 2] = 2
+        for player, position in zip(env.players, ((2, 4), (2, 2)), strict=True):
+            player.position, player.level = position, 1
+        env._gen_valid_moves()
+        lifted.append(game.step({name: np.array([[5]]) for name in game.spec.names}).reward[0].tolist())
+    assert lifted == [lifted[0]] * 40 and lifted[0][0] == lifted[0][1] > 0
+
+
 def test_wrong_ids_and_options() -> None:
     with pytest.raises(ConfigError, match=r"registers no environment 'Foraging-8x8-2p-9f-v3'.*at most 4 foods"):
         make_game(EnvConfig("lbf:Foraging-8x8-2p-9f-v3"), 1, 0)

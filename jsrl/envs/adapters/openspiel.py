@@ -88,7 +88,8 @@ class SpielGame:
                 MASK_KEY: spaces.Box(0, 1, (game.num_distinct_actions(),), np.int8),
             }
         )
-        action = spaces.Discrete(game.num_distinct_actions())
+        self._num_actions = game.num_distinct_actions()
+        action = spaces.Discrete(self._num_actions)
         side = "team" if game.get_type().utility == spiel.GameType.Utility.IDENTICAL else ""
         self._names = tuple(f"player_{i}" for i in range(game.num_players()))
         self.seats = tuple(SeatSpaces(name, seen, action, side) for name in self._names)
@@ -145,8 +146,9 @@ class SpielGame:
         look = self._state.information_state_tensor if self._information else self._state.observation_tensor
         seen = {}
         for player, name in enumerate(self._names):
-            mask = np.zeros(self._game.num_distinct_actions(), np.int8)
-            mask[legal.get(player, [])] = 1
+            mask = np.zeros(self._num_actions, np.int8)
+            if player in legal:
+                mask[legal[player]] = 1
             seen[name] = {"observation": np.array(look(player), np.float32), MASK_KEY: mask}
         return Moment(seen, [self._names[player] for player in legal])
 
