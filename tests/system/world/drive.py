@@ -6,8 +6,11 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 sys.path[:0] = [str(here), str(here.parents[2] / "experiments")]
 
-import jsrl.configs  # noqa: E402
-from jsrl.cli.run import main  # noqa: E402
+from jsrl.workers.process import no_collections  # noqa: E402
+
+with no_collections():  # as in workers: there are hundreds of these
+    import jsrl.configs
+    from jsrl.cli.run import main
 
 jsrl.configs.__path__.append(str(here / "extra_configs"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import subprocess
@@ -14,12 +15,12 @@ import numpy as np
 
 
 class World(gymnasium.Env):
-    """One-step episodes: action 1 earns 1, action 0 earns -1; `count` env steps later something goes wrong."""
+    """One-step episodes: action 1 earns 1, action 0 earns -1. Subclasses go wrong `count` env steps later."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, count: int = 20, step_s: float = 0.0) -> None:
+    def __init__(self, count: int = 20, step_s: float = 0.0005) -> None:
         self.count, self.step_s, self.steps = count, step_s, 0
 
     def reset(self, *, seed=None, options=None):
@@ -224,11 +225,11 @@ class SegfaultsOnce(Once):
 
 
 class TellsOfJax(World):
-    """Fails with the list of what the actor's process should not have loaded."""
+    """Fails with the list of what the actor's process should not have loaded, and how many objects it has frozen."""
 
     def misbehave(self, action):
         loaded = [name for name in ("jax", "jaxlib", "flax", "optax", "orbax") if name in sys.modules]
-        raise RuntimeError(f"loaded: {loaded}")
+        raise RuntimeError(f"loaded: {loaded}, frozen: {gc.get_freeze_count()}")
 
 
 class RaisesAsVector:
