@@ -1,4 +1,4 @@
-"""The tiny agent on a probe."""
+"""The tiny agent on an environment that sleeps: a run that a test watches leaves the machine to others."""
 
 from tiny_agent import TinyConfig
 
@@ -11,7 +11,7 @@ def config() -> Experiment:
     return Experiment(
         name="tiny",
         agent=TinyConfig(),
-        env=EnvConfig("probe:action_matters"),
+        env=EnvConfig("worlds:World"),
         num_envs=4,
         num_groups=2,
         rollout_length=8,
