@@ -91,7 +91,15 @@ def play(
     seed: int = 0,
 ) -> Played:
     """Run act -> step -> keep -> sample -> update; `warm_up` env steps come before the first update."""
-    act, update = jax.jit(agent.act), jax.jit(agent.update)
+
+    @jax.jit
+    def act(params, key, count, *request):
+        return agent.act(params, jax.random.fold_in(key, 2 * count), *request)
+
+    @jax.jit
+    def update(state, drawn, key, count):
+        return agent.update(state, drawn, jax.random.fold_in(key, 2 * count + 1))
+
     state, key = jax.jit(agent.init)(jax.random.key(seed)), jax.random.key(seed + 1)
     rng, core = np.random.default_rng(seed), agent.initial_core(env.num_envs)
     rows = Rows(agent, env, warm_up + num_updates // updates_per_step + window + 2)
@@ -100,7 +108,7 @@ def play(
         rows.put(rows.kept.observation, step.observation)
         rows.kept.is_first[count], rows.kept.acts[count] = step.is_first, step.acts
         rows.put(rows.cores, core)
-        reply, core = act(state.params, jax.random.fold_in(key, 2 * count), step.observation, step.is_first, core)
+        reply, core = act(state.params, key, count, step.observation, step.is_first, core)
         rows.kept.action[count], rows.kept.log_prob[count] = reply.action, reply.log_prob
         rows.put(rows.kept.extras, reply.extras)
         step = env.step(to_environment(env.spec.action, np.asarray(reply.action)))
@@ -113,7 +121,7 @@ def play(
             drawn = rows.sample(rng, batch, window)
             if weights:
                 drawn = drawn._replace(sampling=rng.uniform(0.5, 1.0, batch).astype(np.float32))
-            state, output = update(state, drawn, jax.random.fold_in(key, 2 * count + 1))
+            state, output = update(state, drawn, key, count)
     metrics = {name: float(value) for name, value in output.metrics.items()}
     priorities = None if output.priorities is None else np.asarray(output.priorities)
     return Played(state, metrics, priorities, float(np.mean(returns[-100:])))
