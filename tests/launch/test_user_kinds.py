@@ -135,9 +135,10 @@ def test_a_worker_between_asks_a_server_and_rewards_the_entropy_of_the_newest_po
 
 @pytest.mark.slow
 def test_so_it_is_in_deterministic_mode_with_processes(tmp_path: Path) -> None:
-    deterministic = {"placement": "inline", "deterministic": True, "num_actors": 2}
-    plain, _ = trained(tmp_path, "plain", None, **deterministic)
-    passed, _ = trained(tmp_path, "passed", "my_workers:passed_on", **deterministic)
+    """A run in one process is the same as one of many: tests/launch/test_determinism.py."""
+    plain, _ = trained(tmp_path, "plain", None, deterministic=True)
+    processes = {"placement": "inline", "num_actors": 2}
+    passed, _ = trained(tmp_path, "passed", "my_workers:passed_on", deterministic=True, **processes)
     assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
 
 
