@@ -31,14 +31,14 @@ FAULTS = (
     # -- agents
     Fault(
         "advantages flow across the start of an episode",
-        "    cut = rows.is_first[1:].astype(bool)\n",
-        "    cut = jnp.zeros_like(rows.is_first[1:], bool)\n",
+        "    cut = is_first[1:].astype(bool)\n",
+        "    cut = jnp.zeros_like(is_first[1:], bool)\n",
         (RETURNS,),
     ),
     Fault(
         "the bootstrap value is that of the last played row",
-        "    last = rows.value[-1].astype(jnp.float32)\n    _, (advantage, target)",
-        "    last = rows.value[-2].astype(jnp.float32)\n    _, (advantage, target)",
+        "    return parts, value[-1]\n",
+        "    return parts, value[-2]\n",
         (RETURNS,),
     ),
     Fault(
