@@ -46,8 +46,8 @@ def test_replicator_averages_are_those_of_openspiel():
 
 def test_replicator_finds_the_strict_equilibrium_of_a_general_game_and_keeps_its_floor():
     prisoners = np.array([[3.0, 0.0], [5.0, 1.0]])
-    x, y = replicator(prisoners, prisoners.T, steps=4_000, step_size=0.05, floor=0.01)
-    assert x[1] > 0.9 and y[1] > 0.9 and x[0] >= 0.01 and y[0] >= 0.01
+    x, y = replicator(prisoners, prisoners.T, steps=4_000, step_size=0.05, floor=0.05)
+    assert 0.05 <= x[0] < 0.1 and 0.05 <= y[0] < 0.1  # without a floor: 0.02
 
 
 def test_alpha_rank_of_known_games():
