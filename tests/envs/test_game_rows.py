@@ -236,6 +236,11 @@ def test_time_limits_and_metrics() -> None:
     ("config", "error", "told"),
     [
         (EnvConfig("pettingzoo:no_such_suite.thing_v0"), MissingExtra, r"no_such_suite.*pip install .*games"),
+        (
+            EnvConfig("pettingzoo:tests.envs.seat_game"),
+            ConfigError,
+            "no module tests.envs.seat_game; nearest: tests.*seat_games",
+        ),
         (EnvConfig("pettingzoo:tests.envs.seat_games"), ConfigError, "has no parallel_env and no env"),
         (EnvConfig("pettingzoo:tests.envs.scripted:Counting"), ConfigError, "without `possible_agents`"),
         (EnvConfig(GAMES + "Together", kwargs={"death": "never"}), ConfigError, "death is ends or team"),

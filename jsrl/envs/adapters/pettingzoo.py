@@ -13,6 +13,8 @@ with None, as the environment asks for it. An agent that is missing as an episod
 from __future__ import annotations
 
 import inspect
+import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -27,7 +29,7 @@ from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import Moment, SeatSpaces
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
-from jsrl.references.importing import import_target
+from jsrl.references.importing import import_target, nearest
 
 BASES = ("ParallelEnv", "AECEnv")
 DEATHS, APIS = ("ends", "team"), (None, "aec", "parallel")
@@ -83,6 +85,11 @@ def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             module = import_module(target)
     except ImportError as error:
+        if siblings := _siblings(target, error):
+            raise ConfigError(
+                f"environment {name!r}: there is no module {target}{nearest(target, siblings)}. Their versions change with "
+                "the version of the package"
+            ) from error
         raise MissingExtra(
             f"environment {name!r} needs a package that is not installed ({error}): {install_command('games')}, and "
             "what else the message names. Check the module's name too: pettingzoo:mpe2.simple_spread_v3"
@@ -94,6 +101,14 @@ def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
     raise ConfigError(
         f"environment {name!r}: module {target} has no {' and no '.join(wanted)}; PettingZoo's modules do"
     )
+
+
+def _siblings(target: str, error: ImportError) -> list[str]:
+    """Return the modules beside `target` where it alone is missing from a package that is there."""
+    package = sys.modules.get(parent := target.rpartition(".")[0])
+    if error.name != target or package is None:
+        return []
+    return [f"{parent}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
 
 
 def _build(
