@@ -115,7 +115,7 @@ def _begins(build: Factory, opening: Tree, num_envs: int, seeds: range) -> tuple
             slots_differ = slots_differ or _slots_differ(theirs, num_envs)
         finally:
             other.close()
-    return varies, slots_differ
+    return varies, slots_differ if num_envs > 1 else varies  # one slot shows what its seed does, and nothing else
 
 
 def _described(spec: EnvSpec | GameSpec) -> list[str]:
@@ -135,7 +135,7 @@ def _varies(a: Tree, b: Tree) -> bool:
 
 def _slots_differ(observation: Tree, num_envs: int) -> bool:
     leaves = [leaf for _, leaf in named_leaves(observation)]
-    return num_envs == 1 or any(not np.array_equal(leaf[0], leaf[i]) for leaf in leaves for i in range(1, num_envs))
+    return any(not np.array_equal(leaf[0], leaf[i]) for leaf in leaves for i in range(1, num_envs))
 
 
 class _Walk:

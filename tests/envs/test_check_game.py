@@ -133,3 +133,11 @@ def test_seeds_that_do_not_reach_the_environment_are_found() -> None:
 
     with pytest.raises(EnvironmentFault, match=r"two runs with seed 0 and the same actions differ"):
         check_env(deaf, steps=5)
+
+
+def test_a_fixed_start_is_no_mistake_of_a_single_slot() -> None:
+    for name in ("probe:constant_reward", "matrix:rps"):
+        report = check_env(EnvConfig(name), steps=10, num_envs=1)
+        assert any("begin alike" in note for note in report.notes)
+    report = check_env(EnvConfig("particle:simple_spread_v3"), steps=5, num_envs=1)
+    assert "other seeds and other slots begin differently" in report.passed
