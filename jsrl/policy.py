@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
+from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
-from jsrl.experiment import Experiment
+from jsrl.envs.seats import SeatView, part_of, view_of
+from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
+from jsrl.experiment.policies import find_seats
 from jsrl.export.file import save
+from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
-from jsrl.types import EnvSpec, leaves, spec_for_one, to_environment
+from jsrl.types import EnvSpec, GameSpec, leaves, to_environment
 from jsrl.workers.acting import Engine
 
 
@@ -27,12 +32,21 @@ class Policy:
     Attributes:
       experiment: what trained it. spec: the environment it knows. version: of the params. meta: the snapshot's facts.
       agent: the value that acts. params: what it acts with.
+      view: its part of an environment with several seats, seats: their names; None and (): the environment has one agent.
     """
 
     def __init__(
-        self, experiment: Experiment, spec: EnvSpec, params: ActParams, version: int, meta: dict[str, Any]
+        self,
+        experiment: Experiment,
+        spec: EnvSpec,
+        params: ActParams,
+        version: int,
+        meta: dict[str, Any],
+        view: SeatView | None = None,
+        seats: tuple[str, ...] = (),
     ) -> None:
         self.experiment, self.spec, self.version, self.meta = experiment, spec, version, meta
+        self.view, self.seats = view, seats
         self.agent: Agent = build_agent(resolved_agent(experiment), spec)
         self.params = params
         self._engines: dict[tuple[int, bool], tuple[Engine, Any]] = {}
@@ -98,12 +112,49 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     folder = RunFolder.open(run, runs_dir)
     if (folder.path / "source").is_dir():
         sys.path.insert(0, str(folder.path / "source"))
-    experiment = experiment_of(folder, tag.rpartition("/")[0])
+    name = tag.rpartition("/")[0]
+    experiment = experiment_of(folder, name)
     source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
     snapshot = SnapshotStore(source).load_snapshot(selector)
-    spec = spec_for_one(make_spec(experiment.env))
+    game, several = make_spec(experiment.env), policies_in(folder)
+    name = (name or next(iter(several))) if several else ""
+    seats = find_seats(several, game)[name]
+    spec = game.view(list(seats)) if isinstance(game, GameSpec) else game
     agent = build_agent(resolved_agent(experiment), spec)
     shapes = jax.eval_shape(agent.init, jax.random.key(0)).params
     tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]
     params = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(tree))
-    return Policy(experiment, spec, params, snapshot.version, snapshot.meta)
+    view = view_of(name or "all", tuple(seats.values()))
+    return Policy(experiment, spec, params, snapshot.version, snapshot.meta, view, tuple(seats))
+
+
+def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:
+    """Return the policies that play in the environments of a run; empty: there is one agent."""
+    whole: Experiment = from_json(folder.config)
+    return whole.policies
+
+
+def load_players(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs") -> list[Policy]:
+    """Return the policy of a run's snapshot, and those that play beside it in its environments, of the same tag.
+
+    Raises:
+      ConfigError: as load_policy.
+    """
+    first = load_policy(run, tag, runs_dir=runs_dir)
+    several = list(policies_in(RunFolder.open(run, runs_dir)))
+    name, _, plain = tag.rpartition("/")
+    others = [other for other in several if other != (name or several[0])]
+    tags = {other: plain if other == several[0] else f"{other}/{plain}" for other in others}
+    return [first, *(load_policy(run, tags[other], runs_dir=runs_dir) for other in others)]
+
+
+def act_together(policies: Sequence[Policy], step: EnvStep | GameStep, *, greedy: bool = True) -> Any:
+    """Return the actions of policies for what an environment returned: [B, ...], or by group of seats."""
+    actions = {}
+    for policy in policies:
+        part = part_of(policy.view, step)
+        action = policy(part.observation, part.is_first, greedy=greedy, raw=True)
+        if policy.view is None:
+            return action
+        actions[policy.view.group] = action
+    return actions

@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -120,7 +121,7 @@ def error_of_run(given: tuple[str, ...]) -> str:
 def known_options() -> dict[str, command_line.Option]:
     """Options of the experiments, of run.py itself, and of a search."""
     known = command_line.options_of(command_line.RunOptions()) | command_line.options_of(SearchOptions())
-    for experiment in ("ppo", "impala", "sac", "td3", "dqn", "r2d2"):
+    for experiment in ("ppo", "impala", "sac", "td3", "dqn", "r2d2", "mappo", "chase"):
         known |= command_line.options_of(load(experiment))
     return known
 
@@ -202,6 +203,31 @@ def test_the_examples_environment_trains(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     returned = float(re.search(r"fresh seeds: return (-?[\d.]+)", ended.stdout).group(1))
     assert returned > 0.0  # arrived, in about as many steps as it takes; a random walk mostly times out at -10
+
+
+@pytest.mark.slow
+def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
+    """The file and the commands of docs/policies.md, shortened; a user's own copy in another folder."""
+    (block,) = blocks(ROOT / "docs" / "policies.md", "python")
+    assert block == (ROOT / "experiments" / "configs" / "chase.py").read_text()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "hunt.py").write_text(block)
+    runs = [words[2:] for words in commands(ROOT / "docs" / "policies.md") if words[1:2] == ["chase"]]
+    assert [words[words.index("--placement") + 1] for words in runs] == ["serial", "served"]
+    short = ["--total-env-steps", "2048", "--evaluator.final-episodes", "10", "--run-name"]
+    given = [["run", "hunt", *words, *short, f"run-{number}"] for number, words in enumerate(runs)]
+    for words in [*given, ["evaluate", "chase/run-1@runner/best", "--episodes", "10"]]:
+        ended = subprocess.run(
+            [sys.executable, "-m", "jsrl", *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "policy runner: 2,048 env steps" in ended.stdout or "chase/run-1@runner/best: return" in ended.stdout
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from jsrl.cli.main import program
 from jsrl.envs.make import make
 from jsrl.errors import JsrlError
 from jsrl.launch.result import score
-from jsrl.policy import load_policy
+from jsrl.policy import act_together, load_players
 from jsrl.workers.play import Tally
 
 
@@ -35,12 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_working_directory()
     run, _, tag = options.run.partition("@")
     try:
-        policy = load_policy(run, tag or "best", runs_dir=options.runs_dir)
-        slots = min(options.num_envs, options.episodes)
-        env = make(policy.experiment.evaluation_env, slots, options.seed, group=0)
-        tally, step = Tally(policy.version, options.episodes, slots), env.reset()
+        policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
+        first, slots = policies[0], min(options.num_envs, options.episodes)
+        groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
+        env = make(first.experiment.evaluation_env, slots, options.seed, group=0, groups=groups or None)
+        tally, step = Tally(first.version, options.episodes, slots, first.view), env.reset()
         while not tally.complete:
-            step = env.step(policy(step.observation, step.is_first, greedy=not options.sampled, raw=True))
+            step = env.step(act_together(policies, step, greedy=not options.sampled))
             tally.count(step.episodes)
         env.close()
     except JsrlError as error:

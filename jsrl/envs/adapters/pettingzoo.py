@@ -66,8 +66,10 @@ def make_pettingzoo(
 
 
 def is_pettingzoo(factory: Any) -> bool:
-    """Return whether a factory is a class of PettingZoo environments."""
-    return inspect.isclass(factory) and any(base.__name__ in BASES for base in factory.__mro__)
+    """Return whether a factory is a class of environments in one of PettingZoo's forms."""
+    if not inspect.isclass(factory):
+        return False
+    return hasattr(factory, "possible_agents") or any(base.__name__ in BASES for base in factory.__mro__)
 
 
 def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
