@@ -11,7 +11,7 @@ JsrlError
 │   ├── StreamClosed       the other end, or this one, is closed
 │   ├── UnknownPolicy      a request for a policy that the inference server does not serve
 │   ├── AccessDenied       keys that are missing, or another run's
-│   └── CodecError         bytes that are not a message of ours
+│   └── CodecError         bytes that are not a jsrl message
 ├── SnapshotError          a snapshot that is missing, broken, or another experiment's
 ├── RecordingError         recorded trajectories that are missing or broken
 ├── ExportError            a policy that cannot be exported, or a policy file that is broken
@@ -76,7 +76,7 @@ class AccessDenied(StreamError):
 
 
 class CodecError(StreamError):
-    """Bytes that are not a message of ours, or are of another version."""
+    """Bytes that are not a jsrl message, or one of another version."""
 
 
 class SnapshotError(JsrlError):

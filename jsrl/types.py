@@ -274,7 +274,7 @@ class Trajectory(NamedTuple):
       discount: float32, like reward: 0 on termination, else 1.
       acts: uint8, like reward: the kind of the row (always 1 for a single agent), row T included.
       log_prob: float32, like reward: behaviour log-probability of the stored action.
-      extras: tree, whatever `act` wants `update` to see again.
+      extras: tree of values of `act` that `update` needs.
       version: int64 [T+1, B]: version of the params that chose the action.
       core: tree of [B, ...]: the recurrent state before row 0 acted; () when feed-forward.
       sampling: () as actors send it and from uniform replay; from prioritised replay float32 [B], each column's

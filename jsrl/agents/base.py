@@ -1,4 +1,4 @@
-"""The agent contract: a NamedTuple of pure functions over pytrees. Knows no process, socket or file."""
+"""The agent contract: a NamedTuple of pure functions over pytrees. It uses no processes, sockets or files."""
 
 from __future__ import annotations
 

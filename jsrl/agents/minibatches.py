@@ -19,7 +19,7 @@ from jsrl.types import Array
 def flat(batch: Any) -> Any:
     """Return a feed-forward batch [T, B, ...] as [1, T * B, ...].
 
-    Leaves may have a row more, [T + 1, B, ...]: nobody takes its columns, and large images need not be copied without it.
+    Leaves may have one more row, [T + 1, B, ...]: it is never selected, and large images need not be copied to drop it.
     """
     return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
 

@@ -22,7 +22,7 @@ class InjectedFault:
 
 @dataclass
 class Flood:
-    """What strangers sent.
+    """The unauthorised messages that were sent.
 
     Attributes:
       sent: socket -> messages. per_s: trajectories produced per second meanwhile, while nothing else was done.
@@ -47,7 +47,7 @@ class ScoreCard:
     Attributes:
       calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
       left: processes that were left after the run. ended: why it ended before the storm did; empty: it did not.
-      flood: what strangers did; None: there were none. scores: evaluations before and since the storm began.
+      flood: of unauthorised messages; None: there was none. scores: evaluations before and since the storm began.
     """
 
     faults: list[InjectedFault] = field(default_factory=list)
@@ -111,7 +111,7 @@ class ScoreCard:
         share = flood.per_s / self.calm_per_s if self.calm_per_s else 0.0
         where = ", ".join(f"{name} {number:,}" for name, number in sorted(flood.sent.items()))
         harm = f"; replaced: {', '.join(flood.replaced)}" if flood.replaced else "; no worker was replaced"
-        lines = [f"  strangers: {sum(flood.sent.values()):,} messages ({where or 'none'}){harm}"]
+        lines = [f"  unauthorised: {sum(flood.sent.values()):,} messages ({where or 'none'}){harm}"]
         lines.append(f"    alone: {flood.per_s:.1f} trajectories/s ({share:.0%})")
         return [*lines, f"    failed: {flood.failed}"] if flood.failed else lines
 

@@ -40,7 +40,7 @@ class StormSettings:
       pauses: share of faults that stop a process instead of killing it. hangs: share that
         stop its main thread alone, so that it lives and does nothing. seed: of the storm.
       patience_s: within which a run must work again after a fault.
-      flood_s: between calm and storm, while strangers send and nothing else is done; they go on through the storm.
+      flood_s: between calm and storm, with unauthorised messages and no other fault; they continue during the storm.
     """
 
     storm_s: float = 60.0
@@ -132,7 +132,7 @@ class Storm:
 
     @contextlib.contextmanager
     def _strangers(self, *arguments: str) -> Iterator[None]:
-        """Have a stranger send messages while the block lasts (where there is one), and count them."""
+        """Send unauthorised messages during the block, if a sender was given, and count them."""
         flood = self.card.flood
         if self._stranger is None or flood is None:
             yield
@@ -152,7 +152,7 @@ class Storm:
             self._count_messages(popen, flood)
 
     def _count_messages(self, popen: subprocess.Popen[str], flood: Flood) -> None:
-        """Add what a stranger says that it sent."""
+        """Add the counts that the sender of unauthorised messages reports."""
         try:
             said = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
             if popen.returncode == -signal.SIGTERM and not said:
@@ -162,7 +162,9 @@ class Storm:
         except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
             popen.kill()
             popen.wait()
-            flood.failed = f"the stranger ended with status {popen.returncode} ({type(error).__name__})"
+            flood.failed = (
+                f"the sender of unauthorised messages ended with status {popen.returncode} ({type(error).__name__})"
+            )
 
     def _rest(self, duration_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stranger = [sys.executable, str(STRANGER), "--per-s", str(options.messages_per_s)]
     floods = options.messages_per_s > 0 and STRANGER.exists()
     if options.messages_per_s > 0 and not floods:
-        print("no strangers' messages: what sends them is in the source checkout (benchmarks/strangers.py).")
+        print(
+            "no unauthorised messages: the program that sends them is only in a source checkout (benchmarks/strangers.py)."
+        )
     try:
         use_working_directory()
         check_words(list(words))

@@ -9,12 +9,12 @@ from jsrl.cli.experiments import summaries
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the experiments, a line each."""
+    """Print the experiments, one line each."""
     argparse.ArgumentParser(prog="jsrl list", description=__doc__).parse_args(arguments)
     print(listing())
     return 0
 
 
 def listing() -> str:
-    """Return the experiments, a line each."""
+    """Return the experiments, one line each."""
     return "\n".join(f"  {name:<18} {text}" for name, text in summaries().items())

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """Return the commands, a line each."""
+    """Return the commands, one line each."""
     lines = ["usage: jsrl COMMAND ...", "", *(f"  {name:<10} {text}" for name, text in COMMANDS.items())]
     return "\n".join([*lines, "", "`jsrl run ppo_cartpole` trains; `jsrl COMMAND --help` shows the options of one."])
 

@@ -1,4 +1,4 @@
-"""The protocol of directors, and the bookkeeping that all of ours share."""
+"""The protocol of directors, and the bookkeeping that all directors of jsrl share."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Fixed(Bookkeeping):
 
 @dataclass(frozen=True)
 class LatestSelfPlay(SelfPlayTasks):
-    """Everybody plays with the newest params, and learns.
+    """All players use the newest params, and learn.
 
     It need not converge: even exact best responses to the latest opponent go in circles in Kuhn poker.
     """

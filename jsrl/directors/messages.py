@@ -115,7 +115,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Freeze:
-    """Keep the latest params of a policy for ever, as version `name`."""
+    """Keep the latest params of a policy permanently, as version `name`."""
 
     policy: str
     name: str

@@ -17,7 +17,7 @@ from jsrl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a curriculum, and when it is passed. Without a condition it lasts for ever."""
+    """One stage of a curriculum, and when it is passed. Without a condition it never ends."""
 
     name: str
     """What messages and metrics call it."""

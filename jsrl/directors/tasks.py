@@ -12,7 +12,7 @@ from jsrl.directors.messages import Assignment, Player
 
 @dataclass(frozen=True)
 class SelfPlayTasks(Bookkeeping):
-    """Base of curricula: everybody plays with the newest params, on tasks that the director chooses."""
+    """Base of curricula: all players use the newest params, on tasks that the director chooses."""
 
     policies: tuple[str, ...] = ("main",)
     """One: it plays all sides. Several: policy i plays side i."""

@@ -49,7 +49,7 @@ def first_non_finite(leaf: np.ndarray) -> tuple[int, tuple[int, ...], float] | N
 
 
 def foreign(where: str, error: BaseException) -> EnvironmentFault:
-    """Return the error for whatever an environment of the user's own making raised past its adapter."""
+    """Return the error for an exception that a user's environment raised and its adapter did not catch."""
     return EnvironmentFault(
         f"{where} raised {type(error).__name__}: {error}. The traceback above is its own; check_env finds such errors in "
         "seconds, in your own process"

@@ -10,7 +10,7 @@
 | MultiBinary | float32 of its shape |
 | Dict, Tuple | dict of the above (a Tuple's keys are "0", "1", ...), nested where the space is |
 
-A leaf called `action_mask` stays uint8 whatever its space. Action spaces: Discrete, MultiDiscrete, MultiBinary, Box of
+A leaf called `action_mask` is always uint8. Action spaces: Discrete, MultiDiscrete, MultiBinary, Box of
 floats (any shape: the agent sees it flat).
 """
 

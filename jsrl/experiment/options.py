@@ -266,7 +266,7 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
-    """Return the help of about 40 lines: usage, experiments, and the options that one reaches for."""
+    """Return the help of about 40 lines: usage, experiments, and the common options."""
     options = options_of(default) | options_of(RunOptions())
     lines = [usage, "", "experiments: " + ", ".join(names)]
     for title, members in COMMON:

@@ -159,7 +159,7 @@ class Graph:
 
     @property
     def params(self) -> str:
-        """Return the name of the stream that brings the newest params to everybody: a relay's, where there is one.
+        """Return the name of the stream that brings the newest params to all workers: a relay's, where there is one.
 
         Raises:
           ConfigError: there are several, or none.
@@ -257,14 +257,14 @@ class Graph:
         return Graph((*self.streams, *streams), (*self.workers, worker))
 
     def without(self, name: str) -> Graph:
-        """Return a graph without a worker or a family of workers, and without the streams that nobody uses any more."""
+        """Return a graph without a worker or a family of workers, and without the streams that are then unused."""
         gone = self.family(name)
         if not gone:
             self.worker(name)  # which refuses
         return Graph(self.streams, tuple(worker for worker in self.workers if worker not in gone))._used()
 
     def _used(self) -> Graph:
-        """Return the graph without the streams that nobody uses."""
+        """Return the graph without unused streams."""
         used = {link.stream for worker in self.workers for link in worker.links}
         return Graph(tuple(stream for stream in self.streams if stream.name in used), self.workers)
 
@@ -277,7 +277,7 @@ class Graph:
     def connect(self, name: str, **ports: str | tuple[str, Sequence[int]] | None) -> Graph:
         """Return a graph in which ports of a worker are joined to other streams: by name, (name, groups), or None to none.
 
-        Streams that nobody uses any more go.
+        Streams that are then unused are removed.
 
         `graph.connect("actor-0", inference=None, params="params")` lets an actor act by itself.
         """

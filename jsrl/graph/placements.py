@@ -120,7 +120,7 @@ def check_groups(graph: Graph, experiment: Experiment) -> None:
     """Refuse a graph whose actors step other groups of environments than those that the experiment has.
 
     Raises:
-      ConfigError: says which groups nobody steps, or which the experiment does not have.
+      ConfigError: some groups have no actor, or the experiment does not have them.
     """
     wanted = set(range(experiment.groups if experiment.recording is None else 0))
     stepped = {

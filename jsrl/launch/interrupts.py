@@ -84,7 +84,7 @@ def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
 def requests(asked: Callable[[], None]) -> Iterator[None]:
     """Call `asked` at each SIGUSR1 inside the `with` block, which would end the process otherwise.
 
-    Somebody else's handler (a cluster's, for one) stays; so does everything from a thread other than the main one.
+    A handler that was set by others (such as a cluster's) stays; so does everything from a thread other than the main one.
     """
     free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     if not free or threading.current_thread() is not threading.main_thread():

@@ -48,7 +48,7 @@ class WandbSink:
             raise ConfigError(f"wandb.mode is {mode!r}, expected online or offline.")
         if mode == "online" and subprocess.run([*PROCESS, "--check"], capture_output=True, check=False).returncode:
             raise ConfigError(
-                "Weights & Biases knows no API key here; run `wandb login`, set WANDB_API_KEY, or use --wandb.mode offline."
+                "Weights & Biases has no API key here; run `wandb login`, set WANDB_API_KEY, or use --wandb.mode offline."
             )
         self._options = {"project": project, "entity": entity, "group": group, "name": name, "mode": mode}
         self._process: subprocess.Popen[str] | None = None

@@ -40,7 +40,7 @@ def dense(
 class MLP(nn.Module):
     """Linear layers, each with an activation: [..., F_in] -> [..., hidden[-1]]; the identity when `hidden` is ().
 
-    The first one, which reads numbers of any size, multiplies in float32 whatever `precision` is.
+    The first one, which reads numbers of any size, multiplies in float32 for every `precision`.
     """
 
     hidden: tuple[int, ...] = (64, 64)

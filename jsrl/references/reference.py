@@ -58,7 +58,7 @@ class Reference:
 
     Attributes:
       target: "module:qualname", such as "jsrl.agents.ppo:ppo".
-      kwargs: keyword arguments; whatever `to_json` accepts, other references included (which stay
+      kwargs: keyword arguments; any values that `to_json` accepts, also other references (which stay
         references: the function decides whether to call them).
     """
 
@@ -279,7 +279,7 @@ class _Encoder:
 def from_json(tree: Any, path: str = "") -> Any:
     """Return the tree that `to_json` was given, importing and making what its tags name.
 
-    Only for JSON that is trusted like code: whoever writes it chooses what is imported and called.
+    Only for JSON that is trusted like code: it decides what is imported and called.
 
     Raises:
       ConfigError: an unknown tag, a name that cannot be imported, or fields that its class does not take.

@@ -237,7 +237,7 @@ def _plain_function(thing: Any) -> FunctionType | None:
 
 
 def _meaning(code: CodeType) -> tuple[Any, ...]:
-    """Return what a code object does, whatever lines it has."""
+    """Return what a code object does, without its line numbers."""
     consts = [_meaning(const) if isinstance(const, CodeType) else repr(const) for const in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, consts
 

@@ -57,7 +57,7 @@ class Series:
 
 
 def thinned(column: np.ndarray, most: int) -> np.ndarray:
-    """Return at most so many values: means of neighbours."""
+    """Return at most `most` values: means of neighbours."""
     return np.array([part.mean() for part in np.array_split(column, most)]) if len(column) > most else column
 
 

@@ -24,7 +24,7 @@ from jsrl.workers.kinds import phase_of
 def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
     """Merge the run's traces, write its reports, and return the summary; what goes wrong is a warning, never an error.
 
-    A run that has ended keeps its outcome whatever becomes of its report.
+    If the report fails, the outcome of the run stays the same.
     """
     try:
         merge_traces(folder.path, phase_of(kinds_of(folder.path)))

@@ -84,6 +84,6 @@ class MemoryWatch:
         return (
             f"{now // MIB} MiB are resident, above the bound of {bound} MiB ({baseline} once it was ready, {declared} for its "
             "streams and state, the rest margin). Most likely a connection sends messages that never end (unfinished "
-            "multiparts), which nobody but ZeroMQ sees: look who else connects to this run. If the worker itself needs more, "
+            "multiparts), which only ZeroMQ sees: check what else connects to this run. If the worker itself needs more, "
             "raise supervision.memory_margin_mb."
         )

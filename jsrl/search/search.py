@@ -61,7 +61,7 @@ class _Trial:
 
 
 class Search:
-    """One search, begun or gone on with."""
+    """One search, new or continued."""
 
     def __init__(self, setup: Setup, options: SearchOptions, tell: Callable[[str], None]) -> None:
         """Open the study of the search's folder; `tell` is given a line at each event."""

@@ -5,7 +5,7 @@
     FOLDER/tags/<tag>.json             a pointer: version, digest, wall time, meta
     FOLDER/.partial-*, .trash-*        being written, being deleted
 
-A version folder appears by one rename, so whoever sees it sees all of it.
+A version folder appears by one rename, so readers never see half of it.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: the folder is gone (retention took it).
-      SnapshotError: it is not a snapshot of ours, or of a newer format.
+      SnapshotError: it is not a snapshot of jsrl, or has a newer format.
     """
     path = folder / "manifest.json"
     try:
@@ -174,7 +174,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Raise whatever comes where a manifest does not hold what `SnapshotStore` reads; further entries are fine."""
+    """Raise an error where a manifest lacks something that `SnapshotStore` reads; further entries are fine."""
     if not isinstance(manifest["meta"], dict) or not isinstance(manifest["digest"], str):
         raise TypeError("meta or digest")
     for leaf in manifest["leaves"]:
@@ -274,6 +274,6 @@ def meta_json(meta: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def left_by(folder: Path) -> tuple[str, int]:
-    """Return (host, process id) of whoever made a `.partial-*` or `.trash-*` folder."""
+    """Return (host, process id) of the process that made a `.partial-*` or `.trash-*` folder."""
     host, pid, _ = folder.name.split("-", 1)[1].rsplit("-", 2)
     return host, int(pid)

@@ -1,4 +1,4 @@
-"""Roads: what carries a stream between its two ends. An address names its road; nobody but this table looks at that.
+"""Roads: what carries a stream between its two ends. An address names its road; only this table reads that.
 
 | address | road |
 |---|---|

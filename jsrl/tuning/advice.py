@@ -62,7 +62,7 @@ class Measurements:
 
 
 def read_kind(path: Path, kind: str) -> dict[str, Any]:
-    """Return the contents of a JSON file of ours, without its `format` and `kind`.
+    """Return the contents of a JSON file that jsrl wrote, without its `format` and `kind`.
 
     Raises:
       ConfigError: it cannot be read, is of another kind, or of another version's format.

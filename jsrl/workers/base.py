@@ -122,7 +122,7 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
 
 
 def _closed(error: StreamClosed, control: ControlClient) -> int:
-    """A stream's other end is gone: in order when the run is stopping, else a crash that waits for whoever died first."""
+    """A stream's other end is gone: in order when the run is stopping, else a crash, told after that of its cause."""
     if control.stop.wait(3.0):
         control.send(Bye)
         return 0

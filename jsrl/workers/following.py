@@ -150,7 +150,7 @@ class FollowingProducer:
         return None
 
     def commit(self, block: Block, group: int, origin: Origin | None = None) -> bool:
-        """Hand a trajectory over; return False where nobody took it, so that it is to be written again."""
+        """Hand a trajectory over; return False if no reader took it; then write it again."""
         try:
             block.commit(group, origin)
             return True

@@ -115,7 +115,7 @@ def first_present(names: NameService, candidates: Sequence[str]) -> Registration
 
 
 class FollowingParams:
-    """A ParamsSubscriber that reconnects to the next incarnation of its publisher, at whatever address."""
+    """A ParamsSubscriber that reconnects to the next incarnation of its publisher, at any address."""
 
     def __init__(self, peer: Peer, connect: Callable[[str], ParamsSubscriber]) -> None:
         self._peer, self._connect = peer, connect

@@ -165,7 +165,7 @@ def test_wandb_that_cannot_be_reached_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("NETRC", str(tmp_path / "absent"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match="knows no API key here; run `wandb login`"):
+    with pytest.raises(ConfigError, match="has no API key here; run `wandb login`"):
         WandbSink()
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     sink = WandbSink()

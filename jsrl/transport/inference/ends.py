@@ -73,7 +73,7 @@ class ServerEnd:
         Waits up to `max_wait_s` for the first one; returns [] when nothing came. Look at `departed` before acting.
 
         Raises:
-          SpecMismatch: a client with another schema knocked (it was told, and turned away; the server stays usable).
+          SpecMismatch: a client with another schema tried to connect (it was rejected and told why; the server stays usable).
           StreamClosed: this end is closed.
         """
         if self._closed:

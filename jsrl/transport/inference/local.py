@@ -94,7 +94,7 @@ class LocalInferenceServer(ServerEnd):
         self._events.put((asker, group, request))
 
     def complain(self, mismatch: SpecMismatch) -> None:
-        """Take note that a client with another schema was turned away."""
+        """Note that a client with another schema was rejected."""
         self._events.put(mismatch)
 
     def leave(self, asker: _LocalClient) -> None:
@@ -207,7 +207,7 @@ def connect_local(
     """Connect to `local:NAME`, waiting for another thread to bind it where need be.
 
     Raises:
-      StreamTimeout: nobody bound the name in time. SpecMismatch: the schemas differ.
+      StreamTimeout: the name was not bound in time. SpecMismatch: the schemas differ.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,7 +1,7 @@
 """The inference stream between processes of one host: arrays in shared memory, small fixed headers over a Unix socket.
 
 The server listens at a socket in the run folder. A client's connection is its life: the kernel closes it when either
-side dies, so both learn of it at once and nobody watches clocks. At hello the server makes one segment for this
+side dies, so both notice at once, without timeouts. At hello the server makes one segment for this
 incarnation, with an area per group; the client writes a request's arrays there in place and announces them in one
 datagram, which is also the wake-up and orders the memory. The segment's file goes as soon as both have it mapped, so
 nothing is left behind.
@@ -180,7 +180,7 @@ class SharedInferenceServer(ServerEnd):
             self._turn_away(next(iter(self._strangers)))
 
     def _turn_away(self, fd: int) -> None:
-        """Close the connection of somebody who has not said who it is."""
+        """Close a connection whose peer has not identified itself."""
         connection, _ = self._strangers.pop(fd)
         self._epoll.unregister(fd)
         connection.close()

@@ -176,7 +176,7 @@ def pages_in(folder: Path) -> Iterator[Path]:
 
 
 def look_into_rings(folder: Path) -> None:
-    """Note how many commits are left in rings that are about to be removed, because nobody will take them.
+    """Note how many commits are left in rings that are about to be removed, because no reader will take them.
 
     A producer that still lives looks once more as it leaves. Pages that cannot be read are left to `read_connections`.
     """

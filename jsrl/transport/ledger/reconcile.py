@@ -6,7 +6,7 @@ produced = consumed + dropped by reason + in flight + unknown, where each term i
 * consumed, dropped: the consumer's counts of outcomes. Dropped as `lost`: what a dead consumer's queue held, and what no
   consumer took out of the stream, each by a look at it.
 * in flight: what the stream and the consumer's queue hold, by a look at both.
-* unknown: what nobody can look at, such as what a killed producer sent last over ZeroMQ: at most a connection's blocks.
+* unknown: cannot be determined, such as the last messages of a killed producer over ZeroMQ: at most a connection's blocks.
 
 Three comparisons must hold. Each connection: commits = taken in + left in the stream. The consumer: taken in over all
 connections = outcomes + what its queue holds. The whole: the sum above.
@@ -29,7 +29,7 @@ class HopLedger:
     """What became of every trajectory of one hop.
 
     Attributes:
-      unknown: trajectories that were produced, and of which nobody can say what became. uncounted: at most so many more
+      unknown: trajectories that were produced and whose fate cannot be determined. uncounted: at most so many more
         were produced by producers whose counts cannot be read. faults: counts that contradict each other.
     """
 

@@ -1,4 +1,4 @@
-"""Encrypted streams (CURVE): who may connect to a socket that binds, and why nobody answers one that connects.
+"""Encrypted streams (CURVE): which keys a listening socket accepts, and why a connection got no answer.
 
 With CURVE alone a server lets in every client that knows its public key; the gate asks for the run's client key as well.
 ZeroMQ sends nothing, and delivers nothing, before the handshake has succeeded.
@@ -130,7 +130,7 @@ class Gate:
     """A thread that is asked about every connection, and lets in who holds the one client key (ZeroMQ's RFC 27, ZAP).
 
     Attributes:
-      endpoint: of the socket, for the log. refused: connections turned away so far.
+      endpoint: of the socket, for the log. refused: connections rejected so far.
     """
 
     def __init__(self, context: zmq.Context, client: bytes) -> None:
@@ -223,7 +223,7 @@ class Handshakes:
         )
 
     def no_answer(self, timeout_s: float) -> StreamTimeout:
-        """Return the error for a hello that nobody answered, with what is known of the reason."""
+        """Return the error for an unanswered hello, with the known reasons."""
         known = self._hint() if self._failures else "is the other end running, is the address right?"
         return StreamTimeout(f"nobody answered at {self._endpoint} within {timeout_s:g} s: {known}")
 

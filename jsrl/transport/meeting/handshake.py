@@ -94,7 +94,7 @@ def say_hello(endpoint: str, frames: list[Any], timeout_s: float) -> Message:
     """Send a hello over a connection of its own and return the welcome.
 
     Raises:
-      StreamTimeout: nobody answered in time. Other errors: what the consumer refused with.
+      StreamTimeout: no answer in time. Other errors: the reason why the consumer refused.
     """
     context = zmq.Context()
     try:
@@ -112,7 +112,7 @@ def say_hello(endpoint: str, frames: list[Any], timeout_s: float) -> Message:
 
 
 def no_answer(endpoint: str, timeout_s: float) -> StreamTimeout:
-    """Return the error for a hello that nobody answered."""
+    """Return the error for an unanswered hello."""
     return StreamTimeout(
         f"nobody answered at {endpoint} within {timeout_s:g} s: is the consumer running, is the address right?"
     )

@@ -72,7 +72,7 @@ def connect_socket(path: str | Path, timeout_s: float) -> socket.socket:
     """Return a connection to the listener at `path`, waiting for it to appear.
 
     Raises:
-      StreamTimeout: nobody listened in time.
+      StreamTimeout: no process listened in time.
     """
     path = Path(path)
     deadline = time.monotonic() + timeout_s

@@ -70,7 +70,7 @@ class Doorbell:
         return self._fd
 
     def ring(self) -> None:
-        """Wake the waiter, now or at its next `wait`. Never blocks; nobody has to be there."""
+        """Wake the waiter, now or at its next `wait`. Never blocks; no process has to be waiting."""
         try:
             os.write(self._fd, b"\0")
         except BlockingIOError:

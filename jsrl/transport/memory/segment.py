@@ -1,7 +1,7 @@
 """Shared memory: plain files under /dev/shm, mode 0600 in a 0700 folder of the run, mapped with mmap.
 
 `multiprocessing.shared_memory` is not used: on Python 3.11 an attaching process that exits unlinks the block for all.
-Here whoever made a segment unlinks it; a process that still has it mapped goes on with an orphan that disturbs nobody.
+Here the process that made a segment unlinks it. A process that still has it mapped keeps an orphan, which does no harm.
 """
 
 from __future__ import annotations
@@ -158,13 +158,13 @@ def try_lock(fd: int) -> bool:
 
 
 def is_locked(fd: int) -> bool:
-    """Return whether somebody else (another open file, of this or any process) holds the lock; takes nothing."""
+    """Return whether another open file, of this or any process, holds the lock; does not take it."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
     return struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK
 
 
 def is_held(path: Path) -> bool:
-    """Return whether somebody holds the lock of a file.
+    """Return whether a process holds the lock of a file.
 
     Raises:
       OSError: the file cannot be opened; perhaps there is none.

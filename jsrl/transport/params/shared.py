@@ -238,7 +238,7 @@ class SharedParamsSubscriber:
             if words[CHECKED] and word_sum(fresh) != expected_sum:
                 raise CodecError(
                     f"{self.address}: params of policy {policy}, version {version}, fail their checksum: the memory "
-                    "was written by somebody else. Stop the run and look for a second learner in the same run folder."
+                    "was written by another process. Stop the run and look for a second learner in the same run folder."
                 )
             source.seen_number = number
             return version, bank.layout.views(fresh)

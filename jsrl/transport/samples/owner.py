@@ -22,7 +22,7 @@ def open_owner(path: Path) -> int:
 
 
 def claim_owner(path: Path, address: str) -> int:
-    """Return a new, locked owner file; an old one is replaced once nobody holds it.
+    """Return a new, locked owner file; an old one is replaced once no process holds it.
 
     Raises:
       ConfigError: a living consumer holds it.

@@ -12,7 +12,7 @@ A producer writes at most `blocks` trajectories ahead of `released`, which bound
 unchanged until ZeroMQ is done with its bytes and the consumer has received it, and so can send it again after a broken
 connection; the consumer takes each producer's indices in order only: duplicates are ignored, a gap is asked for again.
 Any message may be lost, repeated, late or out of order: a hello is repeated until it is answered (and answered alike), and
-an attendant thread of the producer syncs while something has not been received, whatever the producer waits for.
+an attendant thread of the producer syncs while something has not been received, also while the producer is busy.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class ZmqSampleProducer(ProducerEnd):
             self._closed, self._lost = self._closed or reason, True
 
     def _attend(self) -> None:
-        """Find out about lost trajectories while nobody reserves or commits: the consumer might wait for just those."""
+        """Find out about lost trajectories while no thread reserves or commits: the consumer might wait for just those."""
         while not self._stop.wait(_SYNC_S):
             if not self._lock.acquire(blocking=False):
                 continue  # in use: then it is heard there

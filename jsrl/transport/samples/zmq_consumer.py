@@ -53,8 +53,8 @@ class _Peer:
 class ZmqSampleConsumer:
     """The reading end of `tcp://` and `ipc://` addresses.
 
-    `get` receives in the caller's own thread. An attendant thread looks at the socket every 20 ms while nobody else does,
-    so that hellos and syncs are answered while the consumer is busy; whoever uses the socket holds its lock.
+    `get` receives in the caller's own thread. An attendant thread looks at the socket every 20 ms while no other thread does,
+    so that hellos and syncs are answered while the consumer is busy; a thread that uses the socket holds its lock.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Frames in pieces: over TCP a connection may send no frame above 128 KiB, so that a stranger's cannot be a large one.
+"""Frames in pieces: over TCP a connection may send no frame above 128 KiB, so that unauthorised peers cannot send large ones.
 
-ZeroMQ keeps a frame that is coming in, also of somebody who has not shown a key yet, and takes one limit for all frames of
+ZeroMQ keeps a frame that is coming in, also from a peer that has not shown a key yet, and takes one limit for all frames of
 a socket. So large frames travel as several: pieces of exactly PIECE_BYTES, then one that is shorter (or empty), which ends
 the frame. What a connection can hold before its handshake is one piece.
 """

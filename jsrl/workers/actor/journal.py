@@ -92,7 +92,7 @@ class Journal:
     """A journal that is read.
 
     Raises:
-      SnapshotError: it is missing, or not a journal of ours.
+      SnapshotError: it is missing, or not a journal.
     """
 
     def __init__(self, path: Path) -> None:

@@ -191,7 +191,7 @@ class PolicyRows:
         self.trajectory += 1
 
     def abandon(self) -> None:
-        """Give the open trajectory's room back, and forget the reply that would have gone on with it.
+        """Give the open trajectory's room back, and discard the reply that would have continued it.
 
         The next one does not follow the last: a number is left out.
         """

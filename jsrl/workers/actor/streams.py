@@ -25,7 +25,7 @@ class ActorStreams:
 
     Attributes:
       epoch: of the learner that trajectories go to; params of an earlier one begin no trajectory.
-      new_consumer: whether another life of a reader of `samples` was found; whoever acts on it sets it back.
+      new_consumer: whether another life of a reader of `samples` was found; the code that handles it resets it.
     """
 
     def __init__(self, job: Job, recorder: Recorder) -> None:

@@ -108,7 +108,7 @@ class Actor:
         self._reporter.left()
 
     def step(self) -> int:
-        """Give one group its actions and step it; return the env steps made (0: nobody was answered in time)."""
+        """Give one group its actions and step it; return the env steps made (0: no actions arrived in time)."""
         try:
             made = self._advance_one() if self._lost is None else self._take_up(self._lost)
         except StreamClosed as error:

@@ -74,7 +74,7 @@ class RecordedConsumer:
         return self._ledger
 
     def get(self, timeout_s: float) -> Lease:
-        """Return the next M windows; their arrays are nobody else's."""
+        """Return the next M windows; their arrays are not shared."""
         del timeout_s  # a disk answers
         trajectory = zeros(self._spec)
         self._page.begin()
@@ -171,7 +171,7 @@ class RecordedConsumer:
         return 1
 
     def fence(self, producer: ProducerId) -> None:
-        """Do nothing: nobody writes to this stream."""
+        """Do nothing: this stream has no writer."""
 
     def close(self) -> None:
         """Drop the rows."""

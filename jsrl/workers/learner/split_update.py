@@ -6,7 +6,7 @@ is what the agent's own `update` does.
 
     main thread   batch n, copied once  ->  queue of each side
     critic side   wait for room, take policy's newest, update on device 1, publish to device 0
-    policy side   wait for room, take critic's newest, update on device 0, publish to device 1 and to whoever acts
+    policy side   wait for room, take critic's newest, update on device 0, publish to device 1 and to the acting workers
 
 Source: Mei et al., 2023, "Spreeze: High-Throughput Parallel Reinforcement Learning Framework" (arXiv 2312.06126).
 """

@@ -35,7 +35,7 @@ class Updater(Protocol):
     def __call__(self, state: Any, batch: Trajectory, key: Array) -> tuple[Any, UpdateOutput]:
         """Return (the new state, metrics and priorities) of an update with a batch [D, T+1, B/D, ...].
 
-        The old state may be used up, and numpy arrays of the batch may be read, until the result is ready.
+        The old state may be donated (deleted), and numpy arrays of the batch may be read, until the result is ready.
         """
         ...
 
@@ -92,7 +92,7 @@ class OwnUpdate:
         return self.fetch(state)
 
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
-        """Return what failed; `before` must not be used up."""
+        """Return what failed; `before` must not be donated."""
         return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
 
     def close(self) -> None:

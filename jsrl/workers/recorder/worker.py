@@ -180,7 +180,7 @@ class VideoRecorder(Player[RenderedEnv]):
             self.begin_final()
 
     def begin_final(self) -> None:
-        """Turn to the newest params, whatever is being filmed; say `filmed finally` afterwards."""
+        """Film the newest params next, also in the middle of a video; say `filmed finally` afterwards."""
         self._take_newest()
         self._abandon()
         self._final = True

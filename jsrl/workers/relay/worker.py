@@ -20,7 +20,7 @@ from jsrl.workers.players import PARAMS_STORE
 
 
 class ParameterServer:
-    """A worker between the learner's params road (this host) and everybody else's (ZeroMQ)."""
+    """A worker between the learner's params road (this host) and that of all other workers (ZeroMQ)."""
 
     def __init__(self, job: Job, store: SnapshotStore, reporter: Reporter) -> None:
         self.name = job.name
