@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
@@ -311,6 +312,7 @@ class Session:
             total_s=None if self._limit_s == math.inf else self._limit_s,
             start_env_steps=self._trained_steps,
             start_s=None if self._trained_s is None else self._trained_s - self._begin_s,
+            action_repeat=frames_per_step(self.experiment.env),
             workers={kind.name: workers.count(kind) for kind in workers},
             rows={kind.name: row_of(kind) for kind in workers},
             metrics=dict(self.hub.latest),
@@ -379,6 +381,11 @@ def summary_of(result: Result | None) -> dict[str, Any]:
     scores = {"evaluation": result.evaluation, "final": result.final}
     scores |= {f"{name}/final": facts["final"] for name, facts in result.others.items()}
     return counters | {f"{title}/{name}": v for title, facts in scores.items() for name, v in facts.items()}
+
+
+def frames_per_step(env: EnvConfig) -> int:
+    """Return the game frames of one env step: Atari games repeat each action."""
+    return env.atari.frame_skip if isinstance(env.id, str) and env.id.startswith("ALE/") else 1
 
 
 def other_policy(progress: Progress) -> OtherPolicy:

@@ -231,6 +231,12 @@ def test_a_run_ends_when_the_training_of_every_policy_has_ended(
     assert np.nanmax(columns["b/evaluator/return_mean"]) == 120.0 and "evaluator/return_mean" not in columns
 
 
+def test_the_display_shows_game_frames_beside_env_steps(session: Session) -> None:
+    assert session.state().action_repeat == 1
+    session.experiment = dataclasses.replace(session.experiment, env=EnvConfig("ALE/Pong-v5"))
+    assert session.state().action_repeat == 4
+
+
 def test_limits_of_the_run_end_every_policy(session: Session) -> None:
     session.event(finished("learner-b"))
     session.end("max_minutes")
