@@ -84,7 +84,7 @@ def test_the_run_repairs_itself_unless_the_user_says_otherwise(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
     command = over_drive(["counting", "--deadlines.silence-s", "1.5"], tmp_path, "storm")
-    settings = StormSettings(storm_s=8.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
+    settings = StormSettings(storm_s=5.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
     card = Storm(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert {fault.worker for fault in card.faults} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
@@ -137,7 +137,7 @@ def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
     command = over_drive(options, tmp_path, "storm", hangs=True)
     shares = {"kill": (0.0, 0.0), "pause": (1.0, 0.0), "hang": (0.0, 1.0)}[way]
     settings = StormSettings(
-        storm_s=6.0, calm_s=0.5, every_s=0.5, kinds=("actor",), pauses=shares[0], hangs=shares[1], seed=3
+        storm_s=4.0, calm_s=0.5, every_s=0.5, kinds=("actor",), pauses=shares[0], hangs=shares[1], seed=3
     )
     card = Storm(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()

@@ -20,7 +20,7 @@ KINDS = {
 pytestmark = pytest.mark.slow
 
 
-def of_kinds(daily: str) -> pytest.MarkDecorator:
+def of_kinds(daily: str | None) -> pytest.MarkDecorator:
     """One kind of worker every day and the others by night: the controller sees them all in the same way."""
     nightly = pytest.mark.nightly
     return pytest.mark.parametrize("worker", [pytest.param(k, marks=() if k == daily else nightly) for k in KINDS])
@@ -35,7 +35,7 @@ def assert_died(run: Launched, worker: str, why: str) -> None:
     run.assert_nothing_left()
 
 
-@of_kinds("actor-0")
+@of_kinds(None)  # the learner, below, and a hosted actor, in test_actor_host, every day
 def test_worker_killed_in_mid_run(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker])
     run.await_updates()
@@ -90,4 +90,4 @@ def test_a_child_of_the_environment_does_not_outlive_the_run(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:HasChild")
     run.await_updates()
     run.workers()["learner"].kill()
-    assert_died(run, "learner", "SIGKILL")
+    assert_died(run, "learner", "killed by signal 9 (SIGKILL)")

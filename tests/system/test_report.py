@@ -16,6 +16,7 @@ from jsrl.workers.kinds import find_kind
 from tests.system.launched import FOREVER, Launched
 
 slow = pytest.mark.slow
+ZEROMQ = ("--road", "zeromq")  # which has the one worker more
 PATIENCE_S = 180.0  # on a machine that does much else
 
 
@@ -70,15 +71,15 @@ def test_a_serial_run_says_where_its_time_went(launch) -> None:
 
 
 @slow
-def test_a_served_run_leaves_a_trace_of_all_workers_on_one_axis(launch) -> None:
-    run = launch(*FOREVER, "--evaluator.enabled", "--trace", "--trace-spans", "30000", "--num-actors", "2")
+def test_a_served_run_over_zeromq_leaves_a_trace_of_all_workers_on_one_axis(launch) -> None:
+    run = launch(*FOREVER, "--evaluator.enabled", "--trace", "--trace-spans", "30000", "--num-actors", "2", *ZEROMQ)
     run.await_updates(20, PATIENCE_S)
     run.until(lambda: reports(run) >= 4, "lines of a learner", PATIENCE_S)
     run.popen.send_signal(signal.SIGINT)
     text = run.expect(130, 40.0)
     assert not (run.folder / "trace").exists()
     traced = spans(run)
-    assert traced.keys() == {"learner", "inference-0", "actor-0", "actor-1", "evaluator"}
+    assert traced.keys() == {"learner", "inference-0", "actor-0", "actor-1", "evaluator", "parameter-server"}
     assert {"env", "transport", "wait_inference"} <= {span["name"] for span in traced["actor-0"]}
     assert {"act", "wait"} <= {span["name"] for span in traced["inference-0"]}
     assert {"update", "publish", "wait_batch", "snapshot"} <= {span["name"] for span in traced["learner"]}
@@ -87,12 +88,13 @@ def test_a_served_run_leaves_a_trace_of_all_workers_on_one_axis(launch) -> None:
     for (one, (begin, end)), (other, (begin_2, end_2)) in combinations(times.items(), 2):
         assert max(begin, begin_2) < min(end, end_2), f"{one} and {other} never ran at once: {times}"
     assert sum(map(len, traced.values())) <= 30000 + len(traced) * 1000
-    assert_shares_add_up(run, ("actor", "inference", "learner", "evaluator"))
+    assert_shares_add_up(run, ("actor", "inference", "learner", "evaluator", "parameter-server"))
     assert all(f"\n  {kind}" in text for kind in ("actors (2)", "inference", "learner", "evaluator"))
 
 
 @slow
-@pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
+@pytest.mark.nightly  # the run above accounts for its time every day
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
 def test_every_worker_of_every_road_accounts_for_its_time(launch, road: str) -> None:
     run = launch(*FOREVER, "--evaluator.enabled", "--road", road)
     run.until(lambda: reports(run) >= 3, "lines of a learner", PATIENCE_S)
@@ -105,7 +107,7 @@ def test_every_worker_of_every_road_accounts_for_its_time(launch, road: str) -> 
 
 @slow
 def test_a_failed_run_has_a_report_of_its_error_and_a_trace(launch) -> None:
-    run = launch("--agent.nan-at-update", "12", "--trace")
+    run = launch("--agent.nan-at-update", "12", "--trace", "--placement", "inline")
     run.expect(1, 60.0)
     text = (run.folder / "report.txt").read_text()
     assert "ended: failed: WorkerDied: learner: NonFiniteUpdate" in text
@@ -120,6 +122,7 @@ def test_a_killed_run_can_be_reported_on(launch) -> None:
     run.popen.kill()
     run.popen.wait()
     assert not (run.folder / "report.txt").exists()
+    assert not (run.folder / "trace.json").exists() and not (run.folder / "trace").exists()
 
     write_report(RunFolder(run.folder))
     text = (run.folder / "report.txt").read_text()

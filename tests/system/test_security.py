@@ -67,9 +67,9 @@ def test_the_spy_sees_what_it_is_for(spied: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_a_run_and_its_resume_unpickle_and_evaluate_nothing(launch, spied: Path, road: str) -> None:
     evaluated = ("--evaluator.enabled", "true", "--snapshots.period-s", "0.3")
-    run = launch("--placement", "served", "--road", road, *evaluated, "--total-env-steps", "3200")
+    run = launch("--placement", "served", "--road", road, *evaluated, "--total-env-steps", "960")
     run.expect(0, 90.0)
-    again = launch("--resume", str(run.folder), "--total-env-steps", "4800", experiment="", runs_dir=run.runs_dir)
+    again = launch("--resume", str(run.folder), "--total-env-steps", "1600", experiment="", runs_dir=run.runs_dir)
     again.expect(0, 90.0)
     processes, calls = seen(spied)
     kinds = ["learner", "inference-0", "actor-0", "evaluator", "drive.py", *(["parameter-server"] * (road == "zeromq"))]
