@@ -134,10 +134,10 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         weights = state.params.weights.network
         target = state.learner_params.target
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
-        batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
+        batch, counts, moments = off.prepare(state.params.moments, trajectory, **options)
 
         def of_network(weights: Tree, columns: Transition) -> Any:
-            return loss(parts, weights, target, columns, count)
+            return loss(parts, weights, target, columns, counts.value)
 
         # 1. The gradient of the loss against targets that the target network bootstraps.
         gradients, metrics, error = off.gradient(of_network, weights, batch, axis_name)

@@ -17,10 +17,12 @@ import numpy as np
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents.base import Act, ActOutput, ActParams, psum
+from jsrl.agents.rows import RowMasks, row_margin
 from jsrl.errors import ConfigError
 from jsrl.networks.off_policy import Network
 from jsrl.types import Array, Continuous, EnvSpec, Trajectory, Tree
 
+MOST_TOO_SHORT = 0.1  # share of windows that end before the agent's next row
 CHUNK = 512  # columns whose intermediate values (256 units wide) stay in a core's cache
 
 
@@ -38,7 +40,8 @@ class Transition(NamedTuple):
     """From row 0 of each window to the row that bootstraps it; leaves [B, ...].
 
     reward: the discounted sum between the two. discount: what the bootstrap value is multiplied by, gamma^k or 0.
-    mask: 1 where the agent acted on row 0 and the row was played. weight: mask times the importance weight.
+    mask: 1 where the window trains the critic. weight: mask times the importance weight. acting: the mask of the policy, 1
+    where the agent also acted on row 0. next_acting: 1 where it acts on the row that bootstraps.
     """
 
     observation: Tree
@@ -48,29 +51,44 @@ class Transition(NamedTuple):
     next_observation: Tree
     mask: Array
     weight: Array
+    acting: Array
+    next_acting: Array
 
 
-def transition(trajectory: Trajectory, gamma: float) -> Transition:
-    """Return the n-step transition of every window [T+1, B, ...], n <= T.
+def transition(trajectory: Trajectory, gamma: float, axis_name: str | None = None) -> Transition:
+    """Return the n-step transition of every window [T+1, B, ...] over the agent's own rows (acting and value-only).
 
-    With live_t = 1 from row 0 until the row that bootstraps, and g_t the product of the discounts before row t,
-    reward = sum live_t g_t r_t. A window stops after a termination (discount 0), at a last observation (its row
-    bootstraps a truncation), and at row T. Rows on which another agent acts (acts 0) add their reward without gamma.
+    A window stops after a termination (discount 0), at a last observation (its row bootstraps a truncation), at row T, and in
+    games of turns at the agent's first row t > T - margin (jsrl.agents.rows), whose outcome lies behind the window.
+    Where it stops at a waiting row, the value of which nobody learns, it bootstraps at the agent's last row before, and is
+    masked where there is none but row 0. With end the row that bootstraps and g_t the product of all discounts before row t,
+    gamma's for each of the agent's rows from row 1 to t: reward = sum over t < end of g_t r_t, discount = g_end. So a waiting
+    row's reward counts as if it came with the agent's row before.
+
+    Where more than a tenth of the batch's windows are too short for that, it trains nothing: those left would be the ones in
+    which the game ends soon, and Q their values. In a game of N players that take turns, windows need N rows.
     """
     num_rows = trajectory.is_first.shape[0] - 1
     rows = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=(), sampling=(), observation=()))
     going_on = 1.0 - trajectory.is_first[1:].astype(jnp.float32)  # 0: a last observation
-    acts = rows.acts.astype(jnp.float32)
-    step = rows.discount * jnp.where(rows.acts > 0, gamma, 1.0)
-    continues = going_on * (rows.discount > 0)
-    live = _product_before(continues) * going_on
-    step = jnp.where(live > 0, step, 1.0)
-    reward = jnp.sum(jnp.where(live > 0, _product_before(step) * rows.reward, 0.0), axis=0)
-    mask = acts[0] * going_on[0]
-    index = jnp.sum(live, axis=0).astype(jnp.int32)  # of the row that bootstraps
+    own = trajectory.acts > 0
+    live = _product_before(going_on * (rows.discount > 0)) * going_on
+    number = jnp.arange(num_rows + 1, dtype=jnp.int32)[:, None]
+    margin = row_margin(trajectory, axis_name)
+    late = own & (number > 0) & (number + margin > num_rows)
+    stop = jnp.minimum(jnp.sum(live, axis=0).astype(jnp.int32), jnp.min(jnp.where(late, number, num_rows), axis=0))
+    terminated = jnp.any((live > 0) & (rows.discount == 0) & (number[:-1] < stop), axis=0)
+    end = jnp.where(terminated, stop, jnp.max(jnp.where(own & (number <= stop), number, 0), axis=0))
+    used = number[:-1] < end
+    step = jnp.where(used, rows.discount * jnp.where(own[1:], gamma, 1.0), 1.0)
+    begun = own[0] * going_on[0]
+    too_short = begun * (end == 0) * (stop == num_rows)
+    windows, lost = psum((jnp.sum(begun), jnp.sum(too_short)), axis_name)
+    mask = begun * (end > 0) * (lost <= MOST_TOO_SHORT * windows)
+    reward = jnp.sum(jnp.where(used & (mask > 0), _product_before(step) * rows.reward, 0.0), axis=0)
 
     def last(x: Array) -> Array:
-        return x[1] if num_rows == 1 else x[index, jnp.arange(x.shape[1])]
+        return x[1] if num_rows == 1 else x[end, jnp.arange(x.shape[1])]
 
     return Transition(
         observation=jax.tree.map(lambda x: x[0], trajectory.observation),
@@ -80,6 +98,8 @@ def transition(trajectory: Trajectory, gamma: float) -> Transition:
         next_observation=jax.tree.map(last, trajectory.observation),
         mask=mask,
         weight=mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling,
+        acting=mask * (rows.acts[0] == 1),
+        next_acting=(last(trajectory.acts) == 1).astype(jnp.float32),
     )
 
 
@@ -89,10 +109,10 @@ def _product_before(x: Array) -> Array:
 
 
 class Prepared(NamedTuple):
-    """A batch ready for losses: normalised transitions, the unmasked columns of all devices, and the new moments."""
+    """A batch ready for losses: normalised transitions, the columns of all devices in each mask, and the new moments."""
 
     batch: Transition
-    count: Array
+    counts: RowMasks
     moments: Tree
 
 
@@ -100,19 +120,23 @@ def prepare(
     moments: Tree, trajectory: Trajectory, *, gamma: float, num_agents: int | None, axis_name: str | None
 ) -> Prepared:
     """Return transitions normalised by `moments`, and moments that also cover the sampled observations."""
-    raw = transition(ac.fold_agents(trajectory, num_agents), gamma)
+    raw = transition(ac.fold_agents(trajectory, num_agents), gamma, axis_name)
     batch = raw._replace(
         observation=norm.normalize(moments, raw.observation),
         next_observation=norm.normalize(moments, raw.next_observation),
     )
-    count = jnp.maximum(psum(jnp.sum(raw.mask), axis_name), 1.0)
-    return Prepared(batch, count, norm.merge_moments(moments, raw.observation, raw.mask, axis_name))
+    sums = psum(RowMasks(jnp.sum(raw.acting), jnp.sum(raw.mask)), axis_name)
+    counts = RowMasks(*(jnp.maximum(count, 1.0) for count in sums))
+    return Prepared(batch, counts, norm.merge_moments(moments, raw.observation, raw.mask, axis_name))
 
 
 def priorities(error: Array, mask: Array, num_agents: int | None) -> Array:
-    """Return |error| [B], 0 where masked; the mean over agents where several share a window."""
+    """Return |error| [B], 0 where masked; the mean over the agents with mask 1 where several share a window."""
     priority = jnp.abs(error) * mask
-    return priority if num_agents is None else jnp.mean(priority.reshape(-1, num_agents), axis=1)
+    if num_agents is None:
+        return priority
+    total, count = (jnp.sum(x.reshape(-1, num_agents), axis=1) for x in (priority, mask))
+    return total / jnp.maximum(count, 1.0)
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------

@@ -264,4 +264,4 @@ def window_priorities(error: Array, mask: Array, max_share: float, num_agents: i
     distance = jnp.abs(error) * mask
     mean = jnp.sum(distance, axis=0) / jnp.maximum(jnp.sum(mask, axis=0), 1.0)
     priority = max_share * jnp.max(distance, axis=0) + (1.0 - max_share) * mean
-    return off.priorities(priority, jnp.ones_like(priority), num_agents)
+    return off.priorities(priority, jnp.max(mask, axis=0), num_agents)

@@ -25,6 +25,7 @@ from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Split, Upd
 from jsrl.agents.distributions import categorical, named, squashed_gaussian
 from jsrl.agents.losses import entropy_excess
 from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.rows import RowMasks
 from jsrl.agents.split import make_split
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
@@ -152,13 +153,13 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
     ) -> tuple[AgentState, UpdateOutput]:
         critic_key, policy_key = jax.random.split(key)
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
-        batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
+        batch, counts, moments = off.prepare(state.params.moments, trajectory, **options)
         # 1. Critics: one gradient step towards the soft value of the next observation.
-        state, metrics, error = critic_step(parts, state, batch, count, critic_key, axis_name)
+        state, metrics, error = critic_step(parts, state, batch, counts.value, critic_key, axis_name)
 
         # 2. Policy and temperature, with the new critics.
         def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-            return policy_step(parts, state, batch, count, policy_key, axis_name)
+            return policy_step(parts, state, batch, counts.policy, policy_key, axis_name)
 
         state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra.reported)
         # 3. Targets follow the critics.
@@ -184,6 +185,7 @@ def critic_loss(
     """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
 
     y = r + d (min Q'(o', a') - alpha log pi(a' | o')), a' from the policy; loss: (Q(o, a) - y)^2 / 2, summed over critics.
+    Without the entropy where o' is a value-only row: the policy does not act there.
 
     Args:
       critics: what the gradient is for. fixed: weights of targets and policy, and log alpha.
@@ -192,7 +194,8 @@ def critic_loss(
     targets, policy, log_temperature = fixed
     batch, noise = columns
     next_value, log_prob = parts.evaluate(policy, targets, batch.next_observation, noise)
-    target = batch.reward + batch.discount * (next_value - jnp.exp(log_temperature) * log_prob)
+    bonus = jnp.where(batch.next_acting > 0, jnp.exp(log_temperature) * log_prob, 0.0)
+    target = batch.reward + batch.discount * (next_value - bonus)
     value = parts.predict(critics, batch.observation, batch.action)
     error = value - jax.lax.stop_gradient(target)
     loss = jnp.sum(0.5 * jnp.square(error) * batch.weight) / count
@@ -207,14 +210,14 @@ def policy_loss(
 
     Args:
       policy: what the gradient is for. fixed: weights of the critics, and log alpha.
-      columns: transitions, and noise for the actions. count: unmasked columns of all devices.
+      columns: transitions, and noise for the actions. count: columns of all devices on which the agent acted.
     """
     critics, log_temperature = fixed
     batch, noise = columns
     value, log_prob = parts.evaluate(policy, critics, batch.observation, noise)
-    loss = jnp.sum((jnp.exp(log_temperature) * log_prob - value) * batch.mask) / count
-    excess = jnp.sum(entropy_excess(-log_prob, parts.target_entropy, ac.action_mask(batch.observation)) * batch.mask)
-    entropy = jnp.sum(-log_prob * batch.mask) / count
+    loss = jnp.sum((jnp.exp(log_temperature) * log_prob - value) * batch.acting) / count
+    excess = jnp.sum(entropy_excess(-log_prob, parts.target_entropy, ac.action_mask(batch.observation)) * batch.acting)
+    entropy = jnp.sum(-log_prob * batch.acting) / count
     return loss, ({"loss_policy": loss, "entropy": entropy, "entropy_excess": excess / count}, ())
 
 
@@ -275,13 +278,13 @@ def move_targets(parts: Components, state: AgentState) -> AgentState:
 def split_sac(parts: Components, num_agents: int | None) -> Split:
     """Return policy (with the temperature) and critics as two updates."""
 
-    def critics(state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None) -> Any:
-        state, metrics, error = critic_step(parts, state, batch, count, jax.random.split(key)[0], axis_name)
+    def critics(state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None) -> Any:
+        state, metrics, error = critic_step(parts, state, batch, counts.value, jax.random.split(key)[0], axis_name)
         return move_targets(parts, state), metrics, error
 
-    def policy(state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None) -> Any:
+    def policy(state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None) -> Any:
         def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-            return policy_step(parts, state, batch, count, jax.random.split(key)[1], axis_name)
+            return policy_step(parts, state, batch, counts.policy, jax.random.split(key)[1], axis_name)
 
         delay = parts.config.policy_delay
         state, reported = off.every(delay, state.updates, now_and_then, state, state.extra.reported)

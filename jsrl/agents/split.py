@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import AgentState, Split, UpdateOutput
 from jsrl.agents.off_policy import Transition
+from jsrl.agents.rows import RowMasks
 from jsrl.types import Array, Trajectory, Tree
 
 
@@ -19,7 +20,7 @@ class CriticStep(Protocol):
     """How the critics, and then the targets, move."""
 
     def __call__(
-        self, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None, /
+        self, state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None, /
     ) -> tuple[AgentState, dict[str, Array], Array]:
         """Return the state after one step, metrics and error [B]; `key` is that of the whole update."""
         ...
@@ -29,7 +30,7 @@ class PolicyStep(Protocol):
     """How the policy moves."""
 
     def __call__(
-        self, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None, /
+        self, state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None, /
     ) -> tuple[AgentState, dict[str, Array]]:
         """Return the state after one step, and metrics; `key` is that of the whole update."""
         ...
@@ -46,16 +47,16 @@ def make_split(critic_step: CriticStep, policy_step: PolicyStep, *, gamma: float
     def critic(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        batch, count, _ = off.prepare(state.params.moments, trajectory, **options, axis_name=axis_name)
-        state, metrics, error = critic_step(state, batch, count, key, axis_name)
+        batch, counts, _ = off.prepare(state.params.moments, trajectory, **options, axis_name=axis_name)
+        state, metrics, error = critic_step(state, batch, counts, key, axis_name)
         priorities = off.priorities(error, batch.mask, num_agents)
         return state._replace(updates=state.updates + 1), UpdateOutput(metrics, priorities)
 
     def policy(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        batch, count, moments = off.prepare(state.params.moments, trajectory, **options, axis_name=axis_name)
-        state, metrics = policy_step(state, batch, count, key, axis_name)
+        batch, counts, moments = off.prepare(state.params.moments, trajectory, **options, axis_name=axis_name)
+        state, metrics = policy_step(state, batch, counts, key, axis_name)
         updates = state.updates + 1
         params = state.params._replace(weights=state.params.weights._replace(updates=updates), moments=moments)
         return state._replace(params=params, updates=updates), UpdateOutput(metrics)

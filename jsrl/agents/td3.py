@@ -21,6 +21,7 @@ from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.rows import RowMasks
 from jsrl.agents.split import make_split
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
@@ -129,13 +130,13 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
-        batch, count, moments = off.prepare(state.params.moments, trajectory, **options)
+        batch, counts, moments = off.prepare(state.params.moments, trajectory, **options)
         # 1. Critics: one gradient step towards the smaller target value of the target policy's action, with noise.
-        state, metrics, error = critic_step(parts, state, batch, count, key, axis_name)
+        state, metrics, error = critic_step(parts, state, batch, counts.value, key, axis_name)
 
         # 2. and 3. Now and then: the policy, with the new critics, and all targets.
         def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-            state, metrics = policy_step(parts, state, batch, count, axis_name)
+            state, metrics = policy_step(parts, state, batch, counts.policy, axis_name)
             return move_targets(parts, state), metrics
 
         state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra)
@@ -184,7 +185,7 @@ def policy_loss(
     """Return this device's share of the policy's loss -Q_1(o, pi(o)), the first critic's, and (its metrics, ())."""
     first = jax.tree.map(lambda w: w[:1], critics)
     value = parts.critics.apply(first, batch.observation, parts.policy.apply(policy, batch.observation))[0]
-    loss = -jnp.sum(value * batch.mask) / count
+    loss = -jnp.sum(value * batch.acting) / count
     return loss, ({"loss_policy": loss}, ())
 
 
@@ -241,19 +242,19 @@ def split_td3(parts: Components, num_agents: int | None) -> Split:
     config = parts.config
 
     def critics(
-        state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+        state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None
     ) -> tuple[AgentState, dict[str, Array], Array]:
-        state, metrics, error = critic_step(parts, state, batch, count, key, axis_name)
+        state, metrics, error = critic_step(parts, state, batch, counts.value, key, axis_name)
         moved, _ = off.every(config.policy_delay, state.updates, lambda s: (move_targets(parts, s), ()), state, ())
         return moved, metrics, error
 
     def policy(
-        state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
+        state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None
     ) -> tuple[AgentState, dict[str, Array]]:
         del key
 
         def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
-            return policy_step(parts, state, batch, count, axis_name)
+            return policy_step(parts, state, batch, counts.policy, axis_name)
 
         state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra)
         return state._replace(extra=reported), reported

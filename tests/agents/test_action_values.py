@@ -9,10 +9,10 @@ from jsrl.agents import action_values as av
 from jsrl.agents import dqn as dqn_file
 from jsrl.agents import off_policy as off
 from jsrl.agents import r2d2 as r2d2_file
-from jsrl.agents.base import row_mask
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValuesHead, value_network
@@ -34,7 +34,7 @@ def draw(num_rows=3, num_envs=16, core=(), seed=0):
     discount = np.where(np.roll(is_first, -2, 0) & (rng.random(is_first.shape) < 0.5), 0.0, 1.0).astype(np.float32)
     mask = (rng.random(t.observation["action_mask"].shape) < 0.6).astype(np.uint8)
     mask[..., 0] = 1
-    acts = (rng.random(t.acts.shape) < 0.9).astype(np.uint8)
+    acts = rng.choice(3, t.acts.shape, p=(0.04, 0.86, 0.1)).astype(np.uint8)
     observation = {**t.observation, "action_mask": mask}
     return t._replace(observation=observation, is_first=is_first, discount=discount, acts=acts)
 
@@ -173,16 +173,20 @@ def test_the_target_network_is_replaced_when_due():
 # -- R2D2 -------------------------------------------------------------------------------------------------------------
 
 
-def slow_target(t, value, row, column, n):
-    """Walk from `row` over n acting rows: raw return that bootstraps with `value`."""
-    total, scale, acted, num_rows = 0.0, 1.0, 0, len(t.reward) - 1
-    while row < num_rows and not (t.acts[row, column] and acted == n):
-        if t.is_first[row + 1, column]:
-            return total + scale * value[row, column]
+def slow_target(t, value, trained, row, column, n):
+    """Walk from `row` over n of the agent's rows: raw return that bootstraps with `value`."""
+    total, scale, own = 0.0, 1.0, 0
+    while own < n and row < len(trained) and trained[row, column]:
         total += scale * t.reward[row, column]
-        scale *= t.discount[row, column] * (GAMMA if t.acts[row, column] else 1.0)
-        acted += int(t.acts[row, column])
+        scale *= t.discount[row, column]
         row += 1
+        while scale > 0 and not t.acts[row, column]:
+            total += scale * t.reward[row, column]
+            scale *= t.discount[row, column]
+            row += 1
+        scale, own = scale * GAMMA, own + 1
+        if scale == 0:
+            return total
     return total + scale * value[row, column]
 
 
@@ -205,10 +209,10 @@ def test_sequence_loss_against_a_walk_over_every_row(rescaled):
     best = np.where(t.observation["action_mask"] > 0, online, -np.inf).argmax(-1)
     bootstrap = np.take_along_axis(fixed, best[..., None], -1)[..., 0]
     bootstrap = np.asarray(rlax.signed_parabolic(bootstrap)) if rescaled else bootstrap
-    mask, expected = np.asarray(row_mask(t)), np.zeros((7, 8))
+    mask, expected = np.asarray(row_masks(t, row_margin(t)).value), np.zeros((7, 8))
     for row in range(7):
         for column in range(8):
-            goal = slow_target(t, bootstrap, row + 2, column, 2)
+            goal = slow_target(t, bootstrap, mask, row + 2, column, 2)
             goal = float(rlax.signed_hyperbolic(jnp.float32(goal))) if rescaled else goal
             expected[row, column] = online[row + 2, column, t.action[row + 2, column]] - goal
     expected *= mask[2:]

@@ -23,47 +23,78 @@ CHOICE = EnvSpec({"x": LINE, "action_mask": ArraySpec((4,), "uint8")}, Discrete(
 MAKERS = {"sac": (sac, SACConfig), "td3": (td3, TD3Config), "ddpg": (ddpg, DDPGConfig)}
 
 
-def draw(spec, seed=0, *, num_rows=5, num_envs=64, weighted=False):
+def draw(spec, seed=0, *, num_rows=5, num_envs=64, weighted=False, waiting=0.05):
     """Return windows with every kind of row at random places."""
     rng = np.random.default_rng(seed)
     sizes = {"num_rows": num_rows, "num_envs": num_envs, "weighted": weighted}
     t = random_trajectory(spec, rng, **sizes, extras=(), core=())
     is_first = rng.random(t.is_first.shape) < 0.2
     discount = np.where(np.concatenate([is_first[2:], is_first[:2]]) & (rng.random(is_first.shape) < 0.5), 0.0, 1.0)
-    acts = (rng.random(t.acts.shape) < 0.8).astype(np.uint8)
+    acts = rng.choice(3, t.acts.shape, p=(waiting, 0.85 - waiting, 0.15)).astype(np.uint8)
     return t._replace(is_first=is_first, discount=discount.astype(np.float32), acts=acts)
 
 
-def slow_transition(t, column):
-    """Walk one window: (reward, discount, row that bootstraps)."""
-    reward, scale, row = 0.0, 1.0, 0
+def slow_margin(t):
+    """Return how many rows the slowest of the agent's rows waits for its next one, or for the end; at most 2 or a quarter."""
+    slowest, num_rows = 1, t.is_first.shape[0] - 1
+    for column in range(t.is_first.shape[1]):
+        for start in range(num_rows):
+            row = start
+            while t.acts[start, column] and not t.is_first[row + 1, column]:
+                row += 1
+                ended = t.discount[row - 1, column] == 0
+                if ended or t.acts[row, column] or row == num_rows:
+                    slowest = max(slowest, row - start + (not ended and not t.acts[row, column]))
+                    break
+    return min(slowest, max(2, num_rows // 4))
+
+
+def slow_transition(t, column, margin):
+    """Walk one window: (reward, discount, the agent's last row on the way, which bootstraps; 0: it is masked)."""
+    reward, scale, row, found = 0.0, 1.0, 0, (0.0, 1.0, 0)
     num_rows = t.is_first.shape[0] - 1
+    if not t.acts[0, column]:
+        return found
     while row < num_rows and not t.is_first[row + 1, column]:
         reward += scale * t.reward[row, column]
-        scale *= t.discount[row, column] * (GAMMA if t.acts[row, column] else 1.0)
+        scale *= t.discount[row, column] * (GAMMA if t.acts[row + 1, column] else 1.0)
         row += 1
-        if t.discount[row - 1, column] == 0:
+        if scale == 0 or t.acts[row, column]:
+            found = reward, scale, row
+        if scale == 0 or (t.acts[row, column] and row + margin > num_rows):
             break
-    return reward, scale, row
+    return found
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
 def test_transitions_are_what_a_walk_over_each_window_finds(num_rows):
     t = draw(REAL, num_rows=num_rows, num_envs=200, weighted=True)
     got = jax.jit(lambda t: off.transition(t, GAMMA))(t)
-    ends = set()
+    ends, margin = set(), slow_margin(t)
+    assert margin == 2
     for column in range(200):
-        reward, discount, row = slow_transition(t, column)
+        reward, discount, row = slow_transition(t, column, margin)
+        np.testing.assert_array_equal(got.observation[column], t.observation[0, column])
+        assert got.mask[column] == (row > 0)
+        assert got.acting[column] == (row > 0 and t.acts[0, column] == 1)
+        np.testing.assert_allclose(got.weight[column], (row > 0) * t.sampling[column])
+        ends.add(row)
+        if row == 0:
+            assert got.reward[column] == 0
+            continue
         np.testing.assert_allclose(got.reward[column], reward, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(got.discount[column], discount, rtol=1e-6)
-        np.testing.assert_array_equal(got.observation[column], t.observation[0, column])
-        if discount > 0 and (row > 0 or num_rows > 1):  # row 0 itself bootstraps a window that is masked
+        if discount > 0:
             np.testing.assert_array_equal(got.next_observation[column], t.observation[row, column])
-        mask = t.acts[0, column] * (1 - t.is_first[1, column])
-        assert got.mask[column] == mask
-        np.testing.assert_allclose(got.weight[column], mask * t.sampling[column])
-        ends.add(row)
+            assert got.next_acting[column] == (t.acts[row, column] == 1)
     assert ends == set(range(num_rows + 1))  # every way to end was there
+
+
+def test_windows_too_short_for_the_agents_next_row_train_nothing():
+    """In a game of turns a window of one row would train on those only in which the game ends at once."""
+    t = draw(REAL, num_rows=1, num_envs=200, waiting=0.4)
+    assert not np.asarray(off.transition(t, GAMMA).mask).any()
+    assert np.asarray(off.transition(draw(REAL, num_rows=1, num_envs=200, waiting=0.0), GAMMA).mask).any()
 
 
 def test_weights_are_the_mask_without_importance_weights():
@@ -186,7 +217,9 @@ def test_soft_critic_loss_against_distrax_and_numpy():
     log_prob = normal.log_prob(raw) - distrax.Block(distrax.Tanh(), 1).forward_log_det_jacobian(raw)
     joint = np.concatenate([batch.next_observation, np.tanh(raw)], -1)
     least = np.minimum(*(forward(member(target, e), joint)[:, 0] for e in range(2)))
-    goal = np.asarray(batch.reward) + np.asarray(batch.discount) * (least - 0.3 * np.asarray(log_prob))
+    bonus = 0.3 * np.asarray(log_prob) * np.asarray(batch.next_acting)  # none where the next row is value-only
+    assert 0 < np.asarray(batch.next_acting).sum() < 16
+    goal = np.asarray(batch.reward) + np.asarray(batch.discount) * (least - bonus)
     joint = np.concatenate([batch.observation, np.clip(batch.action, -1, 1)], -1)
     value = np.stack([forward(member(online, e), joint)[:, 0] for e in range(2)])
     np.testing.assert_allclose(error, np.abs(value - goal).mean(0), rtol=2e-4, atol=1e-4)

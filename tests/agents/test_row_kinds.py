@@ -5,12 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jsrl.agents import off_policy as off
 from jsrl.agents.base import masked_mean
 from jsrl.agents.bc import BCConfig, bc
+from jsrl.agents.ddpg import DDPGConfig, ddpg
+from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.rows import row_masks
+from jsrl.agents.sac import SACConfig, sac
+from jsrl.agents.td3 import TD3Config, td3
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, map_tree
 
@@ -25,6 +31,12 @@ AGENTS = {
     "ppo vtrace": lambda: (ppo(PPOConfig(**NORMAL, returns="vtrace", value_clip=0.2), REAL), REAL),
     "ppo acting": lambda: (ppo(PPOConfig(**NORMAL, values="acting", value_clip=0.2), CHOICE), CHOICE),
     "impala": lambda: (impala(IMPALAConfig(**NORMAL, normalize_advantages=True), CHOICE), CHOICE),
+    "dqn": lambda: (dqn(DQNConfig(**NORMAL, total_updates=10), CHOICE), CHOICE),
+    "c51": lambda: (dqn(DQNConfig(**NORMAL, total_updates=10, num_atoms=5), CHOICE), CHOICE),
+    "sac": lambda: (sac(SACConfig(**NORMAL), REAL), REAL),
+    "discrete sac": lambda: (sac(SACConfig(**NORMAL), CHOICE), CHOICE),
+    "td3": lambda: (td3(TD3Config(**NORMAL, policy_delay=1), REAL), REAL),
+    "ddpg": lambda: (ddpg(DDPGConfig(**NORMAL), REAL), REAL),
     "bc": lambda: (bc(BCConfig(**NORMAL), REAL), REAL),
 }
 
@@ -99,6 +111,25 @@ def test_value_only_rows_train_the_critic_and_not_the_policy():
     assert float(output.metrics["entropy"]) == 0 and float(output.metrics["loss_value"]) > 0
     pairs = zip(*map(jax.tree.leaves, (state.learner_params, idle.learner_params)), strict=True)
     assert any((np.asarray(x) != np.asarray(y)).any() for x, y in pairs)
+
+
+@pytest.mark.slow
+def test_a_recurrent_agent_reads_waiting_rows_and_only_whole_columns_of_others_do_not_matter():
+    """What a seat saw while it waited is in its core; what a frozen player saw is nobody's."""
+    network = NetworkConfig(hidden=(8,), core="gru", core_size=4)
+    agent = r2d2(R2D2Config(network=network, burn_in=1, n_step=2), CHOICE)
+    t = rows_of_all_kinds(agent, CHOICE, 2)
+    absent = np.broadcast_to((t.acts == 0).all(axis=0), t.acts.shape)
+    bad = t._replace(observation=spoil(t.observation, absent), reward=spoil(t.reward, absent))
+    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+    ends = [update(state, rows, jax.random.key(1)) for rows in (t, bad)]
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ends[1]))
+
+
+def test_priorities_are_means_over_the_seats_that_are_trained():
+    error, mask = jnp.asarray([1.0, -3.0, 9.0, 5.0, 7.0, 7.0]), jnp.asarray([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    np.testing.assert_array_equal(off.priorities(error, mask, 3), [2.0, 0.0])
 
 
 def test_means_refuse_a_mask_of_another_shape():

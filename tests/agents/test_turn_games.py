@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from jsrl.agents.off_policy import transition
 from jsrl.agents.returns import Rows, gae, lambda_returns, n_step_returns, vtrace
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.types import Trajectory
-from tests.agents.turn_game import GAMMA, NEVER_LEARNT, WAITING, play, random_values
+from tests.agents.turn_game import GAMMA, NEVER_LEARNT, WAITING, action_values, best_play, play, random_values
 
 TARGETS = {
     "gae": lambda rows, margin: gae(rows, gamma=GAMMA, lambda_=0.9, margin=margin).target,
@@ -19,10 +20,15 @@ TARGETS = {
 }
 
 
+SLOW = [
+    pytest.param(*case, marks=pytest.mark.slow) for case in (("gae", 64), ("vtrace", 3), ("lambda", 3), ("n-step", 4))
+]
+
+
 @functools.cache
 def trajectories(num_rows: int) -> Trajectory:
     """Return random play in columns [num_rows + 1, ..., 2]; `action` is what the seats saw."""
-    games = play(64 * 24 + 1, 32, 0)
+    games = play(64 * 16 + 1, 32, 0)
     starts = range(0, len(games.seen) - num_rows, num_rows)
     seen, is_first, reward, discount, acts = (
         np.concatenate([leaf[s : s + num_rows + 1] for s in starts], axis=1)
@@ -31,9 +37,7 @@ def trajectories(num_rows: int) -> Trajectory:
     return Trajectory((), is_first, seen, reward, discount, acts, (), (), (), ())
 
 
-@pytest.mark.parametrize(
-    ("targets", "num_rows"), [("gae", 3), ("gae", 64), ("vtrace", 3), ("lambda", 3), ("n-step", 4)]
-)
+@pytest.mark.parametrize(("targets", "num_rows"), [("gae", 3), *SLOW])
 def test_values_are_exact_at_short_trajectories_as_at_long_ones(targets, num_rows):
     """Half of all columns end with a row on which the seat waits; its value was never learnt."""
     t = trajectories(num_rows)
@@ -48,7 +52,7 @@ def test_values_are_exact_at_short_trajectories_as_at_long_ones(targets, num_row
         return (mine * target[..., None]).sum((0, 1, 2)), mine.sum((0, 1, 2))
 
     value = np.repeat(np.float32([0.0, NEVER_LEARNT]), WAITING)
-    for _ in range(20):  # all rows at once: each sweep applies the operator whose fixed point is the value
+    for _ in range(12):  # all rows at once: each sweep applies the operator whose fixed point is the value
         total, count = (np.asarray(x) for x in sweep(value))
         value = np.where(count > 0, total / np.maximum(count, 1), value).astype(np.float32)
     np.testing.assert_allclose(value[:WAITING], random_values(), atol=0.02)
@@ -66,3 +70,23 @@ def test_the_margin_is_the_slowest_rows_wait():
     assert row_margin(turns._replace(acts=rare, discount=np.ones_like(turns.discount), is_first=rare[..., 0] > 1)) == 16
     alone = turns._replace(acts=np.ones((65, 4), np.uint8), discount=np.zeros((65, 4)), is_first=np.ones((65, 4), bool))
     assert row_margin(alone) == 1
+
+
+@pytest.mark.parametrize(("window", "goes_on"), [(2, "best"), (2, "random"), (3, "random"), (5, "random")])
+def test_action_values_are_exact_from_windows_of_any_length(window, goes_on):
+    """Windows begin at every row. Those of 3 and 5 rows end where the seat waits; of 1 row nothing can be learnt."""
+    games = play(4001, 32, 1)
+    rows = np.arange(4001 - window)[None] + np.arange(window + 1)[:, None]
+    leaves = (games.seen[..., 0], games.is_first, games.action[..., 0], games.reward[..., 0], games.discount[..., 0])
+    seen, *others, acts = (leaf[rows].reshape(window + 1, -1) for leaf in (*leaves, games.acts[..., 0]))  # of seat 0
+    t = Trajectory(seen, *others, acts, (), (), (), ())
+    batch = jax.tree.map(np.asarray, jax.jit(lambda t: transition(t, GAMMA))(t))
+    chosen = batch.mask > 0
+    place = batch.observation[chosen] * 2 + batch.action[chosen]
+    value = np.repeat(np.float32([[0.0], [NEVER_LEARNT]]), WAITING, axis=0).repeat(2, axis=1)
+    for _ in range(30):
+        ahead = value.max(axis=1) if goes_on == "best" else value.mean(axis=1)
+        target = batch.reward[chosen] + batch.discount[chosen] * ahead[batch.next_observation[chosen]]
+        value[:WAITING] = (np.bincount(place, target, minlength=6) / np.bincount(place, minlength=6)).reshape(3, 2)
+    exact = action_values(best_play() if goes_on == "best" else random_values())
+    np.testing.assert_allclose(value[:WAITING], exact, atol=0.02)

@@ -73,17 +73,19 @@ def random_values() -> np.ndarray:
     return solve(np.full(3, 0.5), 0.5)
 
 
-def best_values() -> np.ndarray:
-    """Return the exact Q(p, action) of the best play against random moves."""
-    best = max((solve(np.asarray(FORWARD)[list(choice)], 0.5) for choice in np.ndindex(2, 2, 2)), key=np.sum)
+def best_play() -> np.ndarray:
+    """Return the exact v(p) of the best play against random moves."""
+    return max((solve(np.asarray(FORWARD)[list(choice)], 0.5) for choice in np.ndindex(2, 2, 2)), key=np.sum)
+
+
+def action_values(value: np.ndarray) -> np.ndarray:
+    """Return Q(p, action) against random moves, of a seat that goes on with v(p) = `value`."""
     q = np.zeros((3, 2))
-    for p in range(3):
-        for action in range(2):
-            own = FORWARD[action]
-            for after, chance in ((p, 1 - own), (p + 1, own)):
-                if after == 3:
-                    q[p, action] += chance
-                    continue
-                for again, reply in ((after, 0.5), (after + 1, 0.5)):
-                    q[p, action] += chance * reply * (-1.0 if again == 3 else GAMMA * best[again])
+    for p, action in np.ndindex(3, 2):
+        for after, chance in ((p, 1 - FORWARD[action]), (p + 1, FORWARD[action])):
+            if after == 3:
+                q[p, action] += chance
+                continue
+            for again, reply in ((after, 0.5), (after + 1, 0.5)):
+                q[p, action] += chance * reply * (-1.0 if again == 3 else GAMMA * value[again])
     return q

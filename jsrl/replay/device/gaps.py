@@ -23,43 +23,48 @@ class Gaps(NamedTuple):
     Attributes:
       row: int32 [KEPT, N], the row of the ring that each would lie at (-1: none). used: int32 [N], gaps so far.
       observation: leaves [KEPT * N, ...], as the ring stores them.
-      newest: (observation [N, ...], is_first [N]) of the newest bootstrap row. Beside the ring: reading a row there before it
-        is overwritten makes XLA copy the ring.
+      acts: uint8 [KEPT * N, ...]: whether its value may bootstrap.
+      newest: (observation [N, ...], acts [N, ...], is_first [N]) of the newest bootstrap row. Beside the ring: reading a row
+        there before it is overwritten makes XLA copy the ring.
     """
 
     row: Array
     used: Array
     observation: Tree
-    newest: tuple[Tree, Array]
+    acts: Array
+    newest: tuple[Tree, Array, Array]
 
 
-def no_gaps(observation: Tree, num_envs: int) -> Gaps:
-    """Return the state before the first gap, for observations stored as leaves [C * N, ...]."""
+def no_gaps(observation: Tree, acts: Array, num_envs: int) -> Gaps:
+    """Return the state before the first gap, for observations and acts stored as leaves [C * N, ...]."""
 
-    def blank(rows: int) -> Tree:
-        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), observation)
+    def blank(rows: int) -> tuple[Tree, Array]:
+        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), (observation, acts))
 
     row = jnp.full((KEPT, num_envs), -1, jnp.int32)
-    newest = (blank(num_envs), jnp.ones(num_envs, bool))  # the first trajectory follows
-    return Gaps(row, jnp.zeros(num_envs, jnp.int32), blank(KEPT * num_envs), newest)
+    seen, acts_of = blank(num_envs)
+    newest = (seen, acts_of, jnp.ones(num_envs, bool))  # the first trajectory follows
+    stored, kinds = blank(KEPT * num_envs)
+    return Gaps(row, jnp.zeros(num_envs, jnp.int32), stored, kinds, newest)
 
 
-def keep(gaps: Gaps, observation: Tree, is_first: Array, row: Array, overwritten: Array) -> Gaps:
+def keep(gaps: Gaps, observation: Tree, acts: Array, is_first: Array, row: Array, overwritten: Array) -> Gaps:
     """Return gaps with the bootstrap rows that a trajectory overwrites and does not follow.
 
     Args:
-      observation, is_first: of the trajectory, [T+1, N, ...]. row: of its row 0 in the ring, where they lie.
+      observation, acts, is_first: of the trajectory, [T+1, N, ...]. row: of its row 0 in the ring, where they lie.
       overwritten: the row that its own bootstrap row takes; what was kept there is forgotten.
     """
-    kept, ended = gaps.newest
+    kept, ended = gaps.newest[:2], gaps.newest[2]
     gap, num_envs = is_first[0] & ~ended, is_first.shape[1]
     envs, slot = jnp.arange(num_envs), gaps.used % KEPT
     place = jnp.where(gap, slot * num_envs + envs, KEPT * num_envs)  # beyond the end: ignored
     rows = jnp.where(gaps.row == overwritten, -1, gaps.row)
     rows = rows.at[slot, envs].set(jnp.where(gap, row, rows[slot, envs]))
-    stored = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), gaps.observation, kept)
-    newest = jax.tree.map(lambda old, new: new[-1].astype(old.dtype), gaps.newest, (observation, is_first))
-    return Gaps(rows, gaps.used + gap, stored, newest)
+    before = (gaps.observation, gaps.acts)
+    stored = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), before, kept)
+    newest = jax.tree.map(lambda old, new: new[-1].astype(old.dtype), gaps.newest, (observation, acts, is_first))
+    return Gaps(rows, gaps.used + gap, stored[0], stored[1], newest)
 
 
 def is_kept(gaps: Gaps, row: Array, env: Array) -> Array:
@@ -83,8 +88,8 @@ def find_gaps(gaps: Gaps, rows: Array, env: Array) -> FirstGap:
     return FirstGap(hits.any(axis=(0, 1)), first, slot * gaps.row.shape[1] + env)
 
 
-def mend(found: FirstGap, windows: Trajectory) -> Trajectory:
-    """Return windows [W+1, M, ...] that end at their first gap: its row bootstraps, and no row behind it acts.
+def mend(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
+    """Return windows [W+1, M, ...] that end at their first gap: its row bootstraps as it was, and no row behind it acts.
 
     The observation of that row is put there by `put_observation`.
     """
@@ -92,15 +97,19 @@ def mend(found: FirstGap, windows: Trajectory) -> Trajectory:
     at, behind = found.found & (number == 0), found.found & (number > 0)
 
     def where(condition: Array, value: float, leaf: Array) -> Array:
-        wide = condition.reshape(*condition.shape, *(1,) * (leaf.ndim - 2))
-        return jnp.where(wide, jnp.asarray(value, leaf.dtype), leaf)
+        return jnp.where(_like(condition, leaf), jnp.asarray(value, leaf.dtype), leaf)
 
     return windows._replace(
         is_first=(windows.is_first & ~at) | (found.found & (number == 1)),
         reward=where(at, 0.0, windows.reward),
         discount=where(at, 1.0, windows.discount),
-        acts=where(at | behind, 0.0, windows.acts),
+        acts=where(behind, 0.0, jnp.where(_like(at, windows.acts), gaps.acts[found.place], windows.acts)),
     )
+
+
+def _like(condition: Array, leaf: Array) -> Array:
+    """Return a condition [W+1, M] that spreads over a leaf [W+1, M, ...]."""
+    return condition.reshape(*condition.shape, *(1,) * (leaf.ndim - 2))
 
 
 def put_observation(gaps: Gaps, found: FirstGap, observation: Tree, first: int = 0) -> Tree:

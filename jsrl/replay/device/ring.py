@@ -119,7 +119,7 @@ def init_ring(shape: RingShape, spec: Trajectory) -> Ring:
         stored = stored._replace(observation=stored.observation[..., -1])
         fresh = jnp.zeros(size, bool)
     tree = init_tree(size // shape.stride) if shape.prioritised else ()
-    gaps = no_gaps(stored.observation, shape.num_envs)
+    gaps = no_gaps(stored.observation, stored.acts, shape.num_envs)
     return Ring(stored, fresh, tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32), gaps)
 
 
@@ -134,7 +134,7 @@ def add(shape: RingShape, ring: Ring, trajectory: Trajectory) -> Ring:
         fresh = _write(shape, ring.fresh, trajectory.is_first & ~older, at)
         given = given._replace(observation=observation[..., -1])
     after = (at + shape.num_rows) % shape.capacity
-    gaps = keep(ring.gaps, given.observation, given.is_first, at, after)
+    gaps = keep(ring.gaps, given.observation, given.acts, given.is_first, at, after)
 
     def rows(stored: Array, new: Array) -> Array:
         return _write(shape, stored, new.astype(stored.dtype), at)
@@ -262,7 +262,7 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
     stored = ring.rows._replace(observation=())
 
     drawn = map_trajectory(lambda leaf: leaf[here], lambda leaf: leaf[ids], stored)  # a core: ids count trajectories
-    drawn = mend(gap, drawn)
+    drawn = mend(ring.gaps, gap, drawn)
     if shape.frames is None:
         observation: Tree = jax.tree.map(lambda leaf: leaf[here], ring.rows.observation)
         observation = put_observation(ring.gaps, gap, observation)
