@@ -23,7 +23,8 @@ def nash(row: np.ndarray, column: np.ndarray) -> Mixtures:
     """Return a Nash equilibrium of a zero-sum game, by linear programming.
 
     Args:
-      row, column: payoffs [R, C] of the two players.
+      row: payoffs [R, C] of the first player.
+      column: of the second.
 
     Raises:
       ConfigError: the payoffs do not sum to zero (or to another constant).
@@ -62,8 +63,10 @@ def replicator(
     """Return the time average of projected replicator dynamics from the uniform mixture.
 
     Args:
-      row, column: payoffs [R, C] of the two players; they need not be zero-sum.
-      steps, step_size: Euler steps, each of step_size / max |payoff|.
+      row: payoffs [R, C] of the first player.
+      column: of the second; they need not be zero-sum.
+      steps: Euler steps.
+      step_size: each is of step_size / max |payoff|.
       floor: least probability of a member.
 
     Source: Lanctot et al. (2017), section 3.1, equation 2.
@@ -94,7 +97,8 @@ def alpha_rank(row: np.ndarray, column: np.ndarray, *, alpha: float = 10.0, popu
     """Return the marginals of alpha-rank's stationary distribution over pairs of members.
 
     Args:
-      row, column: payoffs [R, C] of the two players; they need not be zero-sum.
+      row: payoffs [R, C] of the first player.
+      column: of the second; they need not be zero-sum.
       alpha: strength of selection, for payoffs that are scaled to a range of 1. population: size m of each population.
 
     Source: Omidshafiei et al. (2019), equations 2 to 4, two populations.
