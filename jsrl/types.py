@@ -275,7 +275,7 @@ class Trajectory(NamedTuple):
       acts: uint8, like reward: the kind of the row (always 1 for a single agent), row T included.
       log_prob: float32, like reward: behaviour log-probability of the stored action.
       extras: tree of values of `act` that `update` needs.
-      version: int64 [T+1, B]: version of the params that chose the action.
+      version: int64, like reward: version of the params that chose the action.
       core: tree of [B, ...]: the recurrent state before row 0 acted; () when feed-forward.
       sampling: () as actors send it and from uniform replay; from prioritised replay float32 [B], each column's
         importance weight (at most 1), by which an off-policy agent weighs the column's loss.
@@ -342,7 +342,7 @@ def make_trajectory_spec(
         acts=rows(ArraySpec(agents, "uint8")),
         log_prob=rows(scalar),
         extras=map_tree(rows, extras),
-        version=rows(ArraySpec((), "int64")),
+        version=rows(ArraySpec(agents, "int64")),
         core=map_tree(lambda spec: spec.batched(num_envs), core),
         sampling=ArraySpec((num_envs,), "float32") if weighted else (),
         state=() if env.state is None else map_tree(rows, env.state),

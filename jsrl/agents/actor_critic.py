@@ -69,7 +69,7 @@ def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
         return trajectory
     per_agent = {
         name: fold(getattr(trajectory, name), 1)
-        for name in ("observation", "action", "reward", "discount", "acts", "log_prob", "extras")
+        for name in ("observation", "action", "reward", "discount", "acts", "log_prob", "extras", "version")
     }
     own = per_agent["acts"] > 0
     seen = jnp.any(own, axis=0) if jax.tree.leaves(trajectory.core) else own

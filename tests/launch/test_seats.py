@@ -110,7 +110,8 @@ def test_policies_see_their_seats_alone() -> None:
     actor = plan.job("actor-0")
     assert actor.seat_groups == {"scout": ("scout",), "carriers": ("carrier_0", "carrier_1"), "boss": ("boss",)}
     assert [job.policy for job in actor.by_policy] == list(POLICIES)
-    assert all(leaf.shape[:3] == (9, 2, 2) for leaf in [actor.others[0].schemas.trajectory.reward])
+    rows = actor.others[0].schemas.trajectory
+    assert rows.reward.shape == rows.version.shape == (9, 2, 2)
     evaluator = plan.job("evaluator-boss")
     assert [job.policy for job in evaluator.by_policy] == ["boss", "scout", "carriers"]
     assert len({job.experiment.seed for job in actor.by_policy}) == 3  # or seats of one kind would draw the same

@@ -12,7 +12,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
-from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
+from jsrl.workers.actor.policies import ActingPolicy, PolicySettings, write_version
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 
@@ -257,3 +257,17 @@ def test_episodes_are_counted_once():
     rig.turn(20)
     ended = sum(len(rig.envs[0].at(t).episodes) for t in range(1, 21))
     assert rig.actor.report()[1]["episodes"] == ended > 5
+
+
+def test_a_reply_has_one_version_one_for_each_environment_or_one_for_each_seat():
+    row = np.zeros((2, 2), np.int64)
+    for version, wanted in (
+        (7, [[7, 7], [7, 7]]),
+        (np.array([1, 2]), [[1, 1], [2, 2]]),
+        (np.array([[1, 2], [3, 4]]),) * 2,
+    ):
+        write_version(row, version)
+        np.testing.assert_array_equal(row, wanted)
+    single = np.zeros(2, np.int64)
+    write_version(single, np.array([5, 6]))
+    np.testing.assert_array_equal(single, [5, 6])

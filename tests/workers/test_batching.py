@@ -181,7 +181,9 @@ def test_lag_stale_and_rolled_back_look_at_trained_rows_only():
     stream = Stream(groups=1, max_lag=0, start_updates=5, epoch=1)
     stream.producers[0].put(rows, 0, 1.0)
     assert stream.pump().lags == [0]
-    seats = rows._replace(acts=np.stack([rows.acts, np.zeros_like(rows.acts)], axis=-1))  # two agents
+    frozen = np.full_like(rows.version, make_version(0, 1))  # of another player, whose rows wait
+    acts = np.stack([rows.acts, np.zeros_like(rows.acts)], axis=-1)
+    seats = rows._replace(acts=acts, version=np.stack([rows.version, frozen], axis=-1))
     assert (versions_trained_on(seats) == versions).all()
     nobody = rows._replace(acts=np.zeros_like(rows.acts))
     assert versions_trained_on(nobody).size == T * SIZE

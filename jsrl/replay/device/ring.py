@@ -269,7 +269,7 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
     else:
         around = ring_rows(jnp.arange(-shape.history, shape.window + 1)) * shape.num_envs + env
         observation = _stack(shape, ring, around, gap)
-    return drawn._replace(observation=observation, version=jnp.zeros(drawn.is_first.shape, jnp.int32))
+    return drawn._replace(observation=observation, version=jnp.zeros(drawn.acts.shape, jnp.int32))
 
 
 def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:

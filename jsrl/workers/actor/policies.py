@@ -148,7 +148,7 @@ class PolicyRows:
         self.reply = None
         rows.action[row] = reply.action
         rows.log_prob[row] = reply.log_prob
-        rows.version[row] = reply.version
+        write_version(rows.version[row], reply.version)
         for target, source in zip(self.extras, leaves(reply.extras), strict=True):
             target[row] = source
         if row == 0:
@@ -199,3 +199,9 @@ class PolicyRows:
         if self.block is not None:
             self.block.abandon()
         self.block, self.reply = None, None
+
+
+def write_version(row: Array, version: Array | int) -> None:
+    """Write the version of a reply, one for all, [B] or [B, N], into a row [B] or [B, N]."""
+    given = np.asarray(version)
+    row[...] = given.reshape(given.shape + (1,) * (row.ndim - given.ndim))

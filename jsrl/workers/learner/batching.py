@@ -23,12 +23,12 @@ from jsrl.workers.refusals import Refusals
 def versions_trained_on(trajectory: Trajectory) -> np.ndarray:
     """Return the versions [rows] that chose the actions of a trajectory's trained rows; of all rows where none is trained.
 
-    A row is trained on where an agent acts and the next row opens no episode (see jsrl.types).
+    A row is trained on where an agent acts, or is value-only, and the next row opens no episode (see jsrl.types). Each seat
+    has versions of its own: those of frozen players, whose rows wait, say nothing about the policy that learns.
     """
     version, acts = trajectory.version[:-1], trajectory.acts[:-1] != 0
-    if acts.ndim > version.ndim:
-        acts = acts.any(axis=-1)
-    trained = version[acts & ~trajectory.is_first[1:]]
+    going_on = ~trajectory.is_first[1:]
+    trained = version[acts & going_on.reshape(going_on.shape + (1,) * (acts.ndim - going_on.ndim))]
     return trained if trained.size else version.reshape(-1)
 
 
