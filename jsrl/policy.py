@@ -14,6 +14,7 @@ from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import SeatView, part_of, view_of
+from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
@@ -146,6 +147,23 @@ def load_players(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: st
     others = [other for other in several if other != (name or several[0])]
     tags = {other: plain if other == several[0] else f"{other}/{plain}" for other in others}
     return [first, *(load_policy(run, tags[other], runs_dir=runs_dir) for other in others)]
+
+
+def check_alone(policy: Policy, what: str) -> Policy:
+    """Return a policy; refuse one of an environment with several seats.
+
+    Args:
+      what: needs an environment with one agent, as `jsrl record`.
+
+    Raises:
+      ConfigError: it plays the seats that are named.
+    """
+    if policy.view is not None:
+        raise ConfigError(
+            f"{what} is for environments with one agent; this policy plays the seats {', '.join(policy.seats)} of "
+            f"{policy.spec.name!r}. `jsrl evaluate` plays all policies of a run together."
+        )
+    return policy
 
 
 def act_together(policies: Sequence[Policy], step: EnvStep | GameStep, *, greedy: bool = True) -> Any:

@@ -257,8 +257,12 @@ def _unlike(one: Seat, other: Seat) -> str:
     )
     for path in dict.fromkeys((*left, *right)):
         if left.get(path) != right.get(path):
-            return f"{path} is {left.get(path, 'missing')} and {right.get(path, 'missing')}"
+            return f"{path} is {_words(left.get(path))} and {_words(right.get(path))}"
     return "" if one.action == other.action else f"action is {one.action} and {other.action}"
+
+
+def _words(leaf: ArraySpec | None) -> str:
+    return "missing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
 
 
 class Trajectory(NamedTuple):

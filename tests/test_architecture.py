@@ -86,6 +86,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {
             "agents",
             "envs",
+            "errors",
             "experiment",
             "export",
             "launch",

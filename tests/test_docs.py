@@ -216,7 +216,8 @@ def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
     assert [words[words.index("--placement") + 1] for words in runs] == ["serial", "served"]
     short = ["--total-env-steps", "2048", "--evaluator.final-episodes", "10", "--run-name"]
     given = [["run", "hunt", *words, *short, f"run-{number}"] for number, words in enumerate(runs)]
-    for words in [*given, ["evaluate", "chase/run-1@runner/best", "--episodes", "10"]]:
+    more = ["evaluate", "chase/run-1@runner/best", "--episodes", "10"], ["record", "chase/run-0", "--to", "rows"]
+    for words in [*given, *more]:
         ended = subprocess.run(
             [sys.executable, "-m", "jsrl", *words],
             cwd=tmp_path,
@@ -226,6 +227,11 @@ def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
             timeout=240,
             check=False,
         )
+        if words[0] == "record":
+            assert (
+                "jsrl record is for environments with one agent; this policy plays the seats chaser of" in ended.stderr
+            )
+            continue
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert "policy runner: 2,048 env steps" in ended.stdout or "chase/run-1@runner/best: return" in ended.stdout
 

@@ -19,7 +19,7 @@ from jsrl.cli.main import program
 from jsrl.envs.rendering import RenderedEnv, make_rendered
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
-from jsrl.policy import Policy, load_policy
+from jsrl.policy import Policy, check_alone, load_policy
 
 SLOWEST, FASTEST = 1 / 16, 16.0
 SMALL = 400  # pixels: lower pictures are shown larger
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run, _, tag = options.run.partition("@")
     try:
         check_display()
-        policy = load_policy(run, tag or "best", runs_dir=options.runs_dir)
+        policy = check_alone(load_policy(run, tag or "best", runs_dir=options.runs_dir), "jsrl play")
         env = make_rendered(policy.experiment.filmed_env, options.seed)
         try:
             env.reset()

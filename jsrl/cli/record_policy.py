@@ -19,7 +19,7 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.launch.plan import make_schemas
 from jsrl.launch.recording_plan import begin_record
 from jsrl.metrics.metrics import Recorder
-from jsrl.policy import load_policy
+from jsrl.policy import check_alone, load_policy
 from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine, InlineInference
@@ -65,7 +65,7 @@ def record_policy(
       ConfigError: there is no such run or tag. RecordingError, SpecMismatch: the folder holds something else.
     """
     _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
-    policy = load_policy(run, tag, runs_dir=runs_dir)
+    policy = check_alone(load_policy(run, tag, runs_dir=runs_dir), "jsrl record")
     e = policy.experiment
     changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
     changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
