@@ -1,5 +1,6 @@
 """What every test shares: programs are compiled quickly, because tests check results and not speed."""
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -14,6 +15,8 @@ os.environ.setdefault("JSRL_PROFILES", "")  # what a developer has tuned is noth
 # The suite starts hundreds of processes: without __pycache__ each compiles jsrl's sources, for a third of its start.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Tracing makes many objects that are no garbage: with Python's threshold of 700, looking for some takes a third of a test.
+gc.set_threshold(50_000)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # before jax is imported; worker processes inherit it
 if version("jaxlib").startswith("0.10."):  # which knows these flags; they halve what is left of the time to compile
     flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
