@@ -13,11 +13,18 @@ nbformat = pytest.importorskip("nbformat")
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
-NAMES = ("01_write_an_algorithm", "02_same_algorithm_distributed", "04_build_a_dataflow", "03_analyse_runs")
+NAMES = (
+    "01_write_an_algorithm",
+    "02_same_algorithm_distributed",
+    "04_build_a_dataflow",
+    "03_analyse_runs",
+    "05_two_policies",
+)
 SHORT = (
     ("NUM_UPDATES = 128, 60", "NUM_UPDATES = 128, 10"),
     ("245_760", "24_576"),
     ("5, 24_576", "2, 6_144"),
+    ("65_536", "8_192"),
 )  # enough to see it run
 MAX_OUTPUT_CHARACTERS = 60_000
 
@@ -111,3 +118,10 @@ def test_a_dataflow_of_ones_own_runs(tmp_path: Path) -> None:
 def test_runs_are_analysed(tmp_path: Path, changed: tuple[str, ...]) -> None:
     printed = process("execute", NAMES[3], tmp_path, *changed)
     assert re.search(r"95% interval -?[\d.]+ to -?[\d.]+\npermutation test: p = [\d.]+\n", printed), printed
+
+
+@pytest.mark.slow
+def test_two_policies_play_a_game_that_a_notebook_defines(tmp_path: Path) -> None:
+    printed = process("execute", NAMES[4], tmp_path, *SHORT[3])
+    assert "policy runner: 8,192 env steps" in printed and "turns, deaths and masks" in printed
+    assert re.search(r"\{'chaser': -?[\d.]+, 'runner': -?[\d.]+\} in \d+ steps", printed), printed
