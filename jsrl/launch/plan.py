@@ -267,6 +267,7 @@ def make_plan(
             policy_folder=policy.folder,
             policies=tuple(policies),
             seats=seats[name],
+            plays_along=len(experiment.policies) > 1,
         )
 
     jobs = []

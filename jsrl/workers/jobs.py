@@ -70,6 +70,7 @@ class Job:
       seats: that the policy plays: name -> place in the order of all; empty where the environment has one agent.
       others: what the worker does for further policies that play in its environments: jobs that differ in the policy, and
         what follows from it.
+      plays_along: further policies play in the environments that this one's rows come from, and may be trained for longer.
     """
 
     kind: str
@@ -92,6 +93,7 @@ class Job:
     policies: tuple[str, ...] = (POLICY,)
     seats: Mapping[str, int] = field(default_factory=dict)
     others: tuple[Job, ...] = ()
+    plays_along: bool = False
 
     @property
     def by_policy(self) -> tuple[Job, ...]:

@@ -248,8 +248,8 @@ FAULTS = (
     ),
     Fault(
         "actors act with params one update too old",
-        "trajectory * self.updates_per_batch - self.max_lag)",
-        "trajectory * self.updates_per_batch - self.max_lag - 1)",
+        "trajectory * self.updates_per_batch - self.max_lag, self.total_updates)",
+        "trajectory * self.updates_per_batch - self.max_lag - 1, self.total_updates)",
         (ACTOR,),
     ),
     Fault(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
+import threading
+import time
 from pathlib import Path
 
 import jax
 import numpy as np
+import psutil
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
@@ -86,6 +90,26 @@ def test_processes_train_the_same_bits_as_one(trained, placement: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.nightly)])
+def test_a_policy_that_is_done_plays_on_for_the_others(tmp_path: Path, placement: str) -> None:
+    """As when the learner of one was replaced and is behind: the other ends first, and nobody waits for its updates."""
+    result = run(
+        DEPOT,
+        runs_dir=tmp_path,
+        placement=placement,
+        max_minutes=1.0,
+        graph=lambda graph: graph.replace("learner-boss", settings={"total_env_steps": 64}),
+        display="quiet",
+    )
+    assert result.ended == "total_env_steps"
+    assert (result.updates, result.others["carriers"]["updates"], result.others["boss"]["updates"]) == (
+        UPDATES,
+        UPDATES,
+        2,
+    )
+
+
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_bit_for_bit(trained) -> None:
     """Learners, journals of all policies' actions and counters go on together."""
     half = trained(total_env_steps=UPDATES // 2 * 32)
@@ -149,3 +173,32 @@ def test_what_policies_exclude_is_refused() -> None:
         dataclasses.replace(DEPOT, stop_at_return=1.0)
     with pytest.raises(ConfigError, match=r"environment 'CartPole-v1' has one agent, but there are 3 policies"):
         make_plan(dataclasses.replace(DEPOT, env=EnvConfig("CartPole-v1")), "folder", Path("memory"))
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_killed_learner_of_one_policy_comes_back_and_all_are_trained_to_the_end(tmp_path: Path) -> None:
+    """It begins again behind the others, which end before it and go on to play with it."""
+    killed: list[int] = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 120
+        while not killed and time.monotonic() < deadline:
+            time.sleep(0.5)
+            workers = [p for p in psutil.Process().children() if "jobs/learner-carriers" in " ".join(p.cmdline())]
+            lines = [line for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()[-1:]]
+            if workers and lines and json.loads(lines[0]).get("carriers/updates", 0) > 200:
+                workers[0].kill()
+                killed.append(workers[0].pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    totals = {"total_env_steps": 64_000, "deterministic": False, "restart": 2}
+    result = run(DEPOT, runs_dir=tmp_path, placement="served", display="quiet", **totals)
+    thread.join()
+    assert killed and result.ended == "total_env_steps" and result.metrics["restarts/learner"][-1] == 1
+    assert (result.updates, result.others["carriers"]["updates"], result.others["boss"]["updates"]) == (
+        2000,
+        2000,
+        2000,
+    )

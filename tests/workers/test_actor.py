@@ -199,8 +199,10 @@ def test_the_number_of_a_trajectory_that_was_given_up_is_left_out():
         epoch, new_consumer, with_whom = 0, False, ""
         check_home = staticmethod(lambda: None)
 
+        look = staticmethod(lambda timeout_s: True)
+
         @staticmethod
-        def again(lost, timeout_s):
+        def renew():
             client = connect_inference(rig.server.address, ACT, ProducerId("actor-0", 0), {0: B}, timeout_s=1.0)
             return client, rig.policy.producer
 

@@ -43,6 +43,7 @@ def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
         max_lag=e.min_updates_lag,
         start_updates=job.start_point.updates,
         updates_per_batch=e.updates_per_batch,
+        total_updates=e.total_updates,
     )
     streams = ActorStreams(job, recorder)
     return ActingPolicy(settings, streams.open, None if job.in_process else streams)  # nobody is replaced there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,7 +23,8 @@ class PolicySettings:
     Attributes:
       number: by which requests ask for it. view: of the seats that it plays; None: the environments have one agent.
       max_lag: how old the params of trajectory n may be, in updates (None: any). start_updates: where the run stands.
-      updates_per_batch: made with one batch.
+      updates_per_batch: made with one batch. total_updates: after which it is done, and acts with its last params for as long
+        as others that play beside it are trained.
     """
 
     number: int = 0
@@ -30,6 +32,7 @@ class PolicySettings:
     max_lag: int | None = None
     start_updates: int = 0
     updates_per_batch: int = 1
+    total_updates: int = sys.maxsize
 
     @property
     def begun(self) -> int:
@@ -42,7 +45,7 @@ class PolicySettings:
             return -1
         if trajectory is None:
             return self.start_updates
-        return max(-1, trajectory * self.updates_per_batch - self.max_lag)
+        return max(-1, min(trajectory * self.updates_per_batch - self.max_lag, self.total_updates))
 
 
 class ActingPolicy:

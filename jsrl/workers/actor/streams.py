@@ -41,6 +41,7 @@ class ActorStreams:
         self._renewed = False  # the producer was taken up again, the client not yet
         self._patience = BriefRetry()
         self._look_at_s = 0.0
+        self._present: list[Registration] = []
 
     @property
     def with_whom(self) -> str:
@@ -88,23 +89,30 @@ class ActorStreams:
         if self._server is not None and self._server.is_away:
             self._server.check()
 
-    def again(self, error: StreamClosed, timeout_s: float) -> tuple[InferenceClient, SampleProducer] | None:
-        """Return both ends, taken up again as far as their peers changed; None: not yet, call again.
+    def look(self, timeout_s: float) -> bool | None:
+        """Return whether the peers changed since they were lost; None: one of them is away, and may come back."""
+        found = [peer.find(timeout_s) for peer in self._peers]
+        self._present = [entry for entry in found if entry is not None]
+        if len(self._present) < len(found):
+            return None
+        known = (peer.is_known(entry) for peer, entry in zip(self._peers, self._present, strict=True))
+        return self._renewed or not all(known)
 
-        The client is always reconnected, so that no request of before is answered.
+    def wait(self, error: StreamClosed) -> None:
+        """Wait a moment for peers that are who they were.
 
         Raises:
-          StreamClosed: the peers are who they were and do not take this worker back; `error` is why it lost them.
+          StreamClosed: they do not take this worker back; `error` is why it lost them.
         """
-        found = [peer.find(timeout_s) for peer in self._peers]
-        present = [entry for entry in found if entry is not None]
-        if len(present) < len(found):
-            return None
-        if all(peer.is_known(entry) for peer, entry in zip(self._peers, present, strict=True)) and not self._renewed:
-            self._patience.pause(error)
-            return None
+        self._patience.pause(error)
+
+    def renew(self) -> tuple[InferenceClient, SampleProducer] | None:
+        """Return both ends, taken up again with the peers that `look` found; None: not yet, look again.
+
+        The client is always reconnected, so that no request of before is answered.
+        """
         try:
-            return self._take_up(present)
+            return self._take_up(self._present)
         except StreamTimeout:
             return None
         except StreamClosed as refusal:

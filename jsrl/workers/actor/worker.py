@@ -25,6 +25,7 @@ from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.base import Reporter
 
+SHORT_WAIT_S = 0.002  # for one policy, while another's actions may come
 OUTDATED_S = 0.01  # between questions while params of the new learner are on their way
 
 
@@ -66,6 +67,7 @@ class Actor:
         self.name, self._settings, self._reporter = name, settings, reporter
         self._policies, self._writer = list(policies), writer
         self._lost: StreamClosed | None = None
+        self._to_renew: list[ActingPolicy] = []  # whose streams are lost
         self._environments = environments
         self._groups: dict[int, Group] = {}
         self._returns: deque[float] = deque(maxlen=100)
@@ -117,10 +119,10 @@ class Actor:
         return made
 
     def _lose(self, error: StreamClosed) -> int:
-        """Give up the open trajectories; the streams are taken up again in the next steps."""
+        """Give up the open trajectories; the streams of all policies are taken up again in the next steps."""
         if self._lost is not None or any(policy.streams is None for policy in self._policies):
             raise error
-        self._lost = error
+        self._lost, self._to_renew = error, list(self._policies)
         for group in self._groups.values():
             group.abandon()
         return 0
@@ -128,12 +130,8 @@ class Actor:
     def _take_up(self, lost: StreamClosed) -> int:
         """Go on with the other ends' next lives, in new episodes: what their cores had seen is gone."""
         self._phases.enter("wait_inference")
-        for policy in self._policies:
-            assert policy.streams is not None
-            ends = policy.streams.again(lost, self._settings.poll_s)
-            if ends is None:
-                return 0
-            policy.client, policy.producer = ends
+        if not self._renew(lost):
+            return 0
         self._lost = None
         for group in self._groups.values():
             self._restart_environments(group)
@@ -147,6 +145,22 @@ class Actor:
             policy.streams.new_consumer = False
             self._reporter.event("note", f"reconnected its streams{policy.streams.with_whom}, with new episodes")
         return 0
+
+    def _renew(self, lost: StreamClosed) -> bool:
+        """Take up the streams of all policies, once the peers of one have changed; return whether that is done."""
+        streams = [(policy, policy.streams) for policy in self._to_renew if policy.streams is not None]
+        looks = [found.look(self._settings.poll_s) for _, found in streams]
+        if None in looks:
+            return False
+        if not any(looks) and len(streams) == len(self._policies):
+            streams[0][1].wait(lost)
+            return False
+        for policy, found in streams:
+            ends = found.renew()
+            if ends is not None:
+                policy.client, policy.producer = ends
+                self._to_renew.remove(policy)
+        return not self._to_renew
 
     def _advance_one(self) -> int:
         stalled = sorted((g for g in self._groups.values() if not g.missing), key=lambda g: g.made)
@@ -164,25 +178,41 @@ class Actor:
 
     def _receive(self) -> Group | None:
         """Take the next actions of a policy that still owes some; return the group that they are for."""
-        for place, policy in enumerate(self._policies):
-            if all(group.rows[place].reply is not None for group in self._groups.values()):
-                continue
-            try:
-                number, reply = policy.client.receive(self._settings.poll_s)
-            except StreamTimeout:
+        poll_s = self._settings.poll_s
+        if len(self._policies) == 1:
+            group = self._receive_of(0, poll_s)
+            if group is None:
                 self._check_peers()
-                continue
-            self._phases.enter("transport")
-            group = self._groups[number]
-            rows = group.rows[place]
-            if rows.trajectory is None and policy.is_outdated(reply):
-                time.sleep(OUTDATED_S)
-                rows.ask(group.row, self._settings.num_rows)
-                return None
-            rows.reply = reply
-            group.missing -= 1
             return group
-        return None
+        owing = [i for i in range(len(self._policies)) if any(g.rows[i].reply is None for g in self._groups.values())]
+        for place in owing:
+            if (group := self._receive_of(place, 0.0)) is not None:
+                return group
+        # One wait for all streams is not to be had: wait shortly for a policy that the group nearest to its step lacks.
+        nearest = min((g for g in self._groups.values() if g.missing), key=lambda g: g.missing)
+        place = next(i for i, rows in enumerate(nearest.rows) if rows.reply is None)
+        group = self._receive_of(place, min(poll_s, SHORT_WAIT_S))
+        if group is None:
+            self._check_peers()
+        return group
+
+    def _receive_of(self, place: int, timeout_s: float) -> Group | None:
+        """Take the next actions of one policy; return the group that they are for, None: they did not come in time."""
+        policy = self._policies[place]
+        try:
+            number, reply = policy.client.receive(timeout_s)
+        except StreamTimeout:
+            return None
+        self._phases.enter("transport")
+        group = self._groups[number]
+        rows = group.rows[place]
+        if rows.trajectory is None and policy.is_outdated(reply):
+            time.sleep(OUTDATED_S)
+            rows.ask(group.row, self._settings.num_rows)
+            return None
+        rows.reply = reply
+        group.missing -= 1
+        return group
 
     def _check_peers(self) -> None:
         """Nothing came: see whether the other ends still live. Raises StreamClosed."""

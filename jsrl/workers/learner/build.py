@@ -58,7 +58,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         calls_per_batch=e.learner.reuse,
         snapshot_period_s=e.snapshots.period_s,
         poll_s=job.poll_s,
-        shares_rows=job.has("samples") and job.end("samples").stream.routing == "broadcast",
+        shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
     )
     return Learner(updater, begin, connect, check, store, settings, reporter, recorder)

@@ -34,7 +34,8 @@ class LearnerSettings:
       total_env_steps: the end. epoch: of this life. start_updates: made before it.
       start_trained: trajectories that the state it begins with was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
-      shares_rows: with other readers of its stream, which would wait for it if it took no more.
+      shares_rows: with other readers of its stream, or its environments with other policies: they would wait for it if it took
+        no more.
     """
 
     seed: int
