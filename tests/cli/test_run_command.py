@@ -44,7 +44,7 @@ def test_the_long_help_has_what_the_short_one_leaves_out(capsys):
     [
         (["ppo_cartpol"], "there is no experiment 'ppo_cartpol'; did you mean ppo_cartpole?"),
         (["--seed", "3", "ppo_cartpol"], "there is no experiment 'ppo_cartpol'; did you mean ppo_cartpole?"),
-        (["xyzzy"], "there is no experiment 'xyzzy'; there are: bc, ddpg"),
+        (["xyzzy"], "there is no experiment 'xyzzy'; there are: bc, chase, ddpg"),
         (["ppo", "--n_steps", "5"], "here it is called --rollout-length"),
         (["ppo", "--num-actors", "3"], "cannot be split into 3 equal groups"),
         (["ppo", "--seeds", "4-0"], "--seeds is '4-0', expected a range such as 0-4"),
