@@ -13,7 +13,7 @@ import numpy as np
 from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
-from jsrl.envs.seats import SeatView, part_of, view_of
+from jsrl.envs.seats import SeatView, actions_of, part_of, view_of
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
@@ -168,11 +168,9 @@ def check_alone(policy: Policy, what: str) -> Policy:
 
 def act_together(policies: Sequence[Policy], step: EnvStep | GameStep, *, greedy: bool = True) -> Any:
     """Return the actions of policies for what an environment returned: [B, ...], or by group of seats."""
-    actions = {}
-    for policy in policies:
+
+    def chosen(policy: Policy) -> np.ndarray:
         part = part_of(policy.view, step)
-        action = policy(part.observation, part.is_first, greedy=greedy, raw=True)
-        if policy.view is None:
-            return action
-        actions[policy.view.group] = action
-    return actions
+        return policy(part.observation, part.is_first, greedy=greedy, raw=True)
+
+    return actions_of((policy.view, chosen(policy)) for policy in policies)

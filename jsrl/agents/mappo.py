@@ -123,8 +123,7 @@ def _network(config: MAPPOConfig, spec: EnvSpec) -> ActorCritic:
         return own.init(policy_key)[0], critic.init(value_key)[1]
 
     def policy(weights: Tree, observation: Tree, is_first: Array, core: Tree) -> tuple[Any, Array, Tree]:
-        seen = _without_central(observation) if CENTRAL in observation else observation
-        return own.policy(weights, seen, is_first, core)
+        return own.policy(weights, _without_central(observation), is_first, core)
 
     def value(weights: Tree, observation: Tree, features: Array) -> Array:
         return critic.value(weights, observation[CENTRAL], features)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from jsrl.envs.base import EnvStep, Episode, GameStep
+from jsrl.types import Array
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class SeatView:
     group: str
     places: tuple[int, ...]
 
-    @property
+    @cached_property
     def index(self) -> Any:
         """Return an index of the seats: a slice where they follow each other, which copies nothing."""
         first = self.places[0]
@@ -52,3 +54,13 @@ def part_of(view: SeatView | None, step: EnvStep | GameStep) -> EnvStep:
         return step
     assert isinstance(step, GameStep)
     return view.step(step)
+
+
+def actions_of(chosen: Iterable[tuple[SeatView | None, Array]]) -> Any:
+    """Return what policies chose as their environment takes it: group -> [B, N, ...], or the [B, ...] of its only agent."""
+    actions = {}
+    for view, action in chosen:
+        if view is None:
+            return action
+        actions[view.group] = action
+    return actions

@@ -18,12 +18,12 @@ import numpy as np
 from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep, Episode, GameStep, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
-from jsrl.envs.seats import SeatView, part_of
+from jsrl.envs.seats import SeatView, actions_of, part_of
 from jsrl.errors import JsrlError
 from jsrl.metrics.metrics import Recorder
 from jsrl.metrics.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Request
-from jsrl.types import EnvSpec, version_updates
+from jsrl.types import Array, EnvSpec, version_updates
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import Reporter
 
@@ -150,14 +150,12 @@ class Play:
 
     def _act(self) -> Any:
         """Return the actions of all policies: [B, ...], or by group of seats."""
-        actions = {}
-        for policy in self._policies:
-            part = part_of(policy.view, self._latest)
-            reply = policy.engine.act(self._served, Request(part.observation, part.is_first, step=self._step))
-            if policy.view is None:
-                return np.array(reply.action)
-            actions[policy.view.group] = np.array(reply.action)
-        return actions
+        return actions_of((policy.view, self._act_for(policy)) for policy in self._policies)
+
+    def _act_for(self, policy: Seated) -> Array:
+        part = part_of(policy.view, self._latest)
+        reply = policy.engine.act(self._served, Request(part.observation, part.is_first, step=self._step))
+        return np.array(reply.action)
 
 
 @dataclass(frozen=True)

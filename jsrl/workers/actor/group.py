@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
+from jsrl.envs.seats import actions_of
 from jsrl.workers.actor.journaled import where
 from jsrl.workers.actor.policies import PolicyRows
 
@@ -53,13 +54,7 @@ class Group:
 
     def write_decisions(self) -> Any:
         """Write what was decided for the next row; return the actions, by group of seats where there are seats."""
-        actions = {}
-        for rows in self.rows:
-            action, view = rows.write_decision(self.row), rows.policy.settings.view
-            if view is None:
-                return action
-            actions[view.group] = action
-        return actions
+        return actions_of((rows.policy.settings.view, rows.write_decision(self.row)) for rows in self.rows)
 
     def restart(self, latest: EnvStep | GameStep) -> None:
         """Go on from a reset."""
