@@ -265,6 +265,9 @@ def _words(leaf: ArraySpec | None) -> str:
     return "missing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
 
 
+WAITING, ACTING, VALUE_ONLY = 0, 1, 2  # kinds of rows, as `acts` says them
+
+
 class Trajectory(NamedTuple):
     """T rows of B environments and a bootstrap row; leaves have leading axes [T+1, B], `core` and `sampling` only [B].
 

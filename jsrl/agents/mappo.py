@@ -24,10 +24,9 @@ from jsrl.agents.losses import ValueLoss
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import ConfigError
 from jsrl.networks.model import ACTION_MASK, ActorCritic, NetworkConfig, actor_critic
-from jsrl.types import Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
+from jsrl.types import VALUE_ONLY, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
 AGENT, CENTRAL = "agent", "central"  # leaves that are added to observations: the seat's number, what the critic reads
-DEAD = 2  # acts of a seat that only receives its team's rewards
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ def critic_input(config: MAPPOConfig, trajectory: Trajectory, num_agents: int) -
     else:
         joined = own.reshape(*lead, 1, -1)
         read = jnp.broadcast_to(joined, (*acts.shape, joined.shape[-1]))
-    read = jnp.where((acts == DEAD)[..., None], 0.0, read)
+    read = jnp.where((acts == VALUE_ONLY)[..., None], 0.0, read)
     return jnp.concatenate([read, jnp.broadcast_to(jnp.eye(num_agents), (*acts.shape, num_agents))], -1)
 
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jsrl.types import Array, Trajectory
+from jsrl.types import ACTING, Array, Trajectory
 
 
 class RowKinds(NamedTuple):
@@ -68,7 +68,7 @@ def row_kinds(discount: Array, acts: Array, is_first: Array, margin: Array | int
     own, waiting = _own_and_waiting(discount, acts, is_first)
     known, _ = _resolved(discount, acts, waiting)
     early = _numbers(own) + margin <= own.shape[0]
-    return RowKinds(own & (acts[:-1] == 1), waiting, own & known & early)
+    return RowKinds(own & (acts[:-1] == ACTING), waiting, own & known & early)
 
 
 def row_margin(trajectory: Trajectory, axis_name: str | None = None) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from jsrl.envs.base import Episode, GameStep, VectorGame
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import EnvironmentFault
-from jsrl.types import Tree, map_tree, named_leaves
+from jsrl.types import ACTING, VALUE_ONLY, Tree, map_tree, named_leaves
 
 
 class GameWalk:
@@ -93,12 +93,12 @@ class GameWalk:
         acts, playing = np.asarray(step.acts), ~self._ended
         allowed = (0, 1, 2) if self.env.spec.death == "team" else (0, 1)
         self._expect(bool(np.isin(acts, allowed).all()), "acts {}; expected one of {}", acts, allowed)
-        idle = playing & ~(acts == 1).any(axis=1)
+        idle = playing & ~(acts == ACTING).any(axis=1)
         self._expect(not idle.any(), "no seat acts in slots {}, and their episodes go on", np.flatnonzero(idle))
-        wrong = (acts == 1) & self._out & playing[:, None]
+        wrong = (acts == ACTING) & self._out & playing[:, None]
         self._expect(not wrong.any(), "seats {} act after they died", self._names(wrong))
-        self._out |= acts == 2
-        if (acts == 2).any():
+        self._out |= acts == VALUE_ONLY
+        if (acts == VALUE_ONLY).any():
             self.seen.add("died")
         if (playing[:, None] & (acts == 0) & ~self._out).any():
             self.seen.add("waited")

@@ -16,6 +16,7 @@ import numpy as np
 from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
 from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
 from jsrl.envs.config import EnvConfig, main_target, split_wrapper
+from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.probes import make_probe
 from jsrl.envs.repair import RebuiltVector, Repairs
 from jsrl.envs.sync import SyncVectorEnv
@@ -29,7 +30,6 @@ log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
 Groups = Mapping[str, tuple[str, ...]] | None
 
-GAME_SCHEMES = ("particle", "matrix", "pettingzoo", "lbf", "openspiel")
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
@@ -104,9 +104,7 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
     if scheme == "probe":
         _refuse_wrappers(config)
         return make_probe(config, num_envs, seed, group)
-    if scheme in GAME_SCHEMES:
-        from jsrl.envs.games.make import make_by_scheme
-
+    if scheme in SUITES:
         _refuse_wrappers(config)
         return cast(VectorEnv, make_by_scheme(config, num_envs, seed, group, groups))
     if scheme == "envpool" or config.backend == "envpool":
@@ -143,8 +141,8 @@ def import_modules(config: EnvConfig) -> None:
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
         return
-    if scheme in GAME_SCHEMES:
-        import_module("jsrl.envs.games.make").import_suite(config)
+    if scheme in SUITES:
+        import_suite(config)
         return
     if scheme == "envpool" or config.backend == "envpool":
         import_module("jsrl.envs.adapters.envpool")
@@ -301,7 +299,7 @@ def _unknown_id(name: str) -> ConfigError:
     return ConfigError(
         f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, probes as "
         "probe:NAME, EnvPool's as envpool:NAME, environments with several agents as "
-        f"{', '.join(f'{scheme}:NAME' for scheme in GAME_SCHEMES)}"
+        f"{', '.join(f'{scheme}:NAME' for scheme in SUITES)}"
     )
 
 

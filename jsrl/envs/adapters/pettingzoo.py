@@ -72,6 +72,15 @@ def is_pettingzoo(factory: Any) -> bool:
     return hasattr(factory, "possible_agents") or any(base.__name__ in BASES for base in factory.__mro__)
 
 
+def import_pettingzoo(config: EnvConfig) -> None:
+    """Import the module of an environment.
+
+    Raises:
+      ConfigError, MissingExtra: there is none, or it cannot be imported.
+    """
+    find_factory(config.id, config.kwargs.get("api"))
+
+
 def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
     """Return what makes the environment that an id names.
 

@@ -12,12 +12,12 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import Moment, PlayedGame, SeatSpaces
-from jsrl.envs.games.rows import ACTING, GameRows
+from jsrl.envs.games.rows import GameRows
 from jsrl.envs.rows import slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
 from jsrl.errors import EnvironmentFault
-from jsrl.types import Array, GameSpec, Seat, Tree, map_tree
+from jsrl.types import ACTING, Array, GameSpec, Seat, Tree, map_tree
 
 
 class SeatReader:

@@ -1,13 +1,35 @@
-"""Which adapter makes an environment with seats."""
+"""Which adapter makes an environment with seats: one entry for each scheme of ids, imported where it is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import NamedTuple
 
 from jsrl.envs.base import VectorGame
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import ConfigError
+
+
+class Suite(NamedTuple):
+    """Where the environments of a scheme come from.
+
+    Attributes:
+      module: of the adapter. make: its function of (config, num_envs, seed, group, groups).
+      prepare: its function of (config) that imports what `make` will need, beyond the module itself; empty: nothing.
+    """
+
+    module: str
+    make: str
+    prepare: str = ""
+
+
+SUITES = {
+    "particle": Suite("jsrl.envs.particle.game", "make_particle"),
+    "matrix": Suite("jsrl.envs.games.matrix", "make_matrix"),
+    "pettingzoo": Suite("jsrl.envs.adapters.pettingzoo", "make_pettingzoo", "import_pettingzoo"),
+    "lbf": Suite("jsrl.envs.adapters.lbf", "make_lbf", "import_lbf"),
+    "openspiel": Suite("jsrl.envs.adapters.openspiel", "make_openspiel", "import_openspiel"),
+}
 
 
 def make_by_scheme(
@@ -22,28 +44,8 @@ def make_by_scheme(
     Raises:
       ConfigError: it does not exist, or it does not take these options. MissingExtra: its suite is not installed.
     """
-    scheme = config.id.partition(":")[0]
-    if scheme == "particle":
-        from jsrl.envs.particle.game import make_particle
-
-        return make_particle(config, num_envs, seed, group, groups)
-    if scheme == "matrix":
-        from jsrl.envs.games.matrix import make_matrix
-
-        return make_matrix(config, num_envs, seed, group, groups)
-    if scheme == "pettingzoo":
-        from jsrl.envs.adapters.pettingzoo import make_pettingzoo
-
-        return make_pettingzoo(config, num_envs, seed, group, groups)
-    if scheme == "lbf":
-        from jsrl.envs.adapters.lbf import make_lbf
-
-        return make_lbf(config, num_envs, seed, group, groups)
-    if scheme == "openspiel":
-        from jsrl.envs.adapters.openspiel import make_openspiel
-
-        return make_openspiel(config, num_envs, seed, group, groups)
-    raise ConfigError(f"environments {scheme}:... are not known")
+    suite = SUITES[config.id.partition(":")[0]]
+    return getattr(import_module(suite.module), suite.make)(config, num_envs, seed, group, groups)
 
 
 def import_suite(config: EnvConfig) -> None:
@@ -52,20 +54,7 @@ def import_suite(config: EnvConfig) -> None:
     Raises:
       ConfigError, MissingExtra: something cannot be imported.
     """
-    scheme = config.id.partition(":")[0]
-    if scheme == "pettingzoo":
-        from jsrl.envs.adapters.pettingzoo import find_factory
-
-        find_factory(config.id, config.kwargs.get("api"))
-    elif scheme == "lbf":
-        from jsrl.envs.adapters.lbf import import_lbf
-
-        import_lbf(config)
-    elif scheme == "openspiel":
-        from jsrl.envs.adapters.openspiel import import_openspiel
-
-        import_openspiel(config)
-    elif scheme == "particle":
-        import_module("jsrl.envs.particle.game")
-    elif scheme == "matrix":
-        import_module("jsrl.envs.games.matrix")
+    suite = SUITES[config.id.partition(":")[0]]
+    module = import_module(suite.module)
+    if suite.prepare:
+        getattr(module, suite.prepare)(config)

@@ -23,9 +23,7 @@ from jsrl.envs.base import GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rows import Rows
 from jsrl.errors import EnvironmentFault
-from jsrl.types import GameSpec, Tree
-
-WAITING, ACTING, VALUE_ONLY = 0, 1, 2
+from jsrl.types import VALUE_ONLY, GameSpec, Tree
 
 
 class GameRows:
