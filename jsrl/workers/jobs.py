@@ -12,6 +12,7 @@ from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.runs.names import FileNames, Registration
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.stream import POLICY, End
 from jsrl.types import EnvSpec, Trajectory
@@ -129,6 +130,11 @@ class Job:
     def snapshots(self) -> Path:
         """Return the folder of this policy's snapshots."""
         return Path(self.folder, "snapshots", self.policy_folder)
+
+    @property
+    def players(self) -> PlayerStore:
+        """Return the frozen players of this policy."""
+        return PlayerStore(Path(self.folder, PLAYERS_FOLDER, self.policy_folder))
 
     @property
     def policy_number(self) -> int:

@@ -1,0 +1,146 @@
+"""Frozen players: params of a policy that never change again, under a name, such as `initial` or `frozen-3`.
+
+    FOLDER/<version>-<digest>.npz     the leaves, as a params stream has them
+    FOLDER/<name>.json                version and digest that the name stands for
+
+A frozen player is asked for by its version; the digest in the file's name says whether it is what was frozen. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.errors import SnapshotError
+from jsrl.plain_files import read_plain
+from jsrl.runs.files import read_json, write_atomic, write_json
+from jsrl.snapshots.format import check_tag
+from jsrl.types import Array
+
+PLAYERS_FOLDER = "players"
+MOST_BYTES = 4 << 30  # of one player's file
+
+
+class PlayerStore:
+    """The frozen players of one policy, in a folder that several processes may share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+
+    def freeze(self, name: str, version: int, values: Sequence[Array]) -> None:
+        """Keep params under a name. A name that exists stands for the new ones from now on; the old ones stay.
+
+        Args:
+          name: what directors and people call them. version: of the params. values: their leaves, in order.
+
+        Raises:
+          SnapshotError: the name cannot be one, the version was frozen with other params, or the disk does not take it.
+        """
+        check_tag(name)
+        content = _packed(values)
+        digest = _digest(content)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            others = [path for path in self._files(version) if path.stem != f"{version}-{digest}"]
+            if others:
+                raise SnapshotError(
+                    f"version {version} was frozen with other params ({others[0]}); a frozen player never changes. "
+                    "Freeze a later version."
+                )
+            write_atomic(self.folder / f"{version}-{digest}.npz", content)
+            write_json(self.folder / f"{name}.json", {"version": version, "digest": digest})
+        except OSError as error:
+            raise SnapshotError(f"player {name} could not be frozen in {self.folder}: {error}.") from error
+
+    def load(self, version: int) -> list[np.ndarray]:
+        """Return the leaves that were frozen with a version.
+
+        Raises:
+          SnapshotError: they are gone, or other than they were.
+        """
+        paths = self._files(version)
+        if not paths:
+            raise SnapshotError(
+                f"no player of version {version} lies in {self.folder}; put the file back, or start a new run. "
+                f"There are: {self._listed()}."
+            )
+        try:
+            content = read_plain(paths[0], MOST_BYTES)
+        except (OSError, ValueError) as error:
+            raise SnapshotError(f"the frozen player {paths[0]} cannot be read: {error}.") from error
+        if paths[0].stem != f"{version}-{_digest(content)}":
+            raise SnapshotError(
+                f"the frozen player {paths[0]} has changed since it was frozen; put the file back as it was, or start a "
+                "new run."
+            )
+        return _unpacked(content)
+
+    def check(self) -> None:
+        """See that every named player is there and unchanged.
+
+        Raises:
+          SnapshotError: one is not; names it.
+        """
+        for version in sorted(set(self.names().values())):
+            self.load(version)
+
+    def names(self) -> dict[str, int]:
+        """Return name -> version of all players.
+
+        Raises:
+          SnapshotError: one of the files with names cannot be read.
+        """
+        return {path.stem: self._pointer(path)["version"] for path in sorted(self.folder.glob("[!.]*.json"))}
+
+    def version(self, name: str) -> int:
+        """Return the version that a name stands for.
+
+        Raises:
+          SnapshotError: there is no such name.
+        """
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            raise SnapshotError(f"no player is called {name} in {self.folder}. There are: {self._listed()}.")
+        return int(self._pointer(path)["version"])
+
+    def _pointer(self, path: Path) -> dict[str, Any]:
+        try:
+            found = read_json(path)
+            if type(found["version"]) is int:
+                return found
+            problem = "no version in it"
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        raise SnapshotError(f"{path} does not say which version its player has ({problem}).")
+
+    def _files(self, version: int) -> list[Path]:
+        return sorted(self.folder.glob(f"{int(version)}-*.npz"))
+
+    def _listed(self) -> str:
+        return ", ".join(f"{name} ({version})" for name, version in self.names().items()) or "none"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _packed(values: Sequence[Array]) -> bytes:
+    """Return the leaves as one file, the same bytes for the same leaves (numpy's own `savez` writes the time of day)."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for number, value in enumerate(values):
+            leaf = io.BytesIO()
+            np.lib.format.write_array(leaf, np.ascontiguousarray(value).reshape(np.shape(value)), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{number}.npy"), leaf.getvalue())
+    return file.getvalue()
+
+
+def _unpacked(content: bytes) -> list[np.ndarray]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return [archive[str(number)] for number in range(len(archive.files))]
