@@ -11,7 +11,6 @@ Differs: values are normalised by PopArt, which keeps the value function's outpu
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,11 +21,12 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.agents.losses import ValueLoss
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.seats import numbered, numbered_spec, own_size, own_vector, size, state_vector
 from jsrl.errors import ConfigError
-from jsrl.networks.model import ACTION_MASK, ActorCritic, NetworkConfig, actor_critic
+from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import VALUE_ONLY, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
-AGENT, CENTRAL = "agent", "central"  # leaves that are added to observations: the seat's number, what the critic reads
+CENTRAL = "central"  # the leaf that is added to observations: what the critic reads
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,14 @@ def mappo(config: MAPPOConfig, spec: EnvSpec) -> Agent:
     n = spec.num_agents
     if n is None:
         raise ConfigError(f"{spec.name} has one agent; MAPPO and IPPO are for environments with several seats. Use PPO")
-    ids = {AGENT: ArraySpec((n, n), "float32")} if config.agent_ids else {}
-    seen = {**_as_dict(spec.observation), **ids}
+    seen = numbered_spec(spec, config.agent_ids).observation
     trained = {**seen, CENTRAL: ArraySpec((n, critic_size(config, spec)), "float32")}
     whole = dataclasses.replace(spec, observation=trained, state=None)
     one = ac.one_agent(whole)
     base = ppo(config, whole, _network(config, one))
 
     def policy_reads(observation: Tree, *leading: int) -> dict[str, Tree]:
-        ids = {AGENT: jnp.broadcast_to(jnp.eye(n), (*leading, n, n))} if config.agent_ids else {}
-        return {**_as_dict(observation), **ids}
+        return numbered(observation, n, config.agent_ids, *leading)
 
     def act(
         params: ActParams, key: Array, observation: Tree, is_first: Array, core: Tree, *, greedy: bool = False
@@ -134,22 +132,18 @@ def _without_central(tree: dict[str, Tree]) -> dict[str, Tree]:
     return {name: leaf for name, leaf in tree.items() if name != CENTRAL}
 
 
-def _as_dict(observation: Tree) -> dict[str, Tree]:
-    return observation if isinstance(observation, dict) else {"observation": observation}
-
-
 # -- what is read -----------------------------------------------------------------------------------------------------
 
 
 def critic_size(config: MAPPOConfig, spec: EnvSpec) -> int:
     """Return the size of what the value function reads of one seat."""
-    own = sum(_size(leaf) // leaf.shape[0] for path, leaf in named_leaves(spec.observation) if path != ACTION_MASK)
+    own = own_size(spec)
     n = spec.num_agents or 1
     if config.critic == "own":
         return own + n
     if spec.state is None:
         return own * n + n
-    return own + n + sum(_size(leaf) for _, leaf in named_leaves(spec.state))
+    return own + n + sum(size(leaf) for _, leaf in named_leaves(spec.state))
 
 
 def critic_input(config: MAPPOConfig, trajectory: Trajectory, num_agents: int) -> Array:
@@ -161,20 +155,13 @@ def critic_input(config: MAPPOConfig, trajectory: Trajectory, num_agents: int) -
     """
     acts = trajectory.acts
     lead = acts.shape[:2]
-    leaves = [leaf for path, leaf in named_leaves(trajectory.observation) if path != ACTION_MASK]
-    own = jnp.concatenate([leaf.reshape(*acts.shape, -1).astype(jnp.float32) for leaf in leaves], -1)
-    shared = [leaf.reshape(*lead, -1).astype(jnp.float32) for _, leaf in named_leaves(trajectory.state)]
+    own, state = own_vector(trajectory), state_vector(trajectory)
     if config.critic == "own":
         read = own
-    elif shared:
-        state = jnp.concatenate(shared, -1)[:, :, None]
-        read = jnp.concatenate([jnp.broadcast_to(state, (*acts.shape, state.shape[-1])), own], -1)
+    elif state is not None:
+        read = jnp.concatenate([jnp.broadcast_to(state[:, :, None], (*acts.shape, state.shape[-1])), own], -1)
     else:
         joined = own.reshape(*lead, 1, -1)
         read = jnp.broadcast_to(joined, (*acts.shape, joined.shape[-1]))
     read = jnp.where((acts == VALUE_ONLY)[..., None], 0.0, read)
     return jnp.concatenate([read, jnp.broadcast_to(jnp.eye(num_agents), (*acts.shape, num_agents))], -1)
-
-
-def _size(leaf: ArraySpec) -> int:
-    return math.prod(leaf.shape)
