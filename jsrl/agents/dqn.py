@@ -226,7 +226,7 @@ def check_schedule(config: DQNConfig) -> None:
 
 
 def apply(parts: Components, weights: Tree, observation: Tree) -> Array:
-    """Return outputs [B, A, Z] for observations [B, ...]."""
+    """Return outputs [B, A, Z] for observations [B, ...]; of seats [B, N, A, Z]."""
     rows = jax.tree.leaves(observation)[0].shape[0]
     return parts.network.apply(weights, observation, jnp.zeros(rows, bool), ())[0]
 
@@ -252,29 +252,48 @@ def loss(
       batch: transitions. count: unmasked columns of all devices.
     """
     config = parts.config
-    next_outputs = apply(parts, target, batch.next_observation)
-    chooser = apply(parts, weights, batch.next_observation) if config.double else next_outputs
-    chooser = ac.mask_outputs(mean_values(parts, chooser), batch.next_observation)
-    best = jnp.argmax(chooser, axis=-1)
-    taken = _of_action(apply(parts, weights, batch.observation), batch.action)
-    following = _of_action(next_outputs, best)
+    taken, following = outputs_of(parts, weights, target, batch.observation, batch.action, batch.next_observation)
     if config.num_atoms == 1:
-        value, goal = taken[:, 0], batch.reward + batch.discount * following[:, 0]
-        goal = jax.lax.stop_gradient(goal)
-        error = value - goal
-        each = value_loss(value, goal, goal, kind=config.loss, huber_delta=config.huber_delta)
-    else:
-        atoms = batch.reward[:, None] + batch.discount[:, None] * parts.support
-        goal = jax.lax.stop_gradient(av.project(atoms, jax.nn.softmax(following), parts.support))
-        log_p = jax.nn.log_softmax(taken)
-        each = -jnp.sum(goal * log_p, axis=-1)
-        error = each + jnp.sum(goal * jnp.log(jnp.maximum(goal, 1e-30)), axis=-1)
-        value = jnp.sum(jnp.exp(log_p) * parts.support, axis=-1)
+        return one_step_loss(config, taken[:, 0], following[:, 0], batch, count)
+    atoms = batch.reward[:, None] + batch.discount[:, None] * parts.support
+    goal = jax.lax.stop_gradient(av.project(atoms, jax.nn.softmax(following), parts.support))
+    log_p = jax.nn.log_softmax(taken)
+    each = -jnp.sum(goal * log_p, axis=-1)
+    error = each + jnp.sum(goal * jnp.log(jnp.maximum(goal, 1e-30)), axis=-1)
+    value = jnp.sum(jnp.exp(log_p) * parts.support, axis=-1)
+    return _summed(each, value, error, batch, count)
+
+
+def outputs_of(
+    parts: Components, weights: Tree, target: Tree, observation: Tree, action: Array, next_observation: Tree
+) -> tuple[Array, Array]:
+    """Return the outputs [..., Z] of the actions [...] taken, and the target network's of those that follow."""
+    next_outputs = apply(parts, target, next_observation)
+    chooser = apply(parts, weights, next_observation) if parts.config.double else next_outputs
+    chooser = ac.mask_outputs(mean_values(parts, chooser), next_observation)
+    best = jnp.argmax(chooser, axis=-1)
+    taken = _of_action(apply(parts, weights, observation), action)
+    return taken, _of_action(next_outputs, best)
+
+
+def one_step_loss(
+    config: DQNConfig, value: Array, following: Array, batch: Transition, count: Array
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
+    """Return what `loss` does for values [B] and the values [B] that the target network gives what follows."""
+    goal = batch.reward + batch.discount * following
+    goal = jax.lax.stop_gradient(goal)
+    each = value_loss(value, goal, goal, kind=config.loss, huber_delta=config.huber_delta)
+    return _summed(each, value, value - goal, batch, count)
+
+
+def _summed(
+    each: Array, value: Array, error: Array, batch: Transition, count: Array
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
     total = jnp.sum(each * batch.weight) / count
     metrics = {"loss": total, "loss_value": total, "value_mean": jnp.sum(value * batch.mask) / count}
     return total, (metrics, error)
 
 
 def _of_action(outputs: Array, action: Array) -> Array:
-    """Return the outputs [B, Z] of each row's action, from [B, A, Z]."""
-    return jnp.take_along_axis(outputs, action[:, None, None].astype(jnp.int32), axis=1)[:, 0]
+    """Return the outputs [..., Z] of each row's action, from [..., A, Z]."""
+    return jnp.take_along_axis(outputs, action[..., None, None].astype(jnp.int32), axis=-2)[..., 0, :]

@@ -105,23 +105,26 @@ class Components(NamedTuple):
     network: ValueNetwork
 
 
-class Sequences(NamedTuple):
-    """Windows after burn-in, rows [T+1, B, ...]; online and target: the core of each network at row 0.
+class Trained(NamedTuple):
+    """Rows [T+1, B] after burn-in. mask: [T, B], of the value function. weight: mask times the window's importance weight.
 
-    mask: [T, B], of the value function.
-    weight: mask times the importance weight of the window. count: rows trained on, of all devices.
-    margin: from `row_margin`.
+    count: rows trained on, of all devices. margin: from `row_margin`. `trajectory` has no observation.
     """
 
-    observation: Tree
-    is_first: Array
     trajectory: Trajectory
     mask: Array
     weight: Array
     count: Array
+    margin: Array
+
+
+class Sequences(NamedTuple):
+    """Windows after burn-in, observations [T+1, B, ...]; online and target: the core of each network at row 0."""
+
+    observation: Tree
     online: Tree
     target: Tree
-    margin: Array
+    rows: Trained
 
 
 def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
@@ -160,10 +163,10 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
         learned = av.Learned(off.move_targets(target, weights, **when))
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
-        seen = row_masks(trajectory, sequences.margin).value
+        seen = row_masks(trajectory, sequences.rows.margin).value
         moments = norm.merge_moments(state.params.moments, raw, seen, axis_name)
         params = ActParams(Published(weights, state.updates + 1), moments)
-        priorities = window_priorities(error, sequences.mask, config.priority_max_share, spec.num_agents)
+        priorities = window_priorities(error, sequences.rows.mask, config.priority_max_share, spec.num_agents)
         return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
@@ -214,12 +217,18 @@ def burn_in(
         seen, first = jax.tree.map(lambda x: x[:rows], (observation, trajectory.is_first))
         cores = (parts.network.apply(w, seen, first, trajectory.core.network)[1] for w in (weights, target))
         online, fixed = jax.lax.stop_gradient(tuple(cores))
+    late = jax.tree.map(lambda x: x[rows:], observation)
+    return Sequences(late, online, fixed, trained_rows(parts.config, trajectory, axis_name))
+
+
+def trained_rows(config: R2D2Config, trajectory: Trajectory, axis_name: str | None) -> Trained:
+    """Return the rows that come after burn-in, and which of them are trained on."""
     margin = row_margin(trajectory, axis_name)
-    mask = row_masks(trajectory, margin).value[rows:]
+    mask = row_masks(trajectory, margin).value[config.burn_in :]
     weighted = mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling
     count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
-    late = jax.tree.map(lambda x: x[rows:], (observation, trajectory._replace(core=(), sampling=())))
-    return Sequences(late[0], late[1].is_first, late[1], mask, weighted, count, online, fixed, margin)
+    late = jax.tree.map(lambda x: x[config.burn_in :], trajectory._replace(core=(), sampling=(), observation=()))
+    return Trained(late, mask, weighted, count, margin)
 
 
 def loss(
@@ -233,25 +242,39 @@ def loss(
       weights: what the gradient is for. target: weights of the target network.
       sequences: from `burn_in`.
     """
-    config, (observation, is_first, rows) = parts.config, sequences[:3]
+    rows = sequences.rows.trajectory
+    value, bootstrap = values_of(parts, weights, target, sequences, rows.is_first, rows.action)
+    return n_step_loss(parts.config, value, bootstrap, sequences.rows)
+
+
+def values_of(
+    parts: Components, weights: Tree, target: Tree, sequences: Sequences, is_first: Array, action: Array
+) -> tuple[Array, Array]:
+    """Return the values [T, B] of the actions taken, and the target network's [T+1, B] of the best ones."""
+    observation = sequences.observation
     online, _ = parts.network.apply(weights, observation, is_first, sequences.online)
     fixed, _ = parts.network.apply(target, observation, is_first, sequences.target)
     online, fixed = online[..., 0], fixed[..., 0]
-    best = jnp.argmax(ac.mask_outputs(online if config.double else fixed, observation), axis=-1)
-    bootstrap = av.pick(fixed, best)
+    best = jnp.argmax(ac.mask_outputs(online if parts.config.double else fixed, observation), axis=-1)
+    return av.pick(online[:-1], action[:-1]), av.pick(fixed, best)
+
+
+def n_step_loss(
+    config: R2D2Config, value: Array, bootstrap: Array, rows: Trained
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
+    """Return what `loss` does, for values [T, B] and those that bootstrap [T+1, B], both rescaled where the config says so."""
     if config.rescale_values:
         bootstrap = av.unscale(bootstrap)
-    played = jax.tree.map(lambda x: x[:-1], rows)
-    steps = Rows(bootstrap, played.reward, played.discount, rows.acts, is_first)
-    goal = n_step_returns(steps, gamma=config.gamma, n=config.n_step, margin=sequences.margin)
+    played = jax.tree.map(lambda x: x[:-1], rows.trajectory)
+    steps = Rows(bootstrap, played.reward, played.discount, rows.trajectory.acts, rows.trajectory.is_first)
+    goal = n_step_returns(steps, gamma=config.gamma, n=config.n_step, margin=rows.margin)
     goal = jax.lax.stop_gradient(av.rescale(goal) if config.rescale_values else goal)
-    value = av.pick(online[:-1], played.action)
-    error = jnp.where(sequences.mask > 0, value - goal, 0.0)
-    total = jnp.sum(0.5 * jnp.square(error) * sequences.weight) / sequences.count
+    error = jnp.where(rows.mask > 0, value - goal, 0.0)
+    total = jnp.sum(0.5 * jnp.square(error) * rows.weight) / rows.count
     metrics = {
         "loss": total,
         "loss_value": total,
-        "value_mean": jnp.sum(value * sequences.mask) / sequences.count,
+        "value_mean": jnp.sum(value * rows.mask) / rows.count,
     }
     return total, (metrics, error)
 
