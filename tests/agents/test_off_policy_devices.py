@@ -17,9 +17,11 @@ from jsrl.agents.bc import BCConfig, bc
 from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.r2d2 import R2D2Config, r2d2
+from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
+from jsrl.agents.vdn import RecurrentVDNConfig, recurrent_vdn
 from jsrl.networks.model import NetworkConfig
 from jsrl.parallel import data_parallel, join_devices, replicas, split_devices
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
@@ -45,9 +47,15 @@ chosen = {
     "dqn": (Discrete(3), dqn, DQNConfig(**value, num_atoms=5)),
     "r2d2": (Discrete(3), r2d2, R2D2Config(**common, network=recurrent, burn_in=1, target_period=2)),
     "bc": (Discrete(3), bc, BCConfig(**common, network=recurrent)),
+    "qmix": (Discrete(3), qmix, QMIXConfig(**value)),
+    "recurrent-vdn": (
+        Discrete(3), recurrent_vdn, RecurrentVDNConfig(**common, network=recurrent, burn_in=1, target_period=2)
+    ),
 }
 action, make, config = chosen[sys.argv[1]]
 spec = EnvSpec(ArraySpec((3,), "float32"), action)
+if sys.argv[1] in ("qmix", "recurrent-vdn"):
+    spec = EnvSpec(ArraySpec((2, 3), "float32"), action, num_agents=2, state=ArraySpec((4,), "float32"))
 agent, rng = make(config, spec), np.random.default_rng(0)
 update, spread = jax.jit(agent.update), data_parallel(agent.update, donate=False)
 one = agent.init(jax.random.key(0))
@@ -56,7 +64,7 @@ for step in range(3):
     core = jax.tree.map(np.asarray, agent.initial_core(B))
     t = random_trajectory(spec, rng, num_rows=T, num_envs=B, extras=(), core=core, weighted=True)
     acts = t.acts.copy()
-    acts[:, :4] = rng.random((T + 1, 4)) < 0.3  # the first device has far fewer rows than the others
+    acts[:, :4] = rng.random(acts[:, :4].shape) < 0.3  # the first device has far fewer rows than the others
     t = t._replace(acts=acts, observation=3 * t.observation + 1, reward=5 * t.reward + 3)
     key = jax.random.key(step)
     one, output = update(one, t, key)
@@ -73,11 +81,16 @@ print("equal")
 """
 
 
-FURTHER = ("sac-discrete", "ddpg", "bc")  # SAC with another policy, TD3 with one critic, a mean over rows
+FURTHER = (
+    "sac-discrete",
+    "ddpg",
+    "bc",
+    "recurrent-vdn",
+)  # other policies, one critic, a mean over rows, R2D2 in a team
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["sac", "td3", "dqn", "r2d2", *(pytest.param(n, marks=pytest.mark.nightly) for n in FURTHER)]
+    "algorithm", ["sac", "td3", "dqn", "r2d2", "qmix", *(pytest.param(n, marks=pytest.mark.nightly) for n in FURTHER)]
 )
 def test_one_device_equals_four(algorithm):
     environment = fake_devices(4)

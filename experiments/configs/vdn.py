@@ -1,0 +1,21 @@
+"""VDN (the team's value is a sum) on cooperative navigation; another environment: --env.id"""
+
+from jsrl.agents.vdn import VDNConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+
+
+def config() -> Experiment:
+    """Return VDN with the settings of qmix; windows of whole teams."""
+    return Experiment(
+        name="vdn",
+        env=EnvConfig("particle:simple_spread_v3"),
+        agent=VDNConfig(),
+        num_envs=16,
+        rollout_length=16,
+        max_policy_lag=None,
+        num_actors=1,  # its steps are cheap
+        total_env_steps=1_000_000,
+        replay=ReplayConfig(capacity=200_000, batch_size=128, window=3, min_size=5_000, samples_per_insert=8.0),
+        evaluator=EvaluatorConfig(episodes=100, num_envs=100, final_episodes=500),
+    )

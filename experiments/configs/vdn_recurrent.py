@@ -1,0 +1,21 @@
+"""VDN with a recurrent network, on cooperative navigation; another environment: --env.id"""
+
+from jsrl.agents.vdn import RecurrentVDNConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+
+
+def config() -> Experiment:
+    """Return VDN on sequences: windows of 5 rows of burn-in and 20 to train on."""
+    return Experiment(
+        name="vdn_recurrent",
+        env=EnvConfig("particle:simple_spread_v3"),
+        agent=RecurrentVDNConfig(burn_in=5),
+        num_envs=16,
+        rollout_length=5,  # windows begin where a trajectory does
+        max_policy_lag=None,
+        num_actors=1,  # its steps are cheap
+        total_env_steps=1_000_000,
+        replay=ReplayConfig(capacity=200_000, batch_size=32, window=25, min_size=5_000, samples_per_insert=0.2),
+        evaluator=EvaluatorConfig(episodes=100, num_envs=100, final_episodes=500),
+    )

@@ -1,0 +1,102 @@
+"""QMIX: a team's value is a monotonic mixture of its seats' utilities, which depends on the state.
+
+Everything but the mixture is jsrl.agents.factoring; the mixer is jsrl.networks.mixers.MonotonicMixer.
+
+Source: Rashid et al., 2018, arXiv 1803.11485.
+Differs: double Q-learning, as the authors' later code; the mixer also reads which seats act; `RecurrentQMIXConfig` stores
+cores and burns in, as R2D2 does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents.base import Agent
+from jsrl.agents.factoring import MakeMixing, Mixing, factored_dqn, factored_r2d2
+from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
+from jsrl.networks.mixers import MonotonicMixer
+from jsrl.networks.model import weights_of
+from jsrl.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class QMIXConfig(VDNConfig):
+    """Hyperparameters of QMIX: those of VDN, and these.
+
+    Attributes:
+      mixer_embedding: hidden units of the mixer. mixer_hidden: hidden units of the networks that make its weights.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.qmix:qmix"
+
+    mixer_embedding: int = 32
+    mixer_hidden: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        super().__post_init__()
+        _check_mixer(self)
+
+
+@dataclass(frozen=True)
+class RecurrentQMIXConfig(RecurrentVDNConfig):
+    """Hyperparameters of QMIX with a recurrent network: those of recurrent VDN, and these.
+
+    Attributes:
+      mixer_embedding: hidden units of the mixer. mixer_hidden: hidden units of the networks that make its weights.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.qmix:recurrent_qmix"
+
+    mixer_embedding: int = 32
+    mixer_hidden: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        super().__post_init__()
+        _check_mixer(self)
+
+
+def _check_mixer(config: QMIXConfig | RecurrentQMIXConfig) -> None:
+    ac.check_range("mixer_embedding", config.mixer_embedding, 1)
+    ac.check_range("mixer_hidden", config.mixer_hidden, 1)
+
+
+def qmix(config: QMIXConfig, spec: EnvSpec) -> Agent:
+    """Return QMIX for environments with seats of this spec.
+
+    Raises:
+      ConfigError: the environment has one agent, or the spec or network cannot work with this config.
+    """
+    return factored_dqn(config, spec, monotonic(config))
+
+
+def recurrent_qmix(config: RecurrentQMIXConfig, spec: EnvSpec) -> Agent:
+    """Return QMIX with a recurrent network; see `qmix`."""
+    return factored_r2d2(config, spec, monotonic(config))
+
+
+def monotonic(config: QMIXConfig | RecurrentQMIXConfig) -> MakeMixing:
+    """Return what makes the mixer of a team of N and states [F]."""
+    mixer = MonotonicMixer(config.mixer_embedding, config.mixer_hidden)
+
+    def make(num_agents: int, state_size: int) -> Mixing:
+        blank = jnp.zeros((1, num_agents)), jnp.zeros((1, state_size))
+        return Mixing(
+            lambda key: weights_of(mixer.init(key, *blank)),
+            lambda weights, utilities, state: mixer.apply({"params": weights}, utilities, state),
+        )
+
+    return make

@@ -1,0 +1,88 @@
+"""Value decomposition networks: a team's value is the sum of its seats' utilities.
+
+Everything but the sum is jsrl.agents.factoring.
+
+Source: Sunehag et al., 2018, arXiv 1706.05296, equation 3.
+Differs: double Q-learning; `RecurrentVDNConfig` stores cores and burns in, as R2D2 does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jsrl.agents.base import Agent
+from jsrl.agents.dqn import DQNConfig
+from jsrl.agents.factoring import Mixing, check_mixed, factored_dqn, factored_r2d2
+from jsrl.agents.r2d2 import R2D2Config
+from jsrl.networks.model import NetworkConfig
+from jsrl.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class VDNConfig(DQNConfig):
+    """Hyperparameters of VDN: those of DQN, and this.
+
+    Attributes:
+      agent_ids: the network reads the number of the seat, so that seats that share it may act differently.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.vdn:vdn"
+
+    learning_rate: float = 5e-4
+    target_period: int = 200
+    dueling: bool = False
+    agent_ids: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: a value that cannot work; says which and what would.
+        """
+        super().__post_init__()
+        check_mixed(self)
+
+
+@dataclass(frozen=True)
+class RecurrentVDNConfig(R2D2Config):
+    """Hyperparameters of VDN with a recurrent network: those of R2D2, and this.
+
+    Attributes:
+      agent_ids: the network reads the number of the seat, so that seats that share it may act differently.
+    """
+
+    factory: ClassVar[str] = "jsrl.agents.vdn:recurrent_vdn"
+
+    learning_rate: float = 5e-4
+    max_grad_norm: float | None = 10.0
+    gamma: float = 0.99
+    target_period: int = 200
+    dueling: bool = False
+    rescale_values: bool = False
+    network: NetworkConfig = field(
+        default_factory=lambda: NetworkConfig(hidden=(64,), activation="relu", core="gru", core_size=64)
+    )
+    agent_ids: bool = True
+
+
+def vdn(config: VDNConfig, spec: EnvSpec) -> Agent:
+    """Return VDN for environments with seats of this spec.
+
+    Raises:
+      ConfigError: the environment has one agent, or the spec or network cannot work with this config.
+    """
+    return factored_dqn(config, spec, summing)
+
+
+def recurrent_vdn(config: RecurrentVDNConfig, spec: EnvSpec) -> Agent:
+    """Return VDN with a recurrent network; see `vdn`."""
+    return factored_r2d2(config, spec, summing)
+
+
+def summing(num_agents: int, state_size: int) -> Mixing:
+    """Return the sum of utilities, which has no weights."""
+    del num_agents, state_size
+    return Mixing(lambda key: (), lambda weights, utilities, state: jnp.sum(utilities, axis=-1))

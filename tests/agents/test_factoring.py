@@ -1,0 +1,325 @@
+"""VDN and QMIX: mixtures and targets against slow oracles, seats that do not act, the two-step game, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents import dqn as dqn_file
+from jsrl.agents import factoring
+from jsrl.agents import off_policy as off
+from jsrl.agents.check import check_agent
+from jsrl.agents.qmix import QMIXConfig, RecurrentQMIXConfig, monotonic, qmix, recurrent_qmix
+from jsrl.agents.r2d2 import r2d2
+from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig, recurrent_vdn, summing, vdn
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.matrix import make_matrix
+from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig
+from jsrl.networks.off_policy import value_network
+from jsrl.types import ArraySpec, Discrete, EnvSpec, named_leaves, spec_for_one
+
+N, GAMMA = 3, 0.9
+SMALL = NetworkConfig(hidden=(8,), activation="relu")
+RECURRENT = NetworkConfig(hidden=(8,), activation="relu", core="gru", core_size=4)
+PLAIN = EnvSpec(ArraySpec((N, 4), "float32"), Discrete(5), "game", num_agents=N)
+STATE = {"map": ArraySpec((2, 2), "float32"), "time": ArraySpec((), "int32")}
+MASKED = {"see": ArraySpec((N, 2), "float32"), "action_mask": ArraySpec((N, 5), "bool")}
+SPECS = {
+    "plain": PLAIN,
+    "with-state": dataclasses.replace(PLAIN, state=STATE),
+    "masked": dataclasses.replace(PLAIN, observation=MASKED, state=STATE),
+}
+FAST = {"network": SMALL, "gamma": GAMMA, "total_updates": 100}
+SLOW_MEMORY = {"network": RECURRENT, "gamma": GAMMA, "burn_in": 1, "n_step": 2}
+AGENTS = {
+    "vdn": lambda spec, **changes: vdn(VDNConfig(**{**FAST, **changes}), spec),
+    "qmix": lambda spec, **changes: qmix(QMIXConfig(**{**FAST, **changes}), spec),
+    "recurrent vdn": lambda spec, **changes: recurrent_vdn(RecurrentVDNConfig(**{**SLOW_MEMORY, **changes}), spec),
+    "recurrent qmix": lambda spec, **changes: recurrent_qmix(RecurrentQMIXConfig(**{**SLOW_MEMORY, **changes}), spec),
+}
+
+
+def rows_of(agent, spec: EnvSpec, seed: int = 0, num_rows: int = 4, num_envs: int = 8, weighted: bool = False):
+    """Return rows of acting, waiting and dead seats; seat 2 of every environment is absent."""
+    rng = np.random.default_rng(seed)
+    core = jax.tree.map(np.asarray, agent.initial_core(num_envs)) if agent.store_core else ()
+    sizes = {"num_rows": num_rows, "num_envs": num_envs, "extras": (), "core": core, "weighted": weighted}
+    t = random_trajectory(spec, rng, **sizes)
+    acts = rng.choice(3, size=t.acts.shape, p=(0.2, 0.6, 0.2)).astype(np.uint8)
+    acts[..., 2] = 0
+    discount = np.where(rng.random(t.is_first.shape) < 0.1, 0.0, 1.0)[..., None] * np.ones(N)
+    discount[..., 0] *= rng.random(t.is_first.shape) < 0.5  # a seat that dies alone does not end its team's game
+    return t._replace(acts=acts, discount=discount.astype(np.float32))
+
+
+# -- mixtures ---------------------------------------------------------------------------------------------------------
+
+
+def numpy_mixer(weights, utilities, state, embedding: int):
+    """The mixer for one state, in numpy: figure 2 of the paper."""
+
+    def layer(name, x):
+        one = weights[name]
+        return x @ np.asarray(one["kernel"], np.float64) + np.asarray(one["bias"], np.float64)
+
+    def relu(x):
+        return np.maximum(x, 0.0)
+
+    first = np.abs(layer("first", relu(layer("first_hyper", state)))).reshape(len(utilities), embedding)
+    hidden = utilities @ first + layer("first_bias", state)
+    hidden = np.where(hidden > 0, hidden, np.expm1(np.minimum(hidden, 0.0)))
+    last = np.abs(layer("last", relu(layer("last_hyper", state))))
+    return hidden @ last + layer("last_bias", relu(layer("last_hidden", state)))[0]
+
+
+def random_mixer(state_size: int = 5):
+    mixing = monotonic(QMIXConfig(**FAST, mixer_embedding=4, mixer_hidden=8))(N, state_size)
+    weights = mixing.init(jax.random.key(0))
+    return mixing, jax.tree.map(lambda w: w + 0.5 * jax.random.normal(jax.random.key(1), w.shape), weights)
+
+
+def test_the_mixer_is_what_the_paper_draws() -> None:
+    mixing, weights = random_mixer()
+    rng = np.random.default_rng(0)
+    utilities, states = 3 * rng.normal(size=(50, N)), 3 * rng.normal(size=(50, 5))
+    found = mixing.apply(weights, utilities.astype(np.float32), states.astype(np.float32))
+    wanted = [numpy_mixer(weights, u, s, 4) for u, s in zip(utilities, states, strict=True)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_no_utility_lowers_the_teams_value_in_10000_states() -> None:
+    mixing, weights = random_mixer()
+    rng = np.random.default_rng(0)
+    utilities, states = (rng.normal(scale=5, size=(10_000, size)).astype(np.float32) for size in (N, 5))
+    slopes = jax.vmap(jax.grad(mixing.apply, argnums=1), in_axes=(None, 0, 0))(weights, utilities, states)
+    assert slopes.min() >= 0 and (slopes > 1e-3).mean() > 0.5
+    sums = jax.vmap(jax.grad(summing(N, 5).apply, argnums=1), in_axes=(None, 0, 0))((), utilities, states)
+    np.testing.assert_array_equal(sums, np.ones((10_000, N)))
+
+
+@pytest.mark.parametrize("name", ["vdn", "qmix"])
+def test_utilities_of_seats_that_do_not_act_change_nothing(name: str) -> None:
+    mixing, weights = random_mixer(4 + N) if name == "qmix" else (summing(N, 4 + N), ())
+    rng = np.random.default_rng(0)
+    acts = (rng.random((200, N)) < 0.5).astype(np.float32)
+    observation = {"acts": acts, "state": rng.normal(size=(200, 4 + N)).astype(np.float32)}
+    utilities = rng.normal(size=(200, N)).astype(np.float32)
+    one = factoring.mix(mixing, weights, utilities, observation)
+    other = factoring.mix(mixing, weights, np.where(acts > 0, utilities, np.nan), observation)
+    np.testing.assert_array_equal(one, other)
+    assert (one != factoring.mix(mixing, weights, utilities + acts, observation))[acts.any(axis=1)].all()
+
+
+# -- rows and targets -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_team_is_one_player_with_the_mean_reward(spec: str) -> None:
+    agent = AGENTS["vdn"](SPECS[spec])
+    t = rows_of(agent, SPECS[spec])
+    team = factoring.make_team(VDNConfig(**FAST), SPECS[spec], lambda *_: agent, summing)
+    rows = factoring.as_team(team, t)
+    for at in np.ndindex(t.is_first.shape):
+        assert rows.acts[at] == any(kind == 1 for kind in t.acts[at])
+        assert rows.discount[at] == (0.0 if all(d == 0 for d in t.discount[at]) else 1.0)
+        np.testing.assert_allclose(rows.reward[at], sum(t.reward[at]) / N, rtol=1e-5)
+        acting = [float(kind == 1) for kind in t.acts[at]]
+        if spec == "plain":
+            seen = [see if acts else 0 * see for see, acts in zip(t.observation[at], acting, strict=True)]
+        else:
+            seen = [t.state["map"][at].ravel(), t.state["time"][at].ravel()]
+        np.testing.assert_allclose(rows.observation["state"][at], np.concatenate([*seen, acting]), rtol=1e-6)
+    assert team.mixer_size == rows.observation["state"].shape[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "double"),
+    [("qmix", True), *(pytest.param(*c, marks=pytest.mark.slow) for c in (("vdn", True), ("qmix", False)))],
+)
+def test_targets_are_what_a_walk_over_the_seats_finds(name: str, double: bool) -> None:
+    """Each seat's best action is chosen alone; the target mixer mixes the target network's utilities of these."""
+    spec = SPECS["masked"]
+    config = (VDNConfig if name == "vdn" else QMIXConfig)(**FAST, double=double, loss="mse")
+    make = summing if name == "vdn" else monotonic(config)
+    team = factoring.make_team(config, spec, lambda *_: AGENTS["vdn"](spec), make)
+    network = value_network(config.network, team.spec)
+    parts, mixing = dqn_file.Components(config, network, jnp.zeros(1)), team.mixing
+    online, target = (factoring.Factored(network.init(k), mixing.init(k)) for k in jax.random.split(jax.random.key(3)))
+    online, target = jax.tree.map(lambda w: 3.0 * w, (online, target))
+    t = rows_of(team.base, spec, weighted=True)
+    batch = off.transition(factoring.as_team(team, t), GAMMA)
+    total, (_, error) = factoring.dqn_loss(parts, mixing, online, target, batch, jnp.asarray(7.0))
+
+    def values(weights, observation, b, i):
+        one = jax.tree.map(lambda x: x[b, i][None], observation["seats"])
+        return np.asarray(network.apply(weights.network, one, np.zeros(1, bool), ())[0])[0, :, 0]
+
+    def mixed(weights, utilities, observation, b):
+        utilities = np.where(np.asarray(observation["acts"][b]) > 0, utilities, 0.0)
+        if name == "vdn":
+            return utilities.sum()
+        return numpy_mixer(weights.mixer, utilities, np.asarray(observation["state"][b], np.float64), 32)
+
+    wanted = []
+    for b in range(len(batch.mask)):
+        best = []
+        for i in range(N):
+            chooser = values(online if double else target, batch.next_observation, b, i)
+            allowed = np.asarray(batch.next_observation["seats"]["action_mask"][b, i])
+            best.append(int(np.argmax(np.where(allowed, chooser, -np.inf))))
+        ahead = [values(target, batch.next_observation, b, i)[a] for i, a in enumerate(best)]
+        here = [values(online, batch.observation, b, i)[int(batch.action[b, i])] for i in range(N)]
+        goal = batch.reward[b] + batch.discount[b] * mixed(target, np.array(ahead), batch.next_observation, b)
+        wanted.append(mixed(online, np.array(here), batch.observation, b) - goal)
+    np.testing.assert_allclose(error, wanted, rtol=2e-3, atol=2e-3)
+    squared = 0.5 * np.square(np.array(wanted)) * np.asarray(batch.weight)
+    np.testing.assert_allclose(total, squared.sum() / 7.0, rtol=3e-3)
+    assert np.asarray(batch.mask).sum() > 3
+
+
+@pytest.mark.parametrize("name", ["vdn", pytest.param("recurrent vdn", marks=pytest.mark.slow)])
+def test_a_team_in_which_one_seat_acts_learns_what_that_seat_learns_alone(name: str) -> None:
+    """DQN and R2D2 train the seat by itself; the team's reward is a mean, so the seat's own is that of N seats."""
+    spec, recurrent = SPECS["masked"], name != "vdn"
+    options = {**(SLOW_MEMORY if recurrent else FAST), "normalize_observations": True}
+    options |= {"rescale_values": True} if recurrent else {}
+    team = AGENTS[name](spec, **options, agent_ids=False)
+    make, configure = (r2d2, RecurrentVDNConfig) if recurrent else (dqn_file.dqn, VDNConfig)
+    alone = make(configure(**options), spec)
+    t = rows_of(team, spec, num_rows=6, weighted=True)
+    acts = np.where(np.arange(N) == 0, t.acts > 0, False).astype(np.uint8)
+    own = np.where(np.arange(N) == 0, t.reward, 0.0).astype(np.float32)
+    t = t._replace(acts=acts, discount=np.repeat(t.discount[..., :1], N, axis=-1))
+    ends = [
+        jax.jit(agent.update)(agent.init(jax.random.key(0)), t._replace(reward=reward), jax.random.key(1))
+        for agent, reward in ((team, N * own), (alone, own))
+    ]
+    (one, found), (other, wanted) = ends
+    assert (np.asarray(found.priorities) > 0).sum() > 3 and found.priorities.shape == (8,)
+    np.testing.assert_allclose(found.priorities, wanted.priorities, rtol=1e-4, atol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), one.params, other.params)
+
+
+@pytest.mark.parametrize("name", ["qmix", pytest.param("recurrent qmix", marks=pytest.mark.slow)])
+def test_what_seats_hold_that_do_not_act_changes_no_bit(name: str) -> None:
+    spec = SPECS["masked"]
+    agent = AGENTS[name](spec, normalize_observations=True)
+    t = rows_of(agent, spec, num_rows=6)
+    waits, unused = t.acts == 0, t.acts != 1
+    absent = np.broadcast_to(waits.all(axis=0), waits.shape) if agent.store_core else waits
+    see = np.where(absent[..., None], np.nan, t.observation["see"])
+    mask = np.where(absent[..., None], False, t.observation["action_mask"])
+    bad = t._replace(
+        observation={"see": see.astype(np.float32), "action_mask": mask},
+        action=np.where(unused, 0, t.action),
+        log_prob=np.where(unused, np.nan, t.log_prob).astype(np.float32),
+    )
+    assert absent.any() and (t.acts == 2).any()
+    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+    ends = [update(state, rows, jax.random.key(1)) for rows in (t, bad)]
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    for path, leaf in named_leaves((ends[1][0].params, ends[1][0].learner_params)):
+        assert np.isfinite(leaf).all(), path
+
+
+def test_what_is_published_does_not_hold_the_mixer() -> None:
+    agent = AGENTS["qmix"](SPECS["with-state"])
+    params = jax.eval_shape(agent.init, jax.random.key(0)).params
+    inputs = {leaf.shape[0] for leaf in jax.tree.leaves(params.weights.network["torso"]) if len(leaf.shape) == 2}
+    assert inputs == {4 + N} and "mixer" not in str(jax.tree.structure(params))
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("vdn", "plain"),
+        ("qmix", "with-state"),
+        ("qmix", "masked"),
+        ("recurrent vdn", "masked"),
+        ("recurrent qmix", "plain"),
+    ],
+)
+@pytest.mark.slow
+def test_agents_keep_the_contract(name: str, spec: str) -> None:
+    agent = AGENTS[name](SPECS[spec], normalize_observations=True)
+    report = check_agent(agent, SPECS[spec], num_rows=6, num_envs=8)
+    assert "update_ignores_masked_rows" in report.checks
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def two_step(agent, act, update, seed: int, num_updates: int = 400) -> float:
+    """Return what greedy play earns in the two-step game after learning from random play."""
+    game, spec = two_step_game(seed)
+    rows, rng, step = [], np.random.default_rng(seed), game.reset()
+    for _ in range(40):
+        action = rng.integers(2, size=(64, 2)).astype(np.int32)
+        before, step = step, game.step({"team": action})
+        rows.append((before, action, step))
+    state = agent.init(jax.random.key(seed))
+    for number in range(num_updates):
+        state, _ = update(state, windows_of(rows, spec, rng), jax.random.key(number))
+    earned, step = 0.0, game.reset()
+    for _ in range(2):
+        reply, _ = act(state.params, jax.random.key(0), step.observation["team"], step.is_first, (), greedy=True)
+        step = game.step({"team": np.asarray(reply.action)})
+        earned += float(step.reward[0, 0])
+    return earned
+
+
+def two_step_game(seed: int):
+    game = make_matrix(EnvConfig("matrix:two_step"), 64, seed, groups={"team": ("player_0", "player_1")})
+    return game, spec_for_one(game.spec)
+
+
+def windows_of(rows, spec: EnvSpec, rng: np.random.Generator):
+    """Return 64 windows of one row."""
+    at = [(rows[t], b) for b, t in enumerate(rng.integers(len(rows), size=64))]
+    base = random_trajectory(spec, rng, num_rows=1, num_envs=64, extras=(), core=())
+
+    def pair(take):
+        return np.stack([np.stack([take(row[side])[b] for row, b in at]) for side in (0, 2)])
+
+    def once(take):
+        return np.stack([np.stack([take(row)[b] for row, b in at])] * 2)
+
+    return base._replace(
+        observation=pair(lambda step: step.observation["team"]),
+        is_first=pair(lambda step: step.is_first),
+        acts=pair(lambda step: step.acts),
+        state=pair(lambda step: step.state),
+        action=once(lambda row: row[1]),
+        reward=once(lambda row: row[2].reward),
+        discount=once(lambda row: row[2].discount),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "best"), [("vdn", 7.0), ("qmix", 8.0)])
+def test_the_two_step_game_shows_what_a_mixture_can_do_and_a_sum_cannot(name: str, best: float) -> None:
+    """Learning from random play, as in the paper: the sum of utilities sees 6.25 where the team could earn 8."""
+    options = {"learning_rate": 3e-3, "gamma": 0.99, "target_period": 20, "loss": "mse", "agent_ids": True}
+    agent = AGENTS[name](two_step_game(0)[1], **options, network=NetworkConfig(hidden=(32,), activation="relu"))
+    act, update = jax.jit(agent.act, static_argnames="greedy"), jax.jit(agent.update)
+    assert [two_step(agent, act, update, seed) for seed in range(5)] == [best] * 5
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match="game has one agent; VDN and QMIX are for teams"):
+        AGENTS["vdn"](dataclasses.replace(PLAIN, num_agents=None))
+    with pytest.raises(ConfigError, match="num_atoms is 51, but only single values can be mixed"):
+        VDNConfig(num_atoms=51)
+    with pytest.raises(ConfigError, match="mixer_embedding must be at least 1"):
+        QMIXConfig(mixer_embedding=0)
+    with pytest.raises(ConfigError, match="core='gru'"):
+        QMIXConfig(network=RECURRENT)
