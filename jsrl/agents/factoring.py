@@ -26,10 +26,10 @@ from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, psum
 from jsrl.agents.off_policy import Published, Transition
 from jsrl.agents.rows import row_masks
-from jsrl.agents.seats import numbered, numbered_spec, own_size, own_vector, size, state_vector
+from jsrl.agents.seats import numbered, numbered_spec, team_rows, team_size, team_vector
 from jsrl.errors import ConfigError
 from jsrl.networks.off_policy import value_network
-from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
+from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree
 
 
 class Mixing(NamedTuple):
@@ -85,7 +85,7 @@ def make_team(config: Any, spec: EnvSpec, make: Callable[[Any, EnvSpec], Agent],
         raise ConfigError(f"{spec.name} has one agent; VDN and QMIX are for teams. Use dqn or r2d2")
     whole = numbered_spec(spec, config.agent_ids)
     optimizer = ac.make_optimizer("adam", eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
-    width = mixer_size(spec)
+    width = team_size(spec)
     return Team(config, make(config, whole), ac.one_agent(whole), make_mixing(n, width), width, optimizer, n)
 
 
@@ -93,28 +93,14 @@ def make_team(config: Any, spec: EnvSpec, make: Callable[[Any, EnvSpec], Agent],
 
 
 def as_team(team: Team, trajectory: Trajectory) -> Trajectory:
-    """Return the rows [T+1, B, N] of a group of seats as those of one player, its team: [T+1, B].
+    """Return the team's rows [T+1, B, ...], as `team_rows` has them.
 
-    reward: the mean over the group's seats, whatever they do (where all get the team's reward, this is it). discount: 0 where
-    it is 0 for all seats. acts: 1 where any seat acts, else the team waits. observation: {"seats": as it was, "acts":
-    float32 [T+1, B, N], 1 where the seat acts, "state": `mixer_state`}. action: [T+1, B, N, ...].
-    What seats hold that are not acting or value-only becomes 0, as `fold_agents` has it.
+    observation: {"seats": as the network reads it, "acts": float32 [T+1, B, N], 1 where the seat acts, "state": what the mixer
+    reads}.
     """
-    clean = ac.fold_agents(with_numbers(team, trajectory), team.num_agents)
+    rows = team_rows(with_numbers(team, trajectory), team.num_agents)
     acts = (trajectory.acts == ACTING).astype(jnp.float32)
-    seats = ac.unfold(clean.observation, 1, team.num_agents)
-    return trajectory._replace(
-        observation={"seats": seats, "acts": acts, "state": mixer_state(trajectory)},
-        action=ac.unfold(clean.action, 1, team.num_agents),
-        reward=jnp.mean(trajectory.reward, axis=-1),
-        discount=jnp.max(trajectory.discount, axis=-1),
-        acts=jnp.any(acts > 0, axis=-1).astype(trajectory.acts.dtype),
-        log_prob=(),
-        extras=(),
-        version=(),
-        core=(),
-        state=(),
-    )
+    return rows._replace(observation={"seats": rows.observation, "acts": acts, "state": team_vector(trajectory)})
 
 
 def with_numbers(team: Team, trajectory: Trajectory) -> Trajectory:
@@ -123,22 +109,6 @@ def with_numbers(team: Team, trajectory: Trajectory) -> Trajectory:
     return trajectory._replace(
         observation=numbered(trajectory.observation, team.num_agents, team.config.agent_ids, *shape)
     )
-
-
-def mixer_state(trajectory: Trajectory) -> Array:
-    """Return what the mixer reads, float32 [T+1, B, F]: the state, or the observations of the seats that act; and who acts."""
-    acts = (trajectory.acts == ACTING).astype(jnp.float32)
-    state = state_vector(trajectory)
-    if state is None:
-        state = jnp.where(acts[..., None] > 0, own_vector(trajectory), 0.0).reshape(*acts.shape[:2], -1)
-    return jnp.concatenate([state, acts], axis=-1)
-
-
-def mixer_size(spec: EnvSpec) -> int:
-    """Return F, the size of what the mixer reads."""
-    n = spec.num_agents or 1
-    state = sum(size(leaf) for _, leaf in named_leaves(spec.state)) if spec.state is not None else n * own_size(spec)
-    return state + n
 
 
 def mix(mixing: Mixing, weights: Tree, utilities: Array, observation: dict[str, Array]) -> Array:

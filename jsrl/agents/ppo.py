@@ -10,6 +10,7 @@ episode's end are masked, never trained on; approx_kl stops before the gradient 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -292,17 +293,42 @@ def rescale_values(
 
 def loss(parts: Components, weights: Weights, batch: Batch, counts: RowMasks) -> tuple[Array, dict[str, Array]]:
     """Return this device's share of PPO's loss and metrics: sums over its rows / `counts`, the rows of all in each mask."""
-    config, network, chosen, _ = parts
+    config, network, _, _ = parts
     outputs, features, _ = network.policy(weights.policy, batch.observation, batch.is_first, batch.core)
     outputs = ac.mask_outputs(outputs, batch.observation)
     value = network.value(weights.value, batch.observation, features)
-    log_ratio = jnp.where(batch.masks.policy > 0, chosen.log_prob(outputs, batch.action) - batch.log_prob, 0.0)
+    of_policy = policy_terms(parts, outputs, batch, counts.policy)
+    loss_value = value_term(parts, value, batch, counts.value)
+    total = of_policy["loss_policy"] + config.value_coef * loss_value - config.entropy_coef * of_policy["entropy"]
+    return total, {"loss": total, "loss_value": loss_value, **of_policy}
+
+
+def policy_terms(parts: Components, outputs: Any, batch: Batch, count: Array) -> dict[str, Array]:
+    """Return this device's share of the policy's terms and metrics: sums over its rows / `count`; outputs: masked."""
+    config, chosen, mask = parts.config, parts.distribution, batch.masks.policy
+    log_ratio = log_ratio_of(parts, outputs, batch)
     ratio = jnp.exp(log_ratio)
 
     def mean(x: Array) -> Array:
-        return masked_sum(x, batch.masks.policy) / counts.policy
+        return masked_sum(x, mask) / count
 
     surrogate = clipped_surrogate(ratio, batch.advantage, clip_ratio=config.clip_ratio, dual_clip=config.dual_clip)
+    return {
+        "loss_policy": mean(surrogate),
+        "entropy": mean(chosen.entropy(outputs)),
+        "approx_kl": mean(approximate_kl(log_ratio)),
+        "clip_fraction": mean(jnp.abs(ratio - 1.0) > config.clip_ratio),
+    }
+
+
+def log_ratio_of(parts: Components, outputs: Any, batch: Batch) -> Array:
+    """Return log(probability of the actions now / as they were chosen); 0 where the policy's mask is."""
+    return jnp.where(batch.masks.policy > 0, parts.distribution.log_prob(outputs, batch.action) - batch.log_prob, 0.0)
+
+
+def value_term(parts: Components, value: Array, batch: Batch, count: Array) -> Array:
+    """Return this device's share of the loss of values: a sum over its rows / `count`."""
+    config = parts.config
     error = value_loss(
         value,
         batch.target,
@@ -311,37 +337,31 @@ def loss(parts: Components, weights: Weights, batch: Batch, counts: RowMasks) ->
         huber_delta=config.huber_delta,
         clip=config.value_clip,
     )
-    loss_policy, loss_value = mean(surrogate), masked_sum(error, batch.masks.value) / counts.value
-    entropy = mean(chosen.entropy(outputs))
-    total = loss_policy + config.value_coef * loss_value - config.entropy_coef * entropy
-    metrics = {
-        "loss": total,
-        "loss_policy": loss_policy,
-        "loss_value": loss_value,
-        "entropy": entropy,
-        "approx_kl": mean(approximate_kl(log_ratio)),
-        "clip_fraction": mean(jnp.abs(ratio - 1.0) > config.clip_ratio),
-    }
-    return total, metrics
+    return masked_sum(error, batch.masks.value) / count
 
 
 def optimize(
     parts: Components,
-    weights: Weights,
+    weights: Any,
     opt_state: Tree,
     batch: Batch,
     *,
     key: Array,
     learning_rate: Array,
     axis_name: str | None,
-) -> tuple[Weights, Tree, dict[str, Array]]:
-    """Return weights and optimizer state after all epochs, and metrics averaged over the gradient steps evaluated."""
+    of: Callable[[Components, Any, Batch, RowMasks], tuple[Array, dict[str, Array]]] = loss,
+) -> tuple[Any, Tree, dict[str, Array]]:
+    """Return weights and optimizer state after all epochs, and metrics averaged over the gradient steps evaluated.
+
+    Args:
+      of: the loss of these weights.
+    """
     config = parts.config
 
-    def gradient_step(weights: Weights, opt_state: Tree, columns: Array):
+    def gradient_step(weights: Any, opt_state: Tree, columns: Array):
         minibatch = take(batch, columns)
         counts = RowMasks(*(jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0) for mask in minibatch.masks))
-        shares = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, minibatch, counts)
+        shares = jax.grad(of, argnums=1, has_aux=True)(parts, weights, minibatch, counts)
         gradients, metrics = psum(shares, axis_name)  # shares of a global mean: their sum is the mean
         metrics["grad_norm"] = optax.tree.norm(gradients)
         going = jnp.asarray(True) if config.target_kl is None else metrics["approx_kl"] <= config.target_kl
@@ -349,7 +369,7 @@ def optimize(
         kept = jax.tree.map(lambda new, old: jnp.where(going, new, old), stepped, (weights, opt_state))
         return *kept, going, metrics
 
-    def body(carry: tuple[Weights, Tree, Array], columns: Array):
+    def body(carry: tuple[Any, Tree, Array], columns: Array):
         if config.target_kl is None:
             weights, opt_state, going, metrics = gradient_step(*carry[:2], columns)
         else:

@@ -7,8 +7,9 @@ import math
 
 import jax.numpy as jnp
 
+from jsrl.agents import actor_critic as ac
 from jsrl.agents.normalization import ACTION_MASK
-from jsrl.types import Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
+from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
 AGENT = "agent"  # the leaf that is added to observations: the seat's number, one-hot
 
@@ -48,6 +49,47 @@ def state_vector(trajectory: Trajectory) -> Array | None:
     if not leaves:
         return None
     return jnp.concatenate([leaf.reshape(*trajectory.acts.shape[:2], -1).astype(jnp.float32) for leaf in leaves], -1)
+
+
+# -- the seats of a group as one team ---------------------------------------------------------------------------------
+
+
+def team_rows(trajectory: Trajectory, num_agents: int) -> Trajectory:
+    """Return the rows [T+1, B, N] of a group of seats as those of one player, its team: [T+1, B].
+
+    reward: the mean over the group's seats, whatever they do (where all get the team's reward, this is it). discount: 0 where
+    it is 0 for all seats. acts: 1 where any seat acts, else the team waits. observation and action: of the seats,
+    [T+1, B, N, ...]; what they hold on rows that are not the seat's own becomes 0, as `fold_agents` has it.
+    """
+    clean = ac.fold_agents(trajectory, num_agents)
+    return trajectory._replace(
+        observation=ac.unfold(clean.observation, 1, num_agents),
+        action=ac.unfold(clean.action, 1, num_agents),
+        reward=jnp.mean(trajectory.reward, axis=-1),
+        discount=jnp.max(trajectory.discount, axis=-1),
+        acts=jnp.any(trajectory.acts == ACTING, axis=-1).astype(trajectory.acts.dtype),
+        log_prob=(),
+        extras=(),
+        version=(),
+        core=(),
+        state=(),
+    )
+
+
+def team_vector(trajectory: Trajectory) -> Array:
+    """Return what a team knows, float32 [T+1, B, F]: the state, or the observations of the seats that act; and who acts."""
+    acts = (trajectory.acts == ACTING).astype(jnp.float32)
+    state = state_vector(trajectory)
+    if state is None:
+        state = jnp.where(acts[..., None] > 0, own_vector(trajectory), 0.0).reshape(*acts.shape[:2], -1)
+    return jnp.concatenate([state, acts], axis=-1)
+
+
+def team_size(spec: EnvSpec) -> int:
+    """Return F, the size of `team_vector`."""
+    n = spec.num_agents or 1
+    state = n * own_size(spec) if spec.state is None else sum(size(leaf) for _, leaf in named_leaves(spec.state))
+    return state + n
 
 
 def size(leaf: ArraySpec) -> int:

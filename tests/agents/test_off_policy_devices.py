@@ -17,6 +17,7 @@ from jsrl.agents.bc import BCConfig, bc
 from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.r2d2 import R2D2Config, r2d2
+from jsrl.agents.happo import HAPPOConfig, happo
 from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
@@ -51,10 +52,11 @@ chosen = {
     "recurrent-vdn": (
         Discrete(3), recurrent_vdn, RecurrentVDNConfig(**common, network=recurrent, burn_in=1, target_period=2)
     ),
+    "happo": (Discrete(3), happo, HAPPOConfig(**common, network=network, critic_network=network, num_epochs=2)),
 }
 action, make, config = chosen[sys.argv[1]]
 spec = EnvSpec(ArraySpec((3,), "float32"), action)
-if sys.argv[1] in ("qmix", "recurrent-vdn"):
+if sys.argv[1] in ("qmix", "recurrent-vdn", "happo"):
     spec = EnvSpec(ArraySpec((2, 3), "float32"), action, num_agents=2, state=ArraySpec((4,), "float32"))
 agent, rng = make(config, spec), np.random.default_rng(0)
 update, spread = jax.jit(agent.update), data_parallel(agent.update, donate=False)
@@ -90,7 +92,8 @@ FURTHER = (
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["sac", "td3", "dqn", "r2d2", "qmix", *(pytest.param(n, marks=pytest.mark.nightly) for n in FURTHER)]
+    "algorithm",
+    ["sac", "td3", "dqn", "r2d2", "qmix", "happo", *(pytest.param(n, marks=pytest.mark.nightly) for n in FURTHER)],
 )
 def test_one_device_equals_four(algorithm):
     environment = fake_devices(4)

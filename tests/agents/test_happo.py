@@ -1,0 +1,155 @@
+"""HAPPO: the weight that each seat's advantage gets, policies of their own, and a game that needs both."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents import happo as happo_file
+from jsrl.agents import ppo
+from jsrl.agents.check import check_agent
+from jsrl.agents.distributions import distribution
+from jsrl.agents.happo import HAPPOConfig, happo
+from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.rows import RowMasks
+from jsrl.errors import ConfigError
+from jsrl.networks.model import NetworkConfig, actor_critic
+from jsrl.types import ArraySpec, Discrete, EnvSpec
+
+N = 3
+SMALL = NetworkConfig(hidden=(8,))
+PLAIN = EnvSpec(ArraySpec((N, 4), "float32"), Discrete(5), "game", num_agents=N)
+STATE = {"map": ArraySpec((2, 2), "float32"), "time": ArraySpec((), "int32")}
+MASKED = {"see": ArraySpec((N, 2), "float32"), "action_mask": ArraySpec((N, 5), "bool")}
+SPECS = {
+    "plain": PLAIN,
+    "with-state": dataclasses.replace(PLAIN, state=STATE),
+    "masked": dataclasses.replace(PLAIN, observation=MASKED),
+}
+
+
+def config(**changes) -> HAPPOConfig:
+    return HAPPOConfig(**{"network": SMALL, "critic_network": SMALL, "num_epochs": 2} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec"),
+    [
+        ({}, "plain"),
+        ({"normalize_observations": True, "target_kl": 0.01}, "with-state"),
+        ({"network": NetworkConfig(hidden=(8,), core="gru", core_size=4)}, "masked"),
+    ],
+)
+@pytest.mark.slow
+def test_it_obeys_the_contract_of_agents(changes, spec: str) -> None:
+    check_agent(happo(config(**changes), SPECS[spec]), SPECS[spec], num_rows=4, num_envs=4)
+
+
+def rows_of(spec: EnvSpec, num_rows: int = 4, num_envs: int = 6, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    t = random_trajectory(spec, rng, num_rows=num_rows, num_envs=num_envs, extras=(), core=())
+    acts = rng.choice(3, size=t.acts.shape, p=(0.2, 0.6, 0.2)).astype(np.uint8)
+    return t._replace(acts=acts, log_prob=rng.uniform(-2.0, -1.0, t.log_prob.shape).astype(np.float32))
+
+
+def test_each_seat_starts_from_what_the_seats_before_it_made_of_the_advantage() -> None:
+    """Against a loop: seat by seat, gradient steps on the weighted advantage, then the ratio of the actions it took."""
+    made, one = config(learning_rate=0.05, num_epochs=3), ac.one_agent(PLAIN)
+    network = actor_critic(SMALL, one)
+    optimizer = ac.make_optimizer("adam", eps=1e-5, max_grad_norm=10.0)
+    parts = ppo.Components(made, network, distribution(one.action), optimizer)
+    policies = jax.vmap(lambda k: network.init(k)[0])(jax.random.split(jax.random.key(0), N))
+    states = jax.vmap(optimizer.init)(policies)
+    t, rng = rows_of(PLAIN), np.random.default_rng(1)
+    mask, advantage = np.ones((4, 6), np.float32), rng.normal(size=(4, 6)).astype(np.float32)
+    seats = happo_file.seats_of((), t, t, jnp.asarray(mask))
+    seats = seats._replace(observation=t.observation)
+    nothing = jnp.zeros((4, 6))
+    team = ppo.Batch((), t.is_first[:-1], (), (), RowMasks(mask, mask), advantage, nothing, nothing, ())
+    turns = jnp.asarray([2, 0, 1]), jax.random.split(jax.random.key(5), N)
+    options = {"learning_rate": jnp.asarray(0.05), "axis_name": None}
+    found, _, _ = happo_file.update_policies(parts, policies, states, seats, team, turns, **options)
+
+    weight = np.ones((4, 6))
+    for seat, key in zip((2, 0, 1), turns[1], strict=True):
+        policy, state = jax.tree.map(lambda x, i=seat: x[i], (policies, states))
+        acting = (t.acts[:-1, :, seat] == 1).astype(np.float32)
+        batch = team._replace(
+            observation=t.observation[:-1, :, seat],
+            action=t.action[:-1, :, seat],
+            log_prob=t.log_prob[:-1, :, seat],
+            masks=RowMasks(acting, mask),
+            advantage=jnp.asarray(weight * advantage, jnp.float32),
+        )
+        steps = {"key": key, "of": happo_file.policy_only, **options}
+        policy, _, _ = ppo.optimize(parts, policy, state, ppo.flat(batch), **steps)
+        jax.tree.map(lambda x, y, i=seat: np.testing.assert_allclose(x[i], y, rtol=1e-4, atol=1e-5), found, policy)
+        logits, _, _ = network.policy(policy, batch.observation, batch.is_first, ())
+        chances = np.asarray(jax.nn.softmax(logits), np.float64)
+        taken = np.take_along_axis(chances, batch.action[..., None], -1)[..., 0]
+        weight *= np.where(acting > 0, taken / np.exp(batch.log_prob), 1.0)
+    assert np.abs(weight - 1).max() > 0.5  # the seats' steps were large enough to matter
+
+
+def test_seats_share_the_teams_advantage_and_none_learns_from_rows_on_which_it_does_not_act() -> None:
+    agent, t = happo(config(normalize_observations=True), SPECS["masked"]), rows_of(SPECS["masked"])
+    waits, unused = t.acts == 0, t.acts != 1
+    bad = t._replace(
+        observation={
+            "see": np.where(waits[..., None], np.nan, t.observation["see"]).astype(np.float32),
+            "action_mask": np.where(waits[..., None], False, t.observation["action_mask"]),
+        },
+        action=np.where(unused, 0, t.action),
+        log_prob=np.where(unused, np.nan, t.log_prob).astype(np.float32),
+    )
+    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+    ends = [update(state, rows, jax.random.key(1)) for rows in (t, bad)]
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    idle, _ = update(state, t._replace(acts=np.where(np.arange(N) == 1, 2, t.acts).astype(np.uint8)), jax.random.key(1))
+    moved = [
+        any((np.asarray(x[i]) != np.asarray(y[i])).any() for x, y in pairs)
+        for i in range(N)
+        for pairs in [list(zip(*map(jax.tree.leaves, (state.params.weights, idle.params.weights)), strict=True))]
+    ]
+    assert moved == [True, False, True]
+
+
+def test_seats_find_actions_that_only_pay_together() -> None:
+    """All see the same and earn the same: 1 when each plays its own number."""
+    spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)
+    agent = happo(config(learning_rate=0.02, entropy_coef=0.01, num_epochs=4), spec)
+    state, update, act = agent.init(jax.random.key(0)), jax.jit(agent.update), jax.jit(agent.act)
+    rows = random_trajectory(spec, np.random.default_rng(0), num_rows=1, num_envs=128, extras=(), core=())
+    rows = rows._replace(
+        observation=np.zeros_like(rows.observation),
+        is_first=np.zeros_like(rows.is_first),
+        acts=np.ones_like(rows.acts),
+        discount=np.zeros_like(rows.discount),
+    )
+    for number in range(40):
+        acted, _ = act(state.params, jax.random.key(2 * number), rows.observation[0], rows.is_first[0], ())
+        right = (np.asarray(acted.action) == np.arange(N)).all(axis=1).astype(np.float32)
+        both = np.repeat(right[:, None], N, axis=1)
+        batch = rows._replace(
+            action=np.stack([acted.action] * 2),
+            log_prob=np.stack([acted.log_prob] * 2),
+            reward=np.stack([both, 0 * both]),
+        )
+        state, _ = update(state, batch, jax.random.key(2 * number + 1))
+    assert right.mean() > 0.9
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match="game has one agent; HAPPO is for teams"):
+        happo(config(), dataclasses.replace(PLAIN, num_agents=None))
+    with pytest.raises(ConfigError, match="critic='own', but HAPPO's seats share one advantage"):
+        config(critic="own")
+    with pytest.raises(ConfigError, match="agent_ids=True, but each seat of HAPPO has a network of its own"):
+        config(agent_ids=True)
+    with pytest.raises(ConfigError, match="returns='vtrace', but HAPPO has one advantage"):
+        config(returns="vtrace")
