@@ -15,7 +15,8 @@ class MonotonicMixer(nn.Module):
     """utilities [..., N], state [..., F] -> values [...], with no negative derivative in any utility.
 
     elu(|W1(s)|' u + b1(s)) . |w2(s)| + b2(s): the weights are outputs of networks of the state (hypernetworks), W1 and w2
-    with one hidden layer of `hyper_hidden` units, b2 with one of `embedding`, b1 linear.
+    with one hidden layer of `hyper_hidden` units, b2 with one of `embedding`, b1 linear. W1 and w2 begin small, so that the
+    derivatives begin near 1: larger ones let targets run away.
 
     Source: Rashid et al., 2018, arXiv 1803.11485, section 4 and figure 2.
     """
@@ -30,7 +31,7 @@ class MonotonicMixer(nn.Module):
 
         def positive(name: str, number: int) -> Array:
             hidden = nn.relu(dense(self.hyper_hidden, name=f"{name}_hyper")(state))
-            return jnp.abs(dense(number, name=name)(hidden))
+            return jnp.abs(dense(number, e**-0.5, name)(hidden))
 
         first = positive("first", n * e).reshape(*state.shape[:-1], n, e)
         bias = dense(e, name="first_bias")(state)
