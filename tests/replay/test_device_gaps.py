@@ -87,6 +87,7 @@ class Lives:
             extras=(),
             version=blank.astype(np.int64),
             core=(),
+            state=leaf("stack", np.float32),
         )
 
     def walk(self, at: int, env: int, window: int) -> tuple[int, float, float, np.ndarray] | None:
@@ -110,6 +111,11 @@ class Lives:
         return found
 
 
+def with_state(windows: Trajectory) -> Trajectory:
+    """Return windows whose observation holds the state (that of a row is its stack) as well."""
+    return windows._replace(observation={"observation": windows.observation, "state": windows.state})
+
+
 @pytest.mark.parametrize(
     ("num_rows", "window", "frames", "prioritised"),
     [(4, 1, False, False), (4, 3, True, True), (1, 3, False, True), (4, 6, False, False), (2, 3, True, False)],
@@ -121,7 +127,7 @@ def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
         spec_of(first), capacity=24 * N, window=window, frames=FRAMES if frames else None, prioritised=prioritised
     )
     add = jax.jit(partial(device.add, shape), donate_argnums=0)
-    look = jax.jit(lambda ring, ids: transition(device.read(shape, ring, ids), GAMMA))
+    look = jax.jit(lambda ring, ids: transition(with_state(device.read(shape, ring, ids)), GAMMA))
     ring, gaps = add(device.init_ring(shape, spec_of(first)), first), 0
     for step in range(100 // num_rows):
         for env in range(N):
@@ -146,7 +152,8 @@ def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
             np.testing.assert_allclose(seen.reward[column], reward, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(seen.discount[column], discount, rtol=1e-5)
             if discount > 0:
-                np.testing.assert_array_equal(seen.next_observation[column], bootstrap)
+                np.testing.assert_array_equal(seen.next_observation["observation"][column], bootstrap)
+                np.testing.assert_array_equal(seen.next_observation["state"][column], bootstrap)
         if prioritised:
             drawn = np.asarray(ring.tree[0])[: shape.capacity * N] > 0
             assert set(np.flatnonzero(drawn)) == set(ids[: len(possible)])

@@ -22,37 +22,37 @@ class Gaps(NamedTuple):
 
     Attributes:
       row: int32 [KEPT, N], the row of the ring that each would lie at (-1: none). used: int32 [N], gaps so far.
-      observation: leaves [KEPT * N, ...], as the ring stores them.
+      seen: (observation, state), leaves [KEPT * N, ...], as the ring stores them.
       acts: uint8 [KEPT * N, ...]: whether its value may bootstrap.
-      newest: (observation [N, ...], acts [N, ...], is_first [N]) of the newest bootstrap row. Beside the ring: reading a row
-        there before it is overwritten makes XLA copy the ring.
+      newest: (seen [N, ...], acts [N, ...], is_first [N]) of the newest bootstrap row. Beside the ring: reading a row there
+        before it is overwritten makes XLA copy the ring.
     """
 
     row: Array
     used: Array
-    observation: Tree
+    seen: Tree
     acts: Array
     newest: tuple[Tree, Array, Array]
 
 
-def no_gaps(observation: Tree, acts: Array, num_envs: int) -> Gaps:
-    """Return the state before the first gap, for observations and acts stored as leaves [C * N, ...]."""
+def no_gaps(seen: Tree, acts: Array, num_envs: int) -> Gaps:
+    """Return the state before the first gap, for (observation, state) and acts stored as leaves [C * N, ...]."""
 
     def blank(rows: int) -> tuple[Tree, Array]:
-        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), (observation, acts))
+        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), (seen, acts))
 
     row = jnp.full((KEPT, num_envs), -1, jnp.int32)
-    seen, acts_of = blank(num_envs)
-    newest = (seen, acts_of, jnp.ones(num_envs, bool))  # the first trajectory follows
+    last, acts_of = blank(num_envs)
+    newest = (last, acts_of, jnp.ones(num_envs, bool))  # the first trajectory follows
     stored, kinds = blank(KEPT * num_envs)
     return Gaps(row, jnp.zeros(num_envs, jnp.int32), stored, kinds, newest)
 
 
-def keep(gaps: Gaps, observation: Tree, acts: Array, is_first: Array, row: Array, overwritten: Array) -> Gaps:
+def keep(gaps: Gaps, seen: Tree, acts: Array, is_first: Array, row: Array, overwritten: Array) -> Gaps:
     """Return gaps with the bootstrap rows that a trajectory overwrites and does not follow.
 
     Args:
-      observation, acts, is_first: of the trajectory, [T+1, N, ...]. row: of its row 0 in the ring, where they lie.
+      seen: (observation, state), as acts and is_first of the trajectory, [T+1, N, ...]. row: of its row 0 in the ring.
       overwritten: the row that its own bootstrap row takes; what was kept there is forgotten.
     """
     kept, ended = gaps.newest[:2], gaps.newest[2]
@@ -61,9 +61,9 @@ def keep(gaps: Gaps, observation: Tree, acts: Array, is_first: Array, row: Array
     place = jnp.where(gap, slot * num_envs + envs, KEPT * num_envs)  # beyond the end: ignored
     rows = jnp.where(gaps.row == overwritten, -1, gaps.row)
     rows = rows.at[slot, envs].set(jnp.where(gap, row, rows[slot, envs]))
-    before = (gaps.observation, gaps.acts)
+    before = (gaps.seen, gaps.acts)
     stored = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), before, kept)
-    newest = jax.tree.map(lambda old, new: new[-1].astype(old.dtype), gaps.newest, (observation, acts, is_first))
+    newest = jax.tree.map(lambda old, new: new[-1].astype(old.dtype), gaps.newest, (seen, acts, is_first))
     return Gaps(rows, gaps.used + gap, stored[0], stored[1], newest)
 
 
@@ -91,7 +91,7 @@ def find_gaps(gaps: Gaps, rows: Array, env: Array) -> FirstGap:
 def mend(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
     """Return windows [W+1, M, ...] that end at their first gap: its row bootstraps as it was, and no row behind it acts.
 
-    The observation of that row is put there by `put_observation`.
+    What was seen on that row is put there by `put_kept`.
     """
     number = jnp.arange(windows.is_first.shape[0])[:, None] - found.at
     at, behind = found.found & (number == 0), found.found & (number > 0)
@@ -112,12 +112,12 @@ def _like(condition: Array, leaf: Array) -> Array:
     return condition.reshape(*condition.shape, *(1,) * (leaf.ndim - 2))
 
 
-def put_observation(gaps: Gaps, found: FirstGap, observation: Tree, first: int = 0) -> Tree:
-    """Return observations [first + W+1, M, ...] with the kept ones in the rows of gaps."""
+def put_kept(kept: Tree, found: FirstGap, seen: Tree, first: int = 0) -> Tree:
+    """Return leaves [first + W+1, M, ...] with what the gaps kept (leaves [KEPT * N, ...]) in their rows."""
 
-    def put(leaf: Array, kept: Array) -> Array:
+    def put(leaf: Array, before: Array) -> Array:
         row, column = found.at + first, jnp.arange(leaf.shape[1])
         there = found.found.reshape(-1, *(1,) * (leaf.ndim - 2))
-        return leaf.at[row, column].set(jnp.where(there, kept[found.place], leaf[row, column]))
+        return leaf.at[row, column].set(jnp.where(there, before[found.place], leaf[row, column]))
 
-    return jax.tree.map(put, observation, gaps.observation)
+    return jax.tree.map(put, seen, kept)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.replay.device.gaps import FirstGap, Gaps, find_gaps, is_kept, keep, mend, no_gaps, put_observation
+from jsrl.replay.device.gaps import FirstGap, Gaps, find_gaps, is_kept, keep, mend, no_gaps, put_kept
 from jsrl.replay.device.tree import FAN_OUT, SumTree, find, init_tree, set_weights
 from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory
 
@@ -119,7 +119,7 @@ def init_ring(shape: RingShape, spec: Trajectory) -> Ring:
         stored = stored._replace(observation=stored.observation[..., -1])
         fresh = jnp.zeros(size, bool)
     tree = init_tree(size // shape.stride) if shape.prioritised else ()
-    gaps = no_gaps(stored.observation, stored.acts, shape.num_envs)
+    gaps = no_gaps((stored.observation, stored.state), stored.acts, shape.num_envs)
     return Ring(stored, fresh, tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32), gaps)
 
 
@@ -134,7 +134,7 @@ def add(shape: RingShape, ring: Ring, trajectory: Trajectory) -> Ring:
         fresh = _write(shape, ring.fresh, trajectory.is_first & ~older, at)
         given = given._replace(observation=observation[..., -1])
     after = (at + shape.num_rows) % shape.capacity
-    gaps = keep(ring.gaps, given.observation, given.acts, given.is_first, at, after)
+    gaps = keep(ring.gaps, (given.observation, given.state), given.acts, given.is_first, at, after)
 
     def rows(stored: Array, new: Array) -> Array:
         return _write(shape, stored, new.astype(stored.dtype), at)
@@ -263,9 +263,10 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
 
     drawn = map_trajectory(lambda leaf: leaf[here], lambda leaf: leaf[ids], stored)  # a core: ids count trajectories
     drawn = mend(ring.gaps, gap, drawn)
+    drawn = drawn._replace(state=put_kept(ring.gaps.seen[1], gap, drawn.state))
     if shape.frames is None:
         observation: Tree = jax.tree.map(lambda leaf: leaf[here], ring.rows.observation)
-        observation = put_observation(ring.gaps, gap, observation)
+        observation = put_kept(ring.gaps.seen[0], gap, observation)
     else:
         around = ring_rows(jnp.arange(-shape.history, shape.window + 1)) * shape.num_envs + env
         observation = _stack(shape, ring, around, gap)
@@ -275,7 +276,7 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
 def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:
     """Return stacks [W+1, M, ..., frames] from rows that begin `history` before the window; black before a start."""
     frames, count = ring.rows.observation[places], shape.window + 1
-    frames = put_observation(ring.gaps, gap, frames, shape.history)
+    frames = put_kept(ring.gaps.seen[0], gap, frames, shape.history)
     at_gap = gap.found & (jnp.arange(len(places))[:, None] == gap.at + shape.history)
     fresh = ring.fresh[places] & ~at_gap  # the bootstrap row's stack goes on
     goes_on = jnp.ones((count, *fresh.shape[1:]), bool)
