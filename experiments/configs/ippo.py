@@ -12,7 +12,16 @@ def config() -> Experiment:
     return Experiment(
         name="ippo",
         env=EnvConfig("particle:simple_spread_v3"),
-        agent=MAPPOConfig(critic="own", network=network, critic_network=network),
+        agent=MAPPOConfig(
+            critic="own",
+            learning_rate=1e-3,
+            schedule="linear",
+            gamma=0.95,
+            num_epochs=5,
+            num_minibatches=8,
+            network=network,
+            critic_network=network,
+        ),
         num_envs=128,
         rollout_length=26,  # an episode of 25 actions and the row of its last observation
         num_actors=1,  # its steps are cheap

@@ -9,7 +9,14 @@ from jsrl.networks.model import NetworkConfig
 def config() -> Experiment:
     """Return the experiment; both value functions read the state of the whole environment."""
     network = NetworkConfig(hidden=(64, 64), activation="relu")
-    agent = MAPPOConfig(gamma=0.95, schedule="linear", network=network, critic_network=network, agent_ids=False)
+    agent = MAPPOConfig(
+        gamma=0.95,
+        schedule="linear",
+        num_minibatches=4,
+        network=network,
+        critic_network=network,
+        agent_ids=False,
+    )
     return Experiment(
         name="mappo_speaker_listener",
         env=EnvConfig("particle:simple_speaker_listener_v4"),

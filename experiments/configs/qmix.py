@@ -10,12 +10,12 @@ def config() -> Experiment:
     return Experiment(
         name="qmix",
         env=EnvConfig("particle:simple_spread_v3"),
-        agent=QMIXConfig(),
+        agent=QMIXConfig(gamma=0.95, tau=0.01, target_period=1, normalize_observations=True),
         num_envs=16,
         rollout_length=16,
         max_policy_lag=None,
         num_actors=1,  # its steps are cheap
-        total_env_steps=1_000_000,
-        replay=ReplayConfig(capacity=200_000, batch_size=128, window=3, min_size=5_000, samples_per_insert=8.0),
+        total_env_steps=600_000,
+        replay=ReplayConfig(capacity=200_000, batch_size=128, window=3, min_size=5_000, samples_per_insert=4.0),
         evaluator=EvaluatorConfig(episodes=100, num_envs=100, final_episodes=500),
     )

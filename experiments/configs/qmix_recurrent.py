@@ -10,12 +10,12 @@ def config() -> Experiment:
     return Experiment(
         name="qmix_recurrent",
         env=EnvConfig("particle:simple_spread_v3"),
-        agent=RecurrentQMIXConfig(burn_in=5),
+        agent=RecurrentQMIXConfig(burn_in=5, gamma=0.95, tau=0.01, target_period=1, normalize_observations=True),
         num_envs=16,
         rollout_length=5,  # windows begin where a trajectory does
         max_policy_lag=None,
         num_actors=1,  # its steps are cheap
-        total_env_steps=1_000_000,
+        total_env_steps=600_000,
         replay=ReplayConfig(capacity=200_000, batch_size=32, window=25, min_size=5_000, samples_per_insert=0.2),
         evaluator=EvaluatorConfig(episodes=100, num_envs=100, final_episodes=500),
     )
