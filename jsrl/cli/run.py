@@ -93,17 +93,9 @@ def execute(asked: cli.CommandLine) -> int:
     sinks = sinks_of(options)
     tuned = fastest(asked)
     if options.plan:
-        from jsrl.graph.drawing import draw
-        from jsrl.launch.plan import accelerators, describe, make_plan, settle
-
-        tuned, chosen = settle(tuned)
-        if chosen:
-            print(chosen)
-        plan = make_plan(tuned, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
-        print(describe(plan, accelerators()))
-        if options.plan_file is not None:
-            Path(options.plan_file).write_text(draw(plan.graph))
-        return 0
+        return show_plan(tuned, options)
+    if options.hosts_file is not None:
+        raise ConfigError("--hosts-file shows where the workers would live; give it with --plan.")
     results = []
     for seed in seeds:
         experiment = dataclasses.replace(tuned, seed=seed)
@@ -131,6 +123,30 @@ def execute(asked: cli.CommandLine) -> int:
         scored = "evaluator/return_mean" if all(r.evaluation for r in results) else "actor/return_mean"
         metric = "evaluator/final_return_mean" if all(r.final for r in results) else scored
         print(summarise(load_runs([r.folder for r in results]), metric))
+    return 0
+
+
+def show_plan(experiment: Experiment, options: RunOptions) -> int:
+    """Print the plan of a run, and draw it or lay it on hosts where that was asked for."""
+    from jsrl.graph.drawing import draw
+    from jsrl.launch.hosts.facts import read_hosts
+    from jsrl.launch.hosts.layout import lay_out, layout_text
+    from jsrl.launch.hosts.needs import needs_of
+    from jsrl.launch.plan import accelerators, describe, make_plan, settle
+
+    experiment, chosen = settle(experiment)
+    if chosen:
+        print(chosen)
+    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
+    print(describe(plan, accelerators()))
+    if options.plan_file is not None:
+        Path(options.plan_file).write_text(draw(plan.graph))
+    if options.hosts_file is not None:
+        if not experiment.where.has_processes:
+            raise ConfigError(
+                "a serial run has one process on one host; choose another placement to lay workers on hosts."
+            )
+        print("", layout_text(lay_out(needs_of(plan), read_hosts(options.hosts_file))), sep="\n")
     return 0
 
 

@@ -106,6 +106,8 @@ class RunOptions:
     """Print the worker and stream graph with process counts and memory, and do not run."""
     plan_file: str | None = None
     """Draw the plan to this SVG file as well; `--plan graph.svg` is short for it."""
+    hosts_file: str | None = None
+    """With --plan: lay the workers on the hosts that this JSON file lists, the first one that of `jsrl run`."""
     seeds: str | None = None
     """Several seeds one after another, such as 0-4 or 1,5,9, and one summary."""
     profile: str = "auto"

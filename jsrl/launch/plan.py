@@ -449,7 +449,7 @@ def describe(plan: Plan, gpus: list[str]) -> str:
     total = 0
     for kind in dict.fromkeys(job.kind for job in plan.jobs):
         jobs = [job for job in plan.jobs if job.kind == kind]
-        memory = len(jobs) * _memory_mb(plan, jobs[0])
+        memory = len(jobs) * memory_mb(plan, jobs[0])
         total += memory
         count = str(len(jobs)) if e.where.has_processes else "0 (serial)"
         lines.append(f"  {kind:<18}{count:>9}  {_device(plan, jobs[0], gpus):<24}{memory:>20}")
@@ -480,7 +480,7 @@ def _road(e: Experiment) -> str:
     return road if e.where.has_processes else "in-process"
 
 
-def _memory_mb(plan: Plan, job: Job) -> int:
+def memory_mb(plan: Plan, job: Job) -> int:
     """Return about what a worker takes: its interpreter and libraries, what its kind keeps, and blocks on their way."""
     kind = find_kind(job.kind)
     found = kind.keeps(job)

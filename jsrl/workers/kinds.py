@@ -96,6 +96,7 @@ class Kind(NamedTuple):
       death_hint: what else is worth saying of a death without an error.
       headline: its row of the live display. is_hit: chaos hits it unless told otherwise.
       relays: it lives on the host of what it reads, for workers on other hosts.
+      travels: it needs no file of the run folder but keys and names, so that it may live on a host that does not see it.
       check: refuses a worker of a graph whose ports or settings cannot work.
     """
 
@@ -124,6 +125,7 @@ class Kind(NamedTuple):
     headline: Headline = Headline()
     is_hit: bool = True
     relays: bool = False
+    travels: bool = False
     check: Callable[[Any], None] | None = None
 
     def port(self, name: str) -> Port:

@@ -102,6 +102,7 @@ KIND = Kind(
     least_restarts=least_restarts,
     may_restart=may_restart,
     forks=True,
+    travels=True,
     death_hint=lambda job: f" (environment {job.experiment.env.id!r})",
     headline=Headline("env_steps_per_s", "steps/s"),
 )

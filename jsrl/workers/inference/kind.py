@@ -45,6 +45,7 @@ KIND = Kind(
     ),
     activities=ACTIVITIES,
     device="serves",
+    travels=True,
     threads=lambda e: e.inference.threads,
     metrics=METRICS,
     declares=lambda job: params_bytes(job) + clients_bytes(job),

@@ -1,0 +1,1 @@
+"""Runs over several hosts: what hosts have, and which workers they get."""

@@ -1,0 +1,89 @@
+"""What a host has, and a file that lists hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from jsrl.errors import ConfigError
+from jsrl.plain_files import read_plain
+
+_MOST_BYTES = 1 << 20  # of a file of hosts
+EXAMPLE = '[{"name": "gpu-1", "address": "10.0.0.5", "cores": 32, "memory_mb": 128000, "gpus": 4}, ...]'
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a host has.
+
+    Attributes:
+      name: for people, unique among the hosts of a run. address: IP address at which the others reach it.
+      cores: CPU cores that workers may use. memory_mb, shm_mb: memory, and that of /dev/shm (0: not known).
+      gpus: accelerators. shares_folder: it sees the run folder under the same path as the first host.
+    """
+
+    name: str
+    cores: int
+    memory_mb: int
+    address: str = ""
+    gpus: int = 0
+    shm_mb: int = 0
+    shares_folder: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a host that has no name, core or memory."""
+        least = {"cores": 1, "memory_mb": 1, "gpus": 0, "shm_mb": 0}
+        wrong = [f"{name} is {getattr(self, name)}" for name, low in least.items() if getattr(self, name) < low]
+        if not self.name or wrong:
+            raise ConfigError(
+                f"host {self.name!r}: {', '.join(wrong) or 'it has no name'}; expected at least one core and one MB of "
+                "memory, and no negative number."
+            )
+
+
+def read_hosts(path: str | os.PathLike[str]) -> tuple[HostFacts, ...]:
+    """Return the hosts that a file lists; the first is the one on which `jsrl run` is started.
+
+    Raises:
+      ConfigError: it cannot be read, or is no such list.
+    """
+    try:
+        found = msgspec.convert(json.loads(read_plain(Path(path), _MOST_BYTES)), tuple[_Entry, ...])
+        hosts = tuple(HostFacts(**msgspec.structs.asdict(entry)) for entry in found)
+    except OSError as error:
+        raise ConfigError(f"the hosts cannot be read from {path} ({error.strerror or error}).") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no list of hosts: {error}; expected {EXAMPLE}") from error
+    check_names(hosts, str(path))
+    return hosts
+
+
+def check_names(hosts: tuple[HostFacts, ...], where: str) -> None:
+    """Refuse a list without hosts, or with two of one name.
+
+    Raises:
+      ConfigError: says which.
+    """
+    names = [host.name for host in hosts]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or not hosts:
+        what = (
+            f"two hosts called {twice[0]!r}; give each a name of its own" if twice else f"no host; expected {EXAMPLE}"
+        )
+        raise ConfigError(f"{where} has {what}.")
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A host in a file, checked as it is read."""
+
+    name: str
+    cores: int
+    memory_mb: int
+    address: str = ""
+    gpus: int = 0
+    shm_mb: int = 0
+    shares_folder: bool = False

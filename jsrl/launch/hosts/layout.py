@@ -1,0 +1,209 @@
+"""Lays the workers of a graph on hosts: learners where GPUs are, servers beside them, actors on the rest by cores.
+
+A pure function of what workers need and hosts have; the first host is the one on which the run is started. Memory and GPUs
+are limits. Cores are not: more workers than cores are slow, but they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from jsrl.errors import ConfigError
+from jsrl.launch.hosts.facts import HostFacts, check_names
+from jsrl.launch.hosts.needs import Need
+
+_GPU_LEARNER_CORES = 2  # that keep its accelerators fed
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which host each worker lives on.
+
+    Attributes:
+      hosts: all, the first one that of the controller. of: worker -> the name of its host. needs: of the workers.
+    """
+
+    hosts: tuple[HostFacts, ...]
+    of: dict[str, str]
+    needs: tuple[Need, ...]
+
+    def on(self, host: str) -> list[str]:
+        """Return the workers of a host, in the graph's order."""
+        return [need.worker for need in self.needs if self.of[need.worker] == host]
+
+
+@dataclass
+class _Room:
+    """What is left of a host. gpus: that no worker has to itself; learners and servers share the rest."""
+
+    host: HostFacts
+    memory_mb: int = 0
+    cores: float = 0.0
+    gpus: int = 0
+    learners: int = 0
+    workers: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.memory_mb, self.cores, self.gpus = self.host.memory_mb, float(self.host.cores), self.host.gpus
+
+    def takes(self, need: Need) -> bool:
+        return need.memory_mb <= self.memory_mb
+
+    def take(self, need: Need) -> None:
+        self.workers.append(need.worker)
+        self.memory_mb -= need.memory_mb
+        self.cores -= self._cores(need)
+
+    def _cores(self, need: Need) -> float:
+        if need.cores is not None:
+            return need.cores
+        return _GPU_LEARNER_CORES if self.host.gpus else self.host.cores / 2  # on CPU it shares the host with the rest
+
+
+def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
+    """Return which host each worker lives on.
+
+    Args:
+      needs: of the workers of a graph. hosts: the first is the one on which the run is started; workers that write to the
+        run folder live there, or on hosts that see it.
+
+    Raises:
+      ConfigError: something does not fit; says in one sentence what, and what there is.
+    """
+    check_names(tuple(hosts), "the list of hosts")
+    rooms = [_Room(host) for host in hosts]
+    seeing = [room for room in rooms if room.host.shares_folder or room is rooms[0]]
+    of: dict[str, _Room] = {}
+    for need in (need for need in needs if need.device == "learns"):
+        of[need.worker] = _for_learner(need, seeing, rooms)
+    for need in (need for need in needs if need.device != "learns" and not need.spreads):
+        of[need.worker] = _for_one(need, rooms if need.travels else seeing, of.get(need.beside))
+    _spread([need for need in needs if need.spreads], rooms, of)
+    return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs))
+
+
+def _for_learner(need: Need, seeing: list[_Room], rooms: list[_Room]) -> _Room:
+    """Return the room of a learner: where the most GPUs are for each learner, then the most cores; on CPU the most cores."""
+    most = max(rooms, key=lambda room: room.host.gpus)
+    if most.host.gpus and not any(room.host.gpus for room in seeing):
+        raise ConfigError(
+            f"{need.worker} belongs where the GPUs of {most.host.name} are, but that host does not see the run folder; start "
+            "the run there and list it first, or say shares_folder where it sees it, or give it gpus 0 to train on CPU."
+        )
+    fit = [room for room in seeing if room.host.gpus >= need.gpus or not most.host.gpus]
+    if not fit:
+        best = max(seeing, key=lambda room: room.host.gpus)
+        raise ConfigError(
+            f"{need.worker} wants {need.gpus} GPUs on one host, but {best.host.name}, which has the most, has "
+            f"{best.host.gpus}; ask for fewer (--learner.num-devices), or add a larger host."
+        )
+    ordered = sorted(fit, key=lambda room: (-room.host.gpus / (1 + room.learners), -room.cores))
+    room = _first_with_memory(need, ordered)
+    room.learners += 1
+    return room
+
+
+def _for_one(need: Need, rooms: list[_Room], beside: _Room | None) -> _Room:
+    """Return the room of a worker that is best beside a learner; a server of its own GPU goes where one is left."""
+
+    def order(room: _Room) -> tuple[bool, bool, float]:
+        free = room.gpus - (1 if room.learners else 0) if need.alone else room.host.gpus
+        return (need.device == "serves" and free < 1, room is not beside, -room.cores)
+
+    room = _first_with_memory(need, sorted(rooms, key=order))
+    if need.alone and room.gpus > (1 if room.learners else 0):
+        room.gpus -= 1
+    return room
+
+
+def _first_with_memory(need: Need, rooms: list[_Room]) -> _Room:
+    """Return the first of some rooms that has the memory that a worker needs, which is taken."""
+    for room in rooms:
+        if room.takes(need):
+            room.take(need)
+            return room
+    left = ", ".join(f"{room.host.name} has {room.memory_mb:,} MB left" for room in rooms)
+    raise ConfigError(
+        f"{need.worker} needs about {need.memory_mb:,} MB of memory, but {left}; give the run a host with more, or make the "
+        "network, ring or replay smaller."
+    )
+
+
+def _spread(needs: list[Need], rooms: list[_Room], of: dict[str, _Room]) -> None:
+    """Share workers out in proportion to the cores that are left, no host more than its memory takes; neighbours together."""
+    if not needs:
+        return
+    size_mb = max(1, *(need.memory_mb for need in needs))
+    able = [room for room in rooms if room is rooms[0] or room.host.shares_folder or all(n.travels for n in needs)]
+    room_for = [max(0, room.memory_mb // size_mb) for room in able]
+    if sum(room_for) < len(needs):
+        each = ", ".join(f"{room.host.name} {most}" for room, most in zip(able, room_for, strict=True))
+        raise ConfigError(
+            f"{len(needs)} workers such as {needs[0].worker} need about {size_mb:,} MB of memory each, but what the others "
+            f"leave is enough for {sum(room_for)} ({each}); use fewer (--num-actors), or hosts with more memory."
+        )
+    cores = [max(room.cores, 0.0) for room in able]
+    weights = cores if sum(cores) > 0 else [float(room.host.cores) for room in able]
+    counts = shares(len(needs), weights, room_for)
+    ahead = iter(needs)
+    for room, count in zip(able, counts, strict=True):
+        for _ in range(count):
+            need = next(ahead)
+            room.take(need)
+            of[need.worker] = room
+
+
+def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
+    """Return whole shares of `total` in proportion to `weights`, none above its `most`.
+
+    The largest remainders are rounded up. What one cannot take goes to the others; `most` must sum up to `total` or more.
+    """
+    found = [0] * len(weights)
+    while (left := total - sum(found)) > 0:
+        open_ = [i for i, limit in enumerate(most) if found[i] < limit]
+        whole = sum(weights[i] for i in open_)
+        parts = {i: left * (weights[i] / whole if whole > 0 else 1 / len(open_)) for i in open_}
+        for i in open_:
+            found[i] += min(int(parts[i]), most[i] - found[i])
+        _round_up(found, total, most, sorted(open_, key=lambda i: (int(parts[i]) - parts[i], i)))
+    return found
+
+
+def _round_up(found: list[int], total: int, most: Sequence[int], order: Iterable[int]) -> None:
+    for i in order:
+        if sum(found) < total and found[i] < most[i]:
+            found[i] += 1
+
+
+def layout_text(layout: Layout) -> str:
+    """Return the hosts with their workers, for people: one line for each host."""
+    wide = max(len(host.name) for host in layout.hosts)
+    lines = [f"  {'host':<{wide}}  {'address':<15}{'GPUs':>5}{'cores':>14}{'memory MB':>20}  workers"]
+    by_name = {need.worker: need for need in layout.needs}
+    for host in layout.hosts:
+        here = [by_name[name] for name in layout.on(host.name)]
+        cores = sum(need.cores if need.cores is not None else 0 for need in here)
+        shared = any(need.cores is None for need in here)  # with a worker that takes what is idle
+        busy = f"{cores}{'+' if shared else ''} of {host.cores}"
+        memory = f"{sum(need.memory_mb for need in here):,} of {host.memory_mb:,}"
+        names = ranges([need.worker for need in here]) or "none"
+        lines.append(f"  {host.name:<{wide}}  {host.address:<15}{host.gpus:>5}{busy:>14}{memory:>20}  {names}")
+    return "\n".join(lines)
+
+
+def ranges(names: Sequence[str]) -> str:
+    """Return names as text, those with consecutive numbers as a range: `learner, actor-0 to actor-7 (8)`."""
+    words: list[tuple[str, str, int]] = []
+    for name in names:
+        if words and _follows(name, words[-1][1]):
+            first, _, count = words[-1]
+            words[-1] = (first, name, count + 1)
+        else:
+            words.append((name, name, 1))
+    return ", ".join(first if count == 1 else f"{first} to {last} ({count})" for first, last, count in words)
+
+
+def _follows(name: str, before: str) -> bool:
+    (family, _, number), (earlier, _, last) = name.rpartition("-"), before.rpartition("-")
+    return family == earlier and number.isdigit() and last.isdigit() and int(number) == int(last) + 1
