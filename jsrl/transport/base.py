@@ -208,6 +208,12 @@ class InferenceSpec(NamedTuple):
     core: Tree
 
 
+LATEST_VERSION = -1
+"""In a request: the newest params that the server has."""
+NOT_PLAYED = -2
+"""In a request: nobody acts in this row; its reply is zeros."""
+
+
 class Request(NamedTuple):
     """Observations of one group of environments, asking for actions.
 
@@ -219,6 +225,8 @@ class Request(NamedTuple):
       wants_core: row 0 of a trajectory: the reply brings the core as it was before this row acted.
       policy: int32 [B], the number of the policy that is to act in each row (0 where there is one); to ask, an int for all
         rows will do.
+      version: int64 [B], [B, N] where a group has N agents: the frozen version that is to act in each row, LATEST_VERSION or
+        NOT_PLAYED; to ask, an int for all rows will do.
     """
 
     observation: Tree
@@ -227,6 +235,7 @@ class Request(NamedTuple):
     step: int = 0
     wants_core: bool = False
     policy: Array | int = 0
+    version: Array | int = LATEST_VERSION
 
 
 class Reply(NamedTuple):
@@ -234,8 +243,8 @@ class Reply(NamedTuple):
 
     Attributes:
       action [B, ...], log_prob [B], extras (tree of [B, ...]): as ActOutput.
-      version: int64 [B], of the params that chose each row's action. policy: int32 [B], that chose it. To answer, an int for
-        all rows will do for either.
+      version: int64 [B], of the newest params as they were when the rows were acted on: what learning rows are trained
+        with. policy: int32 [B], that chose the actions. To answer, an int for all rows will do for either.
       core: tree of [B, ...] where the request wanted it, else unspecified.
     """
 
@@ -293,8 +302,12 @@ class InferenceServer(Protocol):
         """Answer one request (arrays are copied out)."""
         ...
 
-    def refuse(self, request: ClientRequest, served: Mapping[int, str]) -> None:
-        """Answer one request with rows of a policy that is not among those `served` (number -> name): UnknownPolicy."""
+    def refuse(self, request: ClientRequest, served: Mapping[int, str], problem: str = "") -> None:
+        """Answer one request that cannot be served with UnknownPolicy.
+
+        Args:
+          served: the policies that are served, number -> name. problem: what is wrong, where it is not the policy.
+        """
         ...
 
     def departed(self, look: bool = True) -> list[ProducerId]:

@@ -7,7 +7,7 @@ arrived together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActOutput, Agent
-from jsrl.errors import StreamError, StreamTimeout
+from jsrl.errors import SnapshotError, StreamError, StreamTimeout
 from jsrl.metrics.phases import Phases
 from jsrl.parallel import small_calls
-from jsrl.transport.base import ParamsSubscriber, Reply, Request
+from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, ParamsSubscriber, Reply, Request
 from jsrl.transport.inference.ends import unknown_policy, unserved
 from jsrl.transport.stream import POLICY
 from jsrl.types import Array, EnvSpec, Tree, leaves, map_tree, version_updates
+from jsrl.workers.frozen import FrozenParams
 
 ACT_STREAM, UPDATE_STREAM, INIT_STREAM = 1, 2, 0
 
@@ -48,6 +49,7 @@ class Engine:
       seed: of the run. greedy: take the most likely action.
       number: of the inference server, so that no two draw the same for what they merge.
       policy, policy_name: that it acts for, as requests and as people call it.
+      frozen: (engine's `as_params`) -> the frozen players that requests may ask for; None: they may not.
 
     Attributes:
       served: the policies that it acts for: number -> name.
@@ -65,6 +67,7 @@ class Engine:
         number: int = 0,
         policy: int = 0,
         policy_name: str = POLICY,
+        frozen: Callable[[Callable[[list[np.ndarray]], Tree]], FrozenParams] | None = None,
     ) -> None:
         self._agent, self._spec, self._greedy, self._number = agent, spec, greedy, number
         self.sizes = sorted(set(sizes))
@@ -83,16 +86,21 @@ class Engine:
         self._key = stream_key(seed, ACT_STREAM)
         self._act = jax.jit(self._traced, donate_argnums=1 if self.has_core else (), compiler_options=small_calls())
         self._padded = {size: self._buffers(size) for size in self.sizes}
+        self.frozen = frozen(self.as_params) if frozen is not None else None
+        self._cores_of = jax.jit(lambda table, index: jax.tree.map(lambda rows: rows[index], table))
 
     def _buffers(self, size: int) -> tuple[Tree, np.ndarray, np.ndarray]:
         observation = map_tree(lambda s: s.batched(size).zeros(), self._spec.observation)
         return observation, np.ones(size, bool), np.full(size, self._num_slots, np.int32)
 
-    def _traced(self, params, table, index, key, ids, observation, is_first):
+    def _traced(self, params, table, index, key, ids, observation, is_first, plays=None):
+        """Act; `plays` (bool [B] or [B, N]): whose cores change (None: all)."""
         self.compilations += 1  # runs when traced only: once per compilation
         key = jax.random.fold_in(jax.random.fold_in(key, ids[0]), ids[1])
         core = jax.tree.map(lambda rows: rows[index], table)
         output, new_core = self._agent.act(params, key, observation, is_first, core, greedy=self._greedy)
+        if plays is not None:
+            new_core = jax.tree.map(lambda new, old: jnp.where(_over(plays, new), new, old), new_core, core)
         table = jax.tree.map(lambda rows, new: rows.at[index].set(new), table, new_core)
         output = ActOutput(output.action, output.log_prob, output.extras)  # what a row keeps
         return output, core, table
@@ -124,8 +132,12 @@ class Engine:
 
     def set_params(self, version: int, values: list[np.ndarray]) -> None:
         """Take new params: leaves in jax.tree order, which this engine may keep."""
-        self._params = jax.tree.unflatten(self._structure, [jnp.asarray(v) for v in values])
+        self._params = self.as_params(values)
         self.version = int(version)
+
+    def as_params(self, values: list[np.ndarray]) -> Tree:
+        """Return leaves, in jax.tree order, as params."""
+        return jax.tree.unflatten(self._structure, [jnp.asarray(v) for v in values])
 
     def warm_up(self) -> None:
         """Compile every batch size (with the params set, or zeros of their shapes); cores and keys stay untouched."""
@@ -138,16 +150,26 @@ class Engine:
             ids = np.zeros(2, np.uint32)
             output, _, self._table = self._act(params, self._table, index, self._key, ids, observation, is_first)
             jax.block_until_ready(output)
+            if self.frozen is not None and self.has_core:
+                plays = np.zeros(output.log_prob.shape, bool)
+                output, _, self._table = self._act(
+                    params, self._table, index, self._key, ids, observation, is_first, plays
+                )
+                jax.block_until_ready((output, self._cores_of(self._table, index)))
 
     def act(self, served: GroupSlots, request: Request) -> Reply:
         """Act for one group, with the group's own key: the same bits wherever the group is hosted."""
         ids = np.array([served.group, request.step], np.uint32)
+        if self._asks_frozen(request):
+            return self._act_by_version([(served, request)], ids)[0]
         action, log_prob, extras, core = self._call(served.index, ids, request.observation, request.is_first)
         own_core = jax.device_get(core) if self.has_core and request.wants_core else ()
         return Reply(action, log_prob, extras, self.version, own_core, self._policy)
 
     def act_merged(self, requests: list[tuple[GroupSlots, Request]]) -> list[Reply]:
-        """Act for several groups in one padded batch."""
+        """Act for several groups in one padded batch, or one for each version that they ask for."""
+        if any(self._asks_frozen(request) for _, request in requests):
+            return self._act_by_version(requests, None)
         rows = sum(len(served.index) for served, _ in requests)
         size = next((s for s in self.sizes if s >= rows), rows)
         observation, is_first, index = self._padded.get(size) or self._buffers(size)
@@ -163,8 +185,69 @@ class Engine:
         ids = np.array([0xFFFFFFFF - self._number, self.batches & 0xFFFFFFFF], np.uint32)
         return self._split(self._call(index, ids, observation, is_first), requests)
 
-    def _call(self, index: np.ndarray, ids: np.ndarray, observation: Tree, is_first: np.ndarray):
-        output, core, self._table = self._act(self._params, self._table, index, self._key, ids, observation, is_first)
+    def frozen_versions(self, request: Request) -> list[int]:
+        """Return the versions of frozen players that a request needs."""
+        if not self._asks_frozen(request):
+            return []
+        return [int(v) for v in np.unique(request.version) if v not in (LATEST_VERSION, NOT_PLAYED)]
+
+    def take_frozen(self, owner: Hashable, versions: Collection[int]) -> bool:
+        """Return whether frozen versions are loaded; see jsrl.workers.frozen.FrozenParams.take.
+
+        Raises:
+          SnapshotError: they cannot be.
+        """
+        if self.frozen is None:
+            raise SnapshotError(f"frozen players {sorted(versions)} were asked for, and none are known here.")
+        return self.frozen.take(owner, versions)
+
+    def _asks_frozen(self, request: Request) -> bool:
+        """Return whether some row is not for the newest params."""
+        version = request.version
+        return version != LATEST_VERSION if isinstance(version, int) else bool((version != LATEST_VERSION).any())
+
+    def _act_by_version(self, requests: list[tuple[GroupSlots, Request]], ids: np.ndarray | None) -> list[Reply]:
+        """Act once for each version, with the rows that it plays; `ids` of the key: with all rows, so that bits stay."""
+        index = np.concatenate([served.index for served, _ in requests])
+        asked = [request for _, request in requests]
+        observation = map_tree(lambda *parts: np.concatenate(parts), *(request.observation for request in asked))
+        is_first = np.concatenate([request.is_first for request in asked])
+        wanted = np.concatenate([_versions_of(request) for request in asked])
+        wants_core = self.has_core and any(request.wants_core for request in asked)
+        core = jax.device_get(self._cores_of(self._table, index)) if wants_core else ()
+        result: tuple[Array, Array, Tree] | None = None
+        for version in np.unique(wanted[wanted != NOT_PLAYED]).tolist() or [LATEST_VERSION]:
+            plays = wanted == version
+            rows = plays.reshape(len(plays), -1).any(1).nonzero()[0] if ids is None else np.arange(len(plays))
+            part = map_tree(lambda x, r=rows: x[r], (observation, is_first, index, plays))
+            found = self._act_rows(version, part, ids)
+            result = result or map_tree(lambda x: np.zeros((len(wanted), *x.shape[1:]), x.dtype), found)
+            for whole, new in zip(leaves(result), leaves(found), strict=True):
+                whole[rows] = np.where(_over(plays[rows], new), new, whole[rows])
+        assert result is not None
+        return self._split((*result, core), requests)
+
+    def _act_rows(self, version: int, part: tuple[Tree, Array, Array, Array], ids: np.ndarray | None):
+        """Act with one version's params; return (action, log_prob, extras) of the rows."""
+        observation, is_first, index, plays = part
+        rows = len(index)
+        params = self._params if version == LATEST_VERSION or self.frozen is None else self.frozen.get(version)
+        if ids is None:
+            self.batches += 1
+            ids = np.array([0xFFFFFFFF - self._number, self.batches & 0xFFFFFFFF], np.uint32)
+            size = next((s for s in self.sizes if s >= rows), rows)
+            spare = self._buffers(size)
+            for target, source in zip(leaves(spare), leaves((observation, is_first, index)), strict=True):
+                target[:rows] = source
+            observation, is_first, index = spare
+            plays = np.concatenate([plays, np.zeros((size - rows, *plays.shape[1:]), bool)])
+        masked = (plays,) if self.has_core else ()
+        action, log_prob, extras, _ = self._call(index, ids, observation, is_first, params, *masked)
+        return map_tree(lambda x: x[:rows], (action, log_prob, extras))
+
+    def _call(self, index: np.ndarray, ids: np.ndarray, observation: Tree, is_first: np.ndarray, params=None, *plays):
+        params = self._params if params is None else params
+        output, core, self._table = self._act(params, self._table, index, self._key, ids, observation, is_first, *plays)
         if self._on_accelerator:
             for leaf in jax.tree.leaves(output):
                 leaf.copy_to_host_async()
@@ -184,6 +267,17 @@ class Engine:
             own_extras = map_tree(lambda x, p=part: x[p], extras)
             replies.append(Reply(action[part], log_prob[part], own_extras, self.version, own_core, self._policy))
         return replies
+
+
+def _over(mask: Array, leaf: Array) -> Array:
+    """Return a mask of rows, or of rows and agents, with the axes of a leaf of them."""
+    return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
+
+
+def _versions_of(request: Request) -> np.ndarray:
+    """Return the versions that a request asks for, of each row (and agent, where they differ)."""
+    version = request.version
+    return np.full(len(request.is_first), version, np.int64) if isinstance(version, int) else version
 
 
 class InlineInference:
@@ -230,8 +324,19 @@ class InlineInference:
         if ready is None:
             raise StreamTimeout(f"params with {self._pending[0][1].min_updates} updates did not come in {timeout_s} s.")
         group, request = self._pending.pop(ready)
+        versions = self._engine.frozen_versions(request)
+        if versions:
+            self._take(group, request, versions)
         self._phases.enter("act")
         return group, self._engine.act(self._served[group], request)
+
+    def _take(self, group: int, request: Request, versions: list[int]) -> None:
+        """Load the frozen players that a request needs. Raises UnknownPolicy."""
+        try:
+            self._engine.take_frozen(group, versions)
+        except SnapshotError as error:
+            refusal = unserved(group, request.policy, self._engine.served, str(error))
+            raise unknown_policy("this process", refusal) from error
 
     def forget(self) -> None:
         """Drop what is asked and not answered yet: every group will ask again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from jsrl.agents.base import Agent
@@ -12,6 +13,7 @@ from jsrl.snapshots.queue import Job as WrittenJob
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.ends import subscribe
+from jsrl.workers.frozen import MIB, FrozenParams
 from jsrl.workers.jobs import Job
 from jsrl.workers.play import PlayedPolicy
 
@@ -21,6 +23,12 @@ PARAMS_STORE = "params"
 def make_agent(job: Job) -> Agent:
     """Return the job's agent."""
     return build_agent(job.experiment.agent, job.schemas.env)
+
+
+def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams]:
+    """Return what makes the frozen players that an engine may act with. `background`: load beside acting."""
+    load, max_bytes = job.players.load, job.experiment.inference.frozen_mb * MIB
+    return functools.partial(FrozenParams, load, max_bytes=max_bytes, background=background)
 
 
 def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:

@@ -112,8 +112,14 @@ def serving(road: Road):
     serving.close()
 
 
-def connect(address: str, name: str = "actor-0", incarnation: int = 0, groups: dict[int, int] | None = None):
-    return connect_inference(address, SPEC, ProducerId(name, incarnation), groups or {0: 5}, TIMEOUT_S)
+def connect(
+    address: str,
+    name: str = "actor-0",
+    incarnation: int = 0,
+    groups: dict[int, int] | None = None,
+    spec: InferenceSpec = SPEC,
+):
+    return connect_inference(address, spec, ProducerId(name, incarnation), groups or {0: 5}, TIMEOUT_S)
 
 
 def collect_some(server: InferenceServer, count: int, max_rows: int = 1000):
@@ -223,7 +229,25 @@ def test_a_policy_that_is_not_served_is_refused_by_name_and_the_stream_goes_on(r
         assert client.receive(TIMEOUT_S)[0] == group
     client.close()
     wait_until(lambda: server.departed() == [ProducerId("actor-0", 0)], "the client left")
-    server.refuse(found, (0,))  # goes nowhere
+    server.refuse(found, {0: "main"})  # goes nowhere
+    server.close()
+
+
+def test_the_versions_that_are_asked_for_arrive_and_a_problem_is_told(road: Road) -> None:
+    spec = SPEC._replace(log_prob=ArraySpec((2,), "float32"))
+    server = bind_inference(road.new_address(), spec)
+    client = connect_while(server, groups={2: 3}, spec=spec)
+    rows = np.arange(6, dtype=np.int64).reshape(3, 2) + (7 << 40)
+    for version in (-1, rows, -1, 5, -2, rows):
+        client.send(2, make_request(3, 0, version=version))
+        (found,) = collect_some(server, 1)
+        np.testing.assert_array_equal(found.request.version, np.broadcast_to(version, (3, 2)))
+        server.refuse(found, {0: "main"}, "player 5 is gone")
+        with pytest.raises(UnknownPolicy, match="player 5 is gone"):
+            client.receive(TIMEOUT_S)
+    with pytest.raises(SpecMismatch, match="version"):
+        client.send(2, make_request(3, 0, version=rows[:, 0]))
+    client.close()
     server.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jsrl.errors import ConfigError, StreamError
-from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
+from jsrl.transport.base import LATEST_VERSION, ClientRequest, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.wire.schema import Layout, check_tree, flatten_schema, make_layout
 from jsrl.types import ArraySpec, Tree, leaves, map_tree, unflatten
 
@@ -22,6 +22,7 @@ class Question(NamedTuple):
     observation: Tree
     is_first: Any
     policy: Any
+    version: Any
 
 
 class Answer(NamedTuple):
@@ -39,8 +40,14 @@ POLICY, VERSION = ArraySpec((), "int32"), ArraySpec((), "int64")  # of one row
 
 def question_schema(spec: InferenceSpec, num_rows: int) -> Question:
     """Return the schema of a request of `num_rows` rows."""
-    rows = Question(spec.observation, ArraySpec((), "bool"), POLICY)
+    rows = Question(spec.observation, ArraySpec((), "bool"), POLICY, version_schema(spec))
     return map_tree(lambda leaf: leaf.batched(num_rows), rows)
+
+
+def version_schema(spec: InferenceSpec) -> ArraySpec:
+    """Return the schema of what a row asks for: one version, or one for each agent of a group."""
+    shape = spec.log_prob.shape if isinstance(spec.log_prob, ArraySpec) else ()
+    return ArraySpec(shape, VERSION.dtype)
 
 
 def answer_schema(spec: InferenceSpec, num_rows: int) -> Answer:
@@ -101,16 +108,16 @@ class TreeWriter:
 
 
 class NumberWriter:
-    """Writes a number for each row, such as its version, into a fixed array of zeros.
+    """Writes a number for each row, such as its version, into a fixed array, which holds `last` everywhere.
 
     An int stands for all rows; it is written only where it is another one than last time.
     """
 
     __slots__ = ("_last", "_rows", "_view")
 
-    def __init__(self, schema: ArraySpec, view: np.ndarray, name: str):
+    def __init__(self, schema: ArraySpec, view: np.ndarray, name: str, last: int = 0):
         self._view, self._rows = view, TreeWriter(schema, [view], name)
-        self._last: int | None = 0
+        self._last: int | None = last
 
     def write(self, number: Any) -> None:
         """Write a number for all rows, or an array [B].
@@ -207,17 +214,19 @@ class AreaLayout:
 class AskingArea:
     """A group's area as the client sees it: writes requests, reads replies."""
 
-    __slots__ = ("_core", "_is_first", "_observation", "_policy", "_reply", "core", "in_flight", "rows")
+    __slots__ = ("_core", "_is_first", "_observation", "_policy", "_reply", "_version", "core", "in_flight", "rows")
 
     def __init__(self, layout: AreaLayout, group: int, buffer: Any):
         self.rows = layout.group_sizes[group]
         schema = question_schema(layout.spec, self.rows)
         at_question, at_answer, at_core = layout.offsets[group]
         question, answer, core = layout.parts(self.rows)
-        *observation, is_first, policy = question.views(buffer, at_question)
+        *observation, is_first, policy, version = question.views(buffer, at_question)
         self._observation = TreeWriter(schema.observation, observation, "observation")
         self._is_first = TreeWriter(schema.is_first, [is_first], "is_first")
         self._policy = NumberWriter(schema.policy, policy, "policy")
+        version[...] = LATEST_VERSION
+        self._version = NumberWriter(schema.version, version, "version", LATEST_VERSION)
         answer_views = answer.views(buffer, at_answer, writeable=False)
         self._reply: Answer = unflatten(answer_schema(layout.spec, self.rows), answer_views)
         self._core: Tree = unflatten(layout.spec.core, core.views(buffer, at_core, writeable=False))
@@ -228,6 +237,7 @@ class AskingArea:
         self._observation.write(request.observation)
         self._is_first.write(request.is_first)
         self._policy.write(request.policy)
+        self._version.write(request.version)
 
     def read(self, has_core: bool) -> Reply:
         """Return the reply as views."""
@@ -248,6 +258,7 @@ class AnsweringArea:
         "_policy",
         "_policy_out",
         "_version",
+        "_version_out",
         "client",
         "group",
         "open",
@@ -261,13 +272,13 @@ class AnsweringArea:
         question, answer, core = layout.parts(rows)
         schema = question_schema(layout.spec, rows)
         asked: Question = unflatten(schema, question.views(buffer, at_question, writeable=False))
-        self._observation, self._is_first, self._policy = asked
+        self._observation, self._is_first, self._policy, self._version = asked
         wanted = answer_schema(layout.spec, rows)
         views: Answer = unflatten(wanted, answer.views(buffer, at_answer))
         self._action = TreeWriter(wanted.action, leaves(views.action), "action")
         self._log_prob = TreeWriter(wanted.log_prob, leaves(views.log_prob), "log_prob")
         self._extras = TreeWriter(wanted.extras, leaves(views.extras), "extras")
-        self._version = NumberWriter(wanted.version, views.version, "version")
+        self._version_out = NumberWriter(wanted.version, views.version, "version")
         self._policy_out = NumberWriter(wanted.policy, views.policy, "policy")
         self._core = TreeWriter(core_schema(layout.spec, rows)["core"], core.views(buffer, at_core), "core")
         self.open = False
@@ -275,7 +286,8 @@ class AnsweringArea:
     def read(self, min_updates: int, step: int, wants_core: bool) -> ClientRequest:
         """Return the request that was just announced; its arrays are views."""
         self.open = True
-        request = Request(self._observation, self._is_first, min_updates, step, wants_core, self._policy)
+        asked = (self._observation, self._is_first, min_updates, step, wants_core, self._policy, self._version)
+        request = Request(*asked)
         return ClientRequest(self.client, self.group, request)
 
     def write(self, reply: Reply, wants_core: bool) -> None:
@@ -284,7 +296,7 @@ class AnsweringArea:
         self._action.write(reply.action)
         self._log_prob.write(reply.log_prob)
         self._extras.write(reply.extras)
-        self._version.write(reply.version)
+        self._version_out.write(reply.version)
         self._policy_out.write(reply.policy)
         if wants_core:
             self._core.write(reply.core)

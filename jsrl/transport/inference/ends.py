@@ -17,11 +17,17 @@ from jsrl.types import Array
 
 
 class PolicyNotServed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The reply to a request for policies that this server does not serve. served: those it does, as text."""
+    """The reply to a request that this server cannot serve.
+
+    Attributes:
+      policies: those asked for that it does not serve. served: those it does, as text. problem: what is wrong, where it is
+        something else.
+    """
 
     group: int
     policies: list[int]
     served: list[str]
+    problem: str = ""
 
 
 class ConnectedClient(Protocol):
@@ -103,14 +109,15 @@ class ServerEnd:
         if asker is not None and not asker.answer(request, reply):
             self._drop(asker, "its connection broke")
 
-    def refuse(self, request: ClientRequest, served: Mapping[int, str]) -> None:
-        """Answer one request with rows of a policy that is not among those `served` (number -> name): UnknownPolicy.
+    def refuse(self, request: ClientRequest, served: Mapping[int, str], problem: str = "") -> None:
+        """Answer one request that cannot be served with UnknownPolicy; see jsrl.transport.base.InferenceServer.
 
         Raises:
           StreamError: the request was answered already.
         """
         asker = self._asker_of(request)
-        if asker is not None and not asker.refuse(request, unserved(request.group, request.request.policy, served)):
+        refusal = unserved(request.group, request.request.policy, served, problem)
+        if asker is not None and not asker.refuse(request, refusal):
             self._drop(asker, "its connection broke")
 
     def _asker_of(self, request: ClientRequest) -> ConnectedClient | None:
@@ -188,16 +195,17 @@ def unknown_group(client: ProducerId, group: int, groups: list[int]) -> ConfigEr
     return ConfigError(f"group {group} was not declared by {client.name}; it declared {sorted(groups)}.")
 
 
-def unserved(group: int, policy: Array | int, served: Mapping[int, str]) -> PolicyNotServed:
-    """Return the answer to a group's request with rows of policies that are not among those served (number -> name)."""
+def unserved(group: int, policy: Array | int, served: Mapping[int, str], problem: str = "") -> PolicyNotServed:
+    """Return the answer to a group's request that cannot be served by who serves these policies (number -> name)."""
     asked = {int(number) for number in np.unique(policy)}
-    return PolicyNotServed(
-        group, sorted(asked - served.keys()), [f"{number} ({name})" for number, name in sorted(served.items())]
-    )
+    names = [f"{number} ({name})" for number, name in sorted(served.items())]
+    return PolicyNotServed(group, sorted(asked - served.keys()), names, problem[:1000])
 
 
 def unknown_policy(server: str, unserved: PolicyNotServed) -> UnknownPolicy:
-    """Return the error for a request with rows of policies that are not served."""
+    """Return the error for a request that cannot be served."""
+    if unserved.problem:
+        return UnknownPolicy(f"group {unserved.group} asked {server} for what it cannot serve: {unserved.problem}")
     asked = ", ".join(map(str, unserved.policies))
     return UnknownPolicy(
         f"group {unserved.group} asked {server} for policy {asked}; it serves {', '.join(unserved.served)}. Ask for "

@@ -120,8 +120,8 @@ class LocalInferenceServer(ServerEnd):
                 return
             asker, group, asked = event
             if self._askers.get(asker.client.name) is asker:
-                _, _, min_updates, step, wants_core, _ = asked
-                self._ready.append(asker.areas[group].read(min_updates, step, wants_core))
+                area = asker.areas[group]
+                self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core))
 
     def _shut(self) -> None:
         with _servers_lock:

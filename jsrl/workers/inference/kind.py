@@ -32,6 +32,9 @@ METRICS = (
     Metric("compilations", "compilations of act so far", "count", "one per batch size", "total"),
     Metric("compilations_after_warmup", "compilations once warm", "count", "0", "total"),
     Metric("refused", "rejected connections", "count", "0", "total"),
+    Metric("frozen_players", "frozen players kept in memory", "count", "those that are played now", "max"),
+    Metric("frozen_mib", "memory of the frozen players kept", "MiB", "below inference.frozen-mb", "max"),
+    Metric("frozen_loads", "frozen players loaded so far", "count", "near the number of players", "total"),
     Metric("params_updates", "updates that the oldest params in use have seen", "updates", "updates - 1", "min"),
 )
 

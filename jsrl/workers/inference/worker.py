@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jsrl.errors import SpecMismatch, StreamTimeout
+from jsrl.errors import SnapshotError, SpecMismatch, StreamTimeout
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
@@ -15,6 +15,8 @@ from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import Reporter
 from jsrl.workers.refusals import Refusals
+
+LOADING_S = 0.001  # between looks at whether a frozen player is loaded
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,33 @@ class InferenceWorker:
         arrived = [r for r in arrived if self._serves(r)]
         self._forget_departed()
         requests = self._held + arrived
+        if self._engine.frozen is not None:
+            self._engine.frozen.receive()
         updates = version_updates(self._engine.version) if self._engine.version >= 0 else -1
-        ready = [r for r in requests if self._engine.version >= 0 and r.request.min_updates <= updates]
-        if len(ready) < len(requests):
-            self._held = [r for r in requests if self._engine.version < 0 or r.request.min_updates > updates]
-        else:
-            self._held = []
+        self._held = []
+        ready: list[ClientRequest] = []
+        for r in requests:
+            if self._engine.version < 0 or r.request.min_updates > updates:
+                self._held.append(r)
+            elif (found := self._has_frozen(r)) is None:
+                continue
+            else:
+                (ready if found else self._held).append(r)
         return self._answer(ready) if ready else 0
+
+    def _has_frozen(self, request: ClientRequest) -> bool | None:
+        """Return whether the frozen players that a request needs are loaded; None: they cannot be, and it was refused."""
+        versions = self._engine.frozen_versions(request.request)
+        if not versions:
+            return True
+        try:
+            return self._engine.take_frozen((request.client, request.group), versions)
+        except SnapshotError as error:
+            served = self._engine.served
+            refusal = unserved(request.group, request.request.policy, served, str(error))
+            self._refusals.note(unknown_policy(self.name, refusal))
+            self._server.refuse(request, served, str(error))
+            return None
 
     def _collect(self) -> list[ClientRequest]:
         """Take what has arrived. While requests wait for newer params, look for those as well."""
@@ -99,6 +121,9 @@ class InferenceWorker:
             if arrived and self._settings.max_wait_s > 0:
                 arrived += self._arrived(self._settings.max_wait_s)
             return arrived
+        if any(self._engine.frozen_versions(r.request) for r in self._held):
+            self._phases.enter("wait")
+            return self._arrived(LOADING_S)
         everybody_waits = len(self._held) >= max(1, len(self._served))
         self._phases.enter("wait_params" if everybody_waits else "wait")
         arrived = self._arrived(0.0 if everybody_waits else 0.0003)
@@ -181,6 +206,9 @@ class InferenceWorker:
             for key in [k for k in self._served if k[0] == client]:
                 served = self._served.pop(key)
                 self._vacant[(served.group, len(served.index))] = served
+            for r in self._held:
+                if r.client == client and self._engine.frozen is not None:
+                    self._engine.frozen.forget((client, r.group))
             self._held = [r for r in self._held if r.client != client]
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
@@ -189,6 +217,9 @@ class InferenceWorker:
         self._recorder.last("compilations", compilations)
         self._recorder.last("compilations_after_warmup", compilations - self._warm_compilations)
         self._recorder.last("refused", self._refusals.count)
+        if self._engine.frozen is not None:
+            for name, value in self._engine.frozen.figures().items():
+                self._recorder.last(name, value)
         if self._engine.version >= 0:
             self._recorder.last("params_updates", version_updates(self._engine.version))
         return self._recorder.flush(), {"rows": self._rows}
@@ -201,6 +232,8 @@ class InferenceWorker:
         if hasattr(self, "_server"):
             self._server.close()
             self._params.close()
+        if self._engine.frozen is not None:
+            self._engine.frozen.close()
         if self._settings.merge and self._engine.compilations > self._warm_compilations:
             self._reporter.event("warning", f"{self.name} compiled again after its warm-up; batch sizes are not fixed.")
         return {"rows": self._rows}

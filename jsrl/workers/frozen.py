@@ -1,0 +1,129 @@
+"""The params of frozen players in a worker that acts: loaded when they are asked for, at most a number of bytes of them.
+
+A request may need several players at once. Who has waited longest is served first, and what it needs stays until it has all:
+otherwise two requests could take each other's room for ever.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from jsrl.types import Tree
+
+MIB = 1 << 20
+
+
+class FrozenParams:
+    """Params by version, the least recently used ones leave first.
+
+    Args:
+      load: version -> leaves of its params; raises SnapshotError. as_params: leaves -> what `act` takes.
+      max_bytes: kept at most, but always all that one request needs.
+      background: load in a thread of its own, so that others are served meanwhile.
+
+    Attributes:
+      misses: loads so far. size_bytes: of what is kept.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[int], list[np.ndarray]],
+        as_params: Callable[[list[np.ndarray]], Tree],
+        *,
+        max_bytes: int,
+        background: bool,
+    ) -> None:
+        self._load, self._as_params, self._max_bytes = load, as_params, max_bytes
+        self._kept: OrderedDict[int, tuple[Tree, int]] = (
+            OrderedDict()
+        )  # version -> params, bytes; least recently used first
+        self._waiting: dict[Hashable, frozenset[int]] = {}  # who waits, longest first -> the versions that it needs
+        self._thread = ThreadPoolExecutor(1, "frozen-players") if background else None
+        self._loading: tuple[int, Future[list[np.ndarray]]] | None = None
+        self._failed: dict[int, BaseException] = {}
+        self.misses = self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, version: int) -> Tree:
+        """Return the params of a version that `take` said are there."""
+        return self._kept[version][0]
+
+    def receive(self) -> None:
+        """Keep what the thread has loaded. What was taken before may be gone after it."""
+        if self._loading is None or not self._loading[1].done():
+            return
+        (version, loaded), self._loading = self._loading, None
+        error = loaded.exception()
+        if error is None:
+            self._keep(version, loaded.result())
+        else:
+            self._failed[version] = error
+
+    def take(self, owner: Hashable, versions: Collection[int]) -> bool:
+        """Return whether all these versions are there, until the next `receive`; if not, ask again with the same owner.
+
+        Without a thread they are, until the next `take`.
+
+        Raises:
+          SnapshotError: one of them cannot be loaded; the owner no longer waits.
+        """
+        if not self._has(versions):
+            self._waiting[owner] = frozenset(versions)
+            if next(iter(self._waiting)) == owner:
+                self._fetch(owner, versions)
+            if not self._has(versions):
+                return False
+        for version in versions:
+            self._kept.move_to_end(version)
+        self.forget(owner)
+        return True
+
+    def _has(self, versions: Collection[int]) -> bool:
+        return all(version in self._kept for version in versions)
+
+    def forget(self, owner: Hashable) -> None:
+        """Note that an owner does not wait any more."""
+        self._waiting.pop(owner, None)
+
+    def _fetch(self, owner: Hashable, versions: Collection[int]) -> None:
+        """Begin to load what is absent; without a thread, load it."""
+        for version in versions:
+            if version in self._kept or self._loading is not None:
+                continue
+            try:
+                if version in self._failed:
+                    raise self._failed.pop(version)
+                self.misses += 1
+                if self._thread is None:
+                    self._keep(version, self._load(version))
+                else:
+                    self._loading = version, self._thread.submit(self._load, version)
+            except BaseException:
+                self.forget(owner)
+                raise
+
+    def _keep(self, version: int, values: list[np.ndarray]) -> None:
+        size = sum(value.nbytes for value in values)
+        needed: Collection[int] = next(iter(self._waiting.values()), ())
+        for old in [v for v in self._kept if v not in needed]:
+            if self.size_bytes + size <= self._max_bytes:
+                break
+            self.size_bytes -= self._kept.pop(old)[1]
+        self._kept[version] = self._as_params(values), size
+        self.size_bytes += size
+
+    def figures(self) -> dict[str, Any]:
+        """Return what metrics show: players kept, their MiB, loads so far."""
+        return {"frozen_players": len(self), "frozen_mib": self.size_bytes / MIB, "frozen_loads": self.misses}
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
