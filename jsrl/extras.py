@@ -13,6 +13,7 @@ DISTRIBUTION = "jsrl-jax"  # what pip calls jsrl; the name jsrl on the package i
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "atari": (("ale_py",), "Atari environments"),
     "mujoco": (("mujoco",), "MuJoCo environments"),
+    "hide-and-seek": (("mujoco",), "hide-and-seek"),
     "envpool": (("envpool",), "EnvPool environments"),
     "games": (("pettingzoo", "mpe2", "lbforaging"), "environments with several agents"),
     "openspiel": (("pyspiel",), "OpenSpiel's games"),

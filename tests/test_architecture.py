@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "parallel": ({"agents", "types", "errors"}, {"jax", "numpy"}),
     "envs": (
         {"rate_limit", "extras", "types", "errors", "references"},
-        {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging", "pyspiel"},
+        {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging", "mujoco", "pyspiel"},
     ),
     "transport": ({"types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec"}),
     "experiment": ({"envs", "types", "errors", "references"}, {"jax"}),

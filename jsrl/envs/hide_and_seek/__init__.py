@@ -1,0 +1,1 @@
+"""Hide-and-seek with rooms, boxes and ramps, on MuJoCo."""

@@ -1,0 +1,190 @@
+"""The vector game: one env step from actions to rows; ids `hide_and_seek:randomwalls`, `quadrant` and `empty`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.base import GameStep
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.groups import SeatGroups
+from jsrl.envs.games.rows import GameRows
+from jsrl.envs.hide_and_seek import rules
+from jsrl.envs.hide_and_seek.hands import Hands
+from jsrl.envs.hide_and_seek.observations import Observations, observation_spec, state_size
+from jsrl.envs.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, Settings, settings_of
+from jsrl.envs.hide_and_seek.sight import Sight
+from jsrl.envs.hide_and_seek.statistics import Statistics
+from jsrl.envs.hide_and_seek.worlds import World, Worlds, build_world
+from jsrl.envs.rows import slot_seeds
+from jsrl.errors import MissingExtra
+from jsrl.extras import install_command
+from jsrl.types import Array, ArraySpec, GameSpec, MultiDiscrete, Seat
+
+log = logging.getLogger("jsrl.envs")
+ACTIONS = MultiDiscrete((LEVELS, LEVELS, LEVELS, 2, 2))  # force along x and y, torque, pull, lock
+
+
+class HideAndSeek:
+    """B worlds with hiders and seekers; episodes are truncated after `horizon` steps.
+
+    An episode whose physics becomes invalid is truncated at its last valid state, and counted in `discarded`.
+
+    Attributes:
+      settings: of the game. worlds, sight, hands: its state. clock: int [B]: steps of the open episodes.
+      discarded: episodes whose physics became invalid.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        settings: Settings,
+        num_envs: int,
+        seed: int | tuple[int, ...],
+        group: int = 0,
+        groups: Mapping[str, tuple[str, ...]] | None = None,
+    ):
+        self.settings, self.num_envs = settings, num_envs
+        names = [f"hider_{i}" for i in range(settings.n_hiders)] + [f"seeker_{i}" for i in range(settings.n_seekers)]
+        seen = observation_spec(settings)
+        seats = tuple(Seat(name, seen, ACTIONS, f"{name.partition('_')[0]}s") for name in names)
+        self.spec = GameSpec(seats, config.id, state=ArraySpec((state_size(settings),), "float32"))
+        self._groups = SeatGroups(self.spec, groups)
+        self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
+        self._index = {group: _index(index) for group, index in self._groups.index.items()}
+        self._seeds = slot_seeds(seed, group, num_envs)
+        self._rows = GameRows(self.spec, config, num_envs, self._seeds)
+        self.worlds = Worlds(settings, num_envs)
+        self.sight = Sight(settings, self.worlds)
+        self.hands = Hands(settings, self.worlds)
+        self._statistics = Statistics(settings, self.worlds, self.hands)
+        self._observations = Observations(settings, self.worlds, self.sight, self.hands)
+        self.clock, self._begun = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self.discarded = 0
+        self._seekers = np.arange(len(names)) >= settings.n_hiders
+
+    def reset(self) -> GameStep:
+        """Reset every slot."""
+        self._begin(range(self.num_envs))
+        return self._rows.opened(self._look(), state=self._observations.state)
+
+    def step(self, action: Mapping[str, Array]) -> GameStep:
+        """Step every slot with group -> actions [B, N_g, 5]; see VectorGame."""
+        first = self._rows.first
+        chosen = self._chosen(action, first)
+        preparing = self.clock < self.settings.prep_steps
+        chosen[preparing[:, None] & self._seekers] = NEUTRAL
+        self.hands.use(chosen[..., 3] > 0, chosen[..., 4] > 0, self.sight.seen)
+        going = np.flatnonzero(~first).tolist()
+        self.worlds.step((chosen[..., :3] - LEVELS // 2) * FORCE_STEP, going)
+        broken = self.worlds.broken & ~first
+        self.clock += 1
+        self._begin(np.flatnonzero(first).tolist())
+        observation = self._look()
+        reward = self._reward(preparing | first | broken)
+        over = ((self.clock >= self.settings.horizon) & ~first) | broken
+        for slot in np.flatnonzero(over).tolist():
+            self._report(slot, discarded=bool(broken[slot]))
+        ended = np.repeat(over[:, None], len(self._seekers), axis=1)
+        return self._rows.step(observation, reward, np.zeros_like(ended), ended, state=self._observations.state)
+
+    def refresh(self) -> GameStep:
+        """Return what a reset would, after worlds were changed by hand; the clocks go on."""
+        self.worlds.measure(list(range(self.num_envs)))
+        return self._rows.opened(self._look(), state=self._observations.state)
+
+    def _chosen(self, action: Mapping[str, Array], first: np.ndarray) -> np.ndarray:
+        """Return all actions, int [B, n, 5]; neutral ones where an episode starts."""
+        chosen = np.stack(self._groups.actions(action), axis=1).astype(np.int64)
+        chosen[first] = NEUTRAL
+        wrong = (chosen < 0) | (chosen >= ACTIONS.nums)
+        if wrong.any():
+            slot, seat, part = (int(i) for i in np.argwhere(wrong)[0])
+            what = f"was given {chosen[slot, seat].tolist()} for seat {self.spec.seats[seat].name!r}"
+            raise self._rows.fault(slot, what, f"Expected 0 to {ACTIONS.nums[part] - 1} in place {part}")
+        return chosen
+
+    def _begin(self, slots: Any) -> None:
+        """Start episodes in some slots."""
+        for slot in slots:
+            self.put(slot, build_world(self.settings, self._seeds[slot], int(self._begun[slot])))
+            self._begun[slot] += 1
+
+    def put(self, slot: int, world: World) -> None:
+        """Let a slot go on in another world, as an episode that begins there."""
+        self.clock[slot] = 0
+        self.worlds.place(slot, world)
+        for part in (self.sight, self.hands, self._statistics):
+            part.place(slot)
+
+    def _look(self) -> dict[str, Any]:
+        """Return what everybody sees now."""
+        self.sight.look()
+        self._observations.build(np.minimum(1.0, self.clock / (self.settings.prep_steps + 1e-5)))
+        seen = self._observations.seen
+        return {group: {key: leaf[:, index] for key, leaf in seen.items()} for group, index in self._index.items()}
+
+    def _reward(self, nothing: np.ndarray) -> np.ndarray:
+        """Return the rewards [B, n] of a step; none where `nothing`."""
+        settings = self.settings
+        caught = rules.anyone_seen(settings, self.sight.seen)
+        out = rules.outside(settings, self.worlds.centres()) & self.worlds.present
+        reward = rules.rewards(settings, caught, out, nothing)
+        self._statistics.add(reward, caught, out[:, : settings.n_agents], self.clock)
+        return reward
+
+    def _report(self, slot: int, *, discarded: bool) -> None:
+        """Hand on the statistics of an episode that ends."""
+        if discarded:
+            self.discarded += 1
+            log.warning(
+                "environment %s, %s: the physics became invalid; the episode is cut at its last valid state (%d so far)",
+                self.spec.name,
+                self._rows.where(slot),
+                self.discarded,
+            )
+        if self._rows.metrics.entries:
+            self._rows.metrics.add(slot, self._statistics.of(slot, discarded=discarded))
+
+    def close(self) -> None:
+        """Free the worlds; may be called twice."""
+        self.worlds.worlds = [None] * self.num_envs
+
+
+def _index(index: np.ndarray) -> Any:
+    """Return a slice where seats follow each other, which copies nothing."""
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else index
+
+
+def make_hide_and_seek(
+    config: EnvConfig,
+    num_envs: int,
+    seed: int | tuple[int, ...] = 0,
+    group: int = 0,
+    groups: Mapping[str, tuple[str, ...]] | None = None,
+) -> HideAndSeek:
+    """Build the game that an id `hide_and_seek:SCENARIO` names.
+
+    Raises:
+      ConfigError: there is no such scenario or option. MissingExtra: MuJoCo is not installed.
+    """
+    settings = settings_of(config.id.partition(":")[2], config.kwargs)
+    import_mujoco(config)
+    return HideAndSeek(config, settings, num_envs, seed, group, groups)
+
+
+def import_mujoco(config: EnvConfig) -> None:
+    """Import MuJoCo.
+
+    Raises:
+      MissingExtra: it is not installed.
+    """
+    try:
+        import mujoco  # noqa: F401
+    except ImportError as error:
+        command = install_command("hide-and-seek")
+        raise MissingExtra(f"environment {config.id!r} needs MuJoCo ({error}): {command}") from error

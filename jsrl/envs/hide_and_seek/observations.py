@@ -1,0 +1,136 @@
+"""What agents are shown: a row of features for themselves, each other agent, box and ramp, lidar, and masks.
+
+| key | shape of one agent | |
+|---|---|---|
+| observation_self | (10,) | x, y, z, angle, their velocities, 1 for hiders, share of the preparation phase that is over |
+| agent_qpos_qvel | (others, 10) | the same of the agents before it in the order of seats, backwards and around |
+| box_obs | (boxes, 12 or 15) | x, y, z, cosine, sine of angle, 4 velocities, [full size], locked by me, by my team, locked |
+| ramp_obs | (ramps, 9, 12 or 15) | the same, with zeros for the size; the last three only where ramps can be locked |
+| lidar | (rays,) | distances |
+| mask_aa_obs, mask_ab_obs, mask_ar_obs | (others,), (boxes,), (ramps,) | 1: the agent sees it |
+| mask_aa_obs_spoof, ... | the same | 1: it exists |
+
+Keys of what a game has none of are left out: no stream carries an array of no entries. Positions are those of lower left
+corners, as in the original. All are float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jsrl.envs.hide_and_seek.hands import Hands
+from jsrl.envs.hide_and_seek.settings import Settings
+from jsrl.envs.hide_and_seek.sight import Sight
+from jsrl.envs.hide_and_seek.worlds import Worlds
+from jsrl.types import ArraySpec
+
+SELF, MOTION, LOCKS, SIZE = 10, 9, 3, 3
+
+
+def observation_spec(settings: Settings) -> dict[str, ArraySpec]:
+    """Return the spec of one seat's observation."""
+    boxes, ramps, others = settings.max_boxes, settings.n_ramps, settings.others
+    size = SIZE if settings.sized else 0
+    shapes: dict[str, tuple[int, ...]] = {
+        "observation_self": (SELF,),
+        "agent_qpos_qvel": (others, SELF),
+        "box_obs": (boxes, MOTION + size + LOCKS),
+        "ramp_obs": (ramps, MOTION + size + (LOCKS if settings.lock_ramp else 0)),
+        "lidar": (settings.n_lidar,),
+    }
+    for letter, number in (("a", others), ("b", boxes), ("r", ramps)):
+        shapes[f"mask_a{letter}_obs"] = shapes[f"mask_a{letter}_obs_spoof"] = (number,)
+    return {name: ArraySpec(shape, "float32") for name, shape in shapes.items() if shape[0]}
+
+
+class Observations:
+    """Builds the observations of all agents, name -> [B, n, ...], in arrays that it reuses, and the global state.
+
+    Attributes:
+      seen: the observations. state: [B, S]: agents, ramps and boxes as they are, with locks by hiders and seekers.
+    """
+
+    def __init__(self, settings: Settings, worlds: Worlds, sight: Sight, hands: Hands):
+        self._settings, self._worlds, self._sight, self._hands = settings, worlds, sight, hands
+        slots, agents = len(worlds.present), settings.n_agents
+        self.seen = {name: spec.batched(slots, agents).zeros() for name, spec in observation_spec(settings).items()}
+        me, back = np.arange(agents)[:, None], np.arange(1, agents)
+        self._me, self._others = me, (me - back) % agents
+        self._agents = np.zeros((slots, agents, SELF), np.float32)
+        self._agents[:, : settings.n_hiders, 8] = 1.0
+        self._parts = {  # key -> letter of its masks, bodies
+            "ramp_obs": ("r", slice(agents, agents + settings.n_ramps)),
+            "box_obs": ("b", slice(agents + settings.n_ramps, None)),
+        }
+        self._parts = {key: part for key, part in self._parts.items() if key in self.seen}
+        self.state = np.zeros((slots, state_size(settings)), np.float32)
+
+    def build(self, prepared: np.ndarray) -> None:
+        """Build the observations of all slots. `prepared`: [B], 0 to 1, the share of the preparation phase that is over."""
+        worlds, agents = self._worlds, self._settings.n_agents
+        own = self._agents
+        own[:, :, :4], own[:, :, 4:8] = worlds.position[:, :agents], worlds.velocity[:, :agents]
+        own[:, :, 9] = prepared[:, None]
+        self.seen["observation_self"][:] = own
+        if "lidar" in self.seen:
+            self.seen["lidar"][:] = self._sight.lidar
+        self._build_others(own)
+        state = [own.reshape(len(own), -1)]
+        for key, (letter, bodies) in self._parts.items():
+            rows = self._rows(key, bodies)
+            self._show(key, letter, rows, bodies)
+            state.append(self._for_state(rows, bodies).reshape(len(own), -1))
+        np.concatenate(state, axis=1, out=self.state)
+
+    def _build_others(self, own: np.ndarray) -> None:
+        rows = self._settings.n_agents - 1
+        visible = self._sight.seen[:, self._me, self._others]
+        shown = own[:, self._others]
+        if self._settings.hide_unseen:
+            shown = shown * visible[..., None]
+        self.seen["agent_qpos_qvel"][:, :, :rows] = shown
+        self.seen["mask_aa_obs"][:, :, :rows] = visible
+        self.seen["mask_aa_obs_spoof"][:, :, :rows] = 1.0
+
+    def _rows(self, key: str, bodies: slice) -> np.ndarray:
+        """Return what all agents are shown of some objects alike, without locks, [B, k, F]."""
+        worlds = self._worlds
+        position, present = worlds.position[:, bodies], worlds.present[:, bodies, None]
+        angle = position[..., 3:]
+        parts = [position[..., :3], np.cos(angle), np.sin(angle), worlds.velocity[:, bodies]]
+        if self._settings.sized:
+            full = 2 * worlds.half[:, bodies]
+            parts.append(full if key == "box_obs" else np.zeros_like(full))
+        return np.concatenate(parts, axis=-1) * present
+
+    def _show(self, key: str, letter: str, rows: np.ndarray, bodies: slice) -> None:
+        """Write the rows of some objects, with their locks, and their masks."""
+        settings, seen, width = self._settings, self.seen[key], rows.shape[-1]
+        seen[..., :width] = rows[:, None]
+        if seen.shape[-1] > width:
+            locked, owner = (array[:, None, self._objects(bodies)] for array in (self._hands.locked, self._hands.owner))
+            team = self._hands.team
+            seen[..., width] = locked & (owner == self._me)
+            seen[..., width + 1] = locked & (team[owner] == team[self._me])
+            seen[..., width + 2] = locked
+        visible = self._sight.seen[:, :, bodies]
+        if settings.hide_unseen:
+            seen *= visible[..., None]
+        self.seen[f"mask_a{letter}_obs"][:] = visible
+        self.seen[f"mask_a{letter}_obs_spoof"][:] = self._worlds.present[:, None, bodies]
+
+    def _for_state(self, rows: np.ndarray, bodies: slice) -> np.ndarray:
+        """Return rows with who locked the objects: hiders, seekers."""
+        objects = self._objects(bodies)
+        locked, team = self._hands.locked[:, objects], self._hands.team[self._hands.owner[:, objects]]
+        return np.concatenate([rows, (locked & (team == 0))[..., None], (locked & (team == 1))[..., None]], axis=-1)
+
+    def _objects(self, bodies: slice) -> slice:
+        agents = self._settings.n_agents
+        return slice(bodies.start - agents, None if bodies.stop is None else bodies.stop - agents)
+
+
+def state_size(settings: Settings) -> int:
+    """Return the numbers of the global state."""
+    size = SIZE if settings.sized else 0
+    return settings.n_agents * SELF + (settings.n_ramps + settings.max_boxes) * (MOTION + size + 2)

@@ -1,0 +1,203 @@
+"""The options of the game, and the settings of its scenarios.
+
+Source: Baker et al. 2020 (1909.07528), as released by its authors; the runs of SRL (2306.16688) used the same settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from jsrl.errors import ConfigError
+from jsrl.references.importing import nearest
+
+TIMESTEP_S, SUBSTEPS = 0.005, 15
+LEVELS, FORCE_STEP = 11, 18.0  # choices per axis, and newtons (or newton metres) between two of them
+NEUTRAL = (5, 5, 5, 0, 0)  # no force, no torque, no pull, no lock
+VIEW_HALF_ANGLE = 3 * math.pi / 8
+OUT_OF_BOUNDS_REWARD = -10.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A variant of the game. Lengths are in metres.
+
+    Attributes:
+      scenario: `randomwalls`: 1 to `n_rooms` rooms with doors; `quadrant`: one room in a corner; `empty`: outer walls alone.
+      n_hiders, n_seekers: 1 to 3 each.
+      max_others: rows of other agents in an observation; those beyond the real ones are zeros and masked. None: no padding.
+      horizon: env steps of an episode. prep_fraction: share of them in which seekers cannot act and nothing is rewarded.
+      floor_size: side of the square floor. grid_size: cells along it, on which walls and objects are placed.
+      n_boxes: least and most boxes of an episode; a number: always as many. n_elongated_boxes: how many of them are
+        elongated, likewise. n_ramps: ramps.
+      lock_ramp: ramps can be locked. penalize_objects_out: everybody earns -10 while a box or ramp is outside restrict_rect.
+      n_rooms: at most, of `randomwalls`; random_room_number: draw 1 to n_rooms, else always n_rooms.
+      prob_outside_walls: chance that `randomwalls` has outer walls. door_size: in cells.
+      p_door_dropout: chance that only one wall of the room of `quadrant` has a door.
+      hiders_together_radius, seekers_together_radius: how near to the first of their team the others start; None: anywhere.
+      hider_uniform_placement: hiders of `quadrant` start anywhere, else in the room.
+      restrict_rect: x_min, y_min, x_max, y_max; an agent outside earns -10. None: no limit.
+      n_lidar: rays of each agent's lidar, 0: none. lidar_range: what a ray reads that hits nothing.
+      corner_bias: the view cone is tested between corners, as in the original, else between centres.
+      hide_unseen: rows of entities that an agent does not see are zeros, for networks that do not read the masks.
+    """
+
+    scenario: Literal["randomwalls", "quadrant", "empty"]
+    n_hiders: int = 2
+    n_seekers: int = 2
+    max_others: int | None = None
+    horizon: int = 80
+    prep_fraction: float = 0.4
+    floor_size: float = 6.0
+    grid_size: int = 30
+    n_boxes: int | tuple[int, int] = 0
+    n_elongated_boxes: int | tuple[int, int] = 0
+    n_ramps: int = 0
+    lock_ramp: bool = True
+    penalize_objects_out: bool = False
+    n_rooms: int = 4
+    random_room_number: bool = True
+    prob_outside_walls: float = 0.5
+    door_size: int = 2
+    p_door_dropout: float = 0.5
+    hiders_together_radius: float | None = None
+    seekers_together_radius: float | None = None
+    hider_uniform_placement: bool = True
+    restrict_rect: tuple[float, float, float, float] | None = None
+    n_lidar: int = 30
+    lidar_range: float = 6.0
+    corner_bias: bool = True
+    hide_unseen: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that the values fit together. Raises ConfigError."""
+        for name in ("n_hiders", "n_seekers"):
+            if not 1 <= getattr(self, name) <= 3:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give 1, 2 or 3")
+        if self.max_others is not None and self.max_others < self.n_agents - 1:
+            raise ConfigError(
+                f"max_others is {self.max_others}; {self.n_agents} agents need at least {self.n_agents - 1}"
+            )
+        if self.horizon < 1 or not 0 <= self.prep_fraction < 1:
+            raise ConfigError(
+                f"horizon is {self.horizon} and prep_fraction {self.prep_fraction}; give at least 1, and 0 to below 1"
+            )
+        if self.grid_size < 20 or self.n_lidar < 0 or self.n_rooms < 1:
+            raise ConfigError(
+                f"grid_size is {self.grid_size}, n_lidar {self.n_lidar}, n_rooms {self.n_rooms}; give at least 20, 0 and 1"
+            )
+        for name in ("n_boxes", "n_elongated_boxes"):
+            least, most = span(getattr(self, name))
+            if not 0 <= least <= most <= 9:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a number, or two in order, from 0 to 9")
+        if not 0 <= self.n_ramps <= 4:
+            raise ConfigError(f"n_ramps is {self.n_ramps}; give 0 to 4")
+        for name in ("floor_size", "lidar_range"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a positive number")
+        for name in ("prob_outside_walls", "p_door_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
+
+    @property
+    def n_agents(self) -> int:
+        """Return the number of hiders and seekers."""
+        return self.n_hiders + self.n_seekers
+
+    @property
+    def max_boxes(self) -> int:
+        """Return the rows of boxes in an observation."""
+        return span(self.n_boxes)[1]
+
+    @property
+    def sized(self) -> bool:
+        """Return whether boxes differ in size, so that observations tell it."""
+        return span(self.n_elongated_boxes)[1] > 0
+
+    @property
+    def others(self) -> int:
+        """Return the rows of other agents in an observation."""
+        return self.n_agents - 1 if self.max_others is None else self.max_others
+
+    @property
+    def prep_steps(self) -> int:
+        """Return the env steps of the preparation phase."""
+        return math.ceil(self.prep_fraction * self.horizon - 1e-9)
+
+    @property
+    def cell(self) -> float:
+        """Return the side of a grid cell."""
+        return self.floor_size / self.grid_size
+
+
+def span(value: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the least and the most of a number that may be drawn."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
+SCENARIOS = {
+    "randomwalls": Settings(
+        "randomwalls",
+        horizon=240,
+        n_boxes=(3, 9),
+        n_elongated_boxes=(3, 9),
+        n_ramps=2,
+        hiders_together_radius=0.5,
+        seekers_together_radius=0.5,
+        restrict_rect=(-6.0, -6.0, 12.0, 12.0),
+    ),
+    "quadrant": Settings(
+        "quadrant",
+        n_boxes=2,
+        n_ramps=1,
+        lock_ramp=False,
+        penalize_objects_out=True,
+        restrict_rect=(0.1, 0.1, 5.9, 5.9),
+    ),
+    "empty": Settings("empty"),
+}
+
+
+def settings_of(name: str, options: Mapping[str, Any]) -> Settings:
+    """Return a scenario's settings with some of them changed.
+
+    Args:
+      options: fields of Settings, and `map_scale`: a factor for the floor, its grid, the rectangle and the radii.
+
+    Raises:
+      ConfigError: there is no such scenario or option, or the values do not fit together.
+    """
+    if name not in SCENARIOS:
+        raise ConfigError(
+            f"hide_and_seek has no scenario {name!r}{nearest(name, SCENARIOS)}; scenarios: {', '.join(SCENARIOS)}"
+        )
+    given = dict(options)
+    settings = _scaled(SCENARIOS[name], float(given.pop("map_scale", 1.0)))
+    known = {field.name for field in fields(Settings)} - {"scenario"}
+    for option in given:
+        if option not in known:
+            raise ConfigError(f"hide_and_seek has no option {option!r}{nearest(option, known)}")
+    # values travel as JSON, where a tuple is a list
+    changes: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
+    return replace(settings, **changes)
+
+
+def _scaled(settings: Settings, factor: float) -> Settings:
+    """Return a larger map of the same cells, rooms and objects."""
+    if not factor > 0:
+        raise ConfigError(f"map_scale is {factor}; give a positive number")
+    hiders, seekers, rect = (
+        settings.hiders_together_radius,
+        settings.seekers_together_radius,
+        settings.restrict_rect,
+    )
+    return replace(
+        settings,
+        floor_size=settings.floor_size * factor,
+        grid_size=round(settings.grid_size * factor),
+        hiders_together_radius=None if hiders is None else hiders * factor,
+        seekers_together_radius=None if seekers is None else seekers * factor,
+        restrict_rect=None if rect is None else tuple(side * factor for side in rect),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,75 @@
+"""What is reported of an episode: how far boxes and ramps were moved, what was locked, who was seen."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jsrl.envs.hide_and_seek.hands import Hands
+from jsrl.envs.hide_and_seek.settings import Settings
+from jsrl.envs.hide_and_seek.worlds import Worlds
+
+
+class Statistics:
+    """Sums of the open episodes of B slots."""
+
+    def __init__(self, settings: Settings, worlds: Worlds, hands: Hands):
+        self._settings, self._worlds, self._hands = settings, worlds, hands
+        slots, agents = len(worlds.present), settings.n_agents
+        self._returns = np.zeros((slots, agents))
+        self._caught, self._out, self._grabs = np.zeros(slots), np.zeros(slots), np.zeros(slots)
+        self._rewarded, self._steps = np.zeros(slots), np.zeros(slots)
+        self._sums = (self._returns, self._caught, self._out, self._grabs, self._rewarded, self._steps)
+        self._prepared: list[dict[str, float]] = [{} for _ in range(slots)]
+        ramps = settings.n_ramps
+        self._kinds = {"ramp": slice(0, ramps), "box": slice(ramps, None)}
+
+    def place(self, slot: int) -> None:
+        """Begin an episode in a slot."""
+        for array in self._sums:
+            array[slot] = 0.0
+        self._prepared[slot] = {f"{name}_prep": 0.0 for name in self._moved(slot)}
+
+    def add(self, reward: np.ndarray, caught: np.ndarray, out: np.ndarray, clock: np.ndarray) -> None:
+        """Take a step of all slots; of no account to those that begin with it (clock 0).
+
+        Args:
+          reward: [B, n]. caught: bool [B]: a hider is seen. out: bool [B, n]: agents outside the rectangle.
+          clock: int [B]: steps of the episode, this one included.
+        """
+        prepared = self._settings.prep_steps
+        rewarded = clock > prepared
+        self._returns += reward
+        self._caught += caught & rewarded
+        self._rewarded += rewarded
+        going = clock > 0
+        self._out += out.mean(axis=1) * going
+        self._grabs += (self._hands.held >= 0).mean(axis=1) * going
+        self._steps += going
+        for slot in np.flatnonzero(clock == prepared + 1).tolist():
+            self._prepared[slot] = {f"{name}_prep": value for name, value in self._moved(slot).items()}
+
+    def of(self, slot: int, *, discarded: bool) -> dict[str, float]:
+        """Return the statistics of a slot's episode, which has ended. `discarded`: its physics became invalid."""
+        steps, rewarded = max(self._steps[slot], 1.0), max(self._rewarded[slot], 1.0)
+        return {
+            **self._prepared[slot],
+            **self._moved(slot),
+            "hider_return": float(self._returns[slot, 0]),
+            "seeker_return": float(self._returns[slot, -1]),
+            "seen_share": float(self._caught[slot] / rewarded),
+            "out_of_bounds_share": float(self._out[slot] / steps),
+            "grab_share": float(self._grabs[slot] / steps),
+            "discard_episode": float(discarded),
+        }
+
+    def _moved(self, slot: int) -> dict[str, float]:
+        """Return the farthest that a box and a ramp are from their starts, and how many are locked."""
+        worlds, agents = self._worlds, self._settings.n_agents
+        there = worlds.present[slot, agents:]
+        apart = worlds.position[slot, agents:, :3] - worlds.start[slot, agents:]
+        moved = np.sqrt((apart**2).sum(axis=-1)) * there
+        values = {}
+        for kind, part in self._kinds.items():
+            values[f"max_{kind}_move"] = float(moved[part].max(initial=0.0))
+            values[f"num_{kind}_lock"] = float(self._hands.locked[slot, part].sum())
+        return values

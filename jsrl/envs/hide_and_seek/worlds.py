@@ -1,0 +1,155 @@
+"""The worlds of B slots: MuJoCo steps each, and their states lie in arrays of all slots."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsrl.envs.hide_and_seek.layouts import Layout, draw_layout
+from jsrl.envs.hide_and_seek.models import FIRST_BODY, GEAR, bodies_of, compile_model
+from jsrl.envs.hide_and_seek.settings import SUBSTEPS, Settings
+
+HUGE = 1e10  # MuJoCo's own limit of a sound state
+JOINTS = 4  # of each body: x, y, z, angle
+
+
+class World(NamedTuple):
+    """One built episode.
+
+    Attributes:
+      layout: what it was built from. model: mujoco.MjModel. simulation: mujoco.MjData. rng: draws what is left to chance while it is played.
+    """
+
+    layout: Layout
+    model: Any
+    simulation: Any
+    rng: np.random.Generator
+
+
+def build_world(settings: Settings, seed: int, episode: int) -> World:
+    """Return the world of an episode of a slot, a function of its arguments alone."""
+    rng = np.random.default_rng((seed, episode))
+    return world_of(settings, draw_layout(settings, rng), rng)
+
+
+def world_of(settings: Settings, layout: Layout, rng: np.random.Generator) -> World:
+    """Return a layout as a world at rest."""
+    import mujoco
+
+    model = compile_model(settings, layout)
+    data = mujoco.MjData(model)
+    corners = np.zeros((len(layout.sizes), JOINTS))
+    corners[:, :2] = layout.corners
+    data.qpos[:] = corners.ravel()
+    mujoco.mj_kinematics(model, data)
+    return World(layout, model, data, rng)
+
+
+class Worlds:
+    """B worlds of M bodies (agents, ramps, boxes), padded to the most boxes.
+
+    Attributes:
+      position, velocity: x, y, z and angle, [B, M, 4]; positions are those of corners, as the original's joints.
+      start: corners as the episode began, [B, M, 3]. half: half extents, unrotated, [B, M, 3].
+      present: bool [B, M]. broken: bool [B]: its state became invalid in the last step, and the one before is kept.
+    """
+
+    def __init__(self, settings: Settings, num_envs: int):
+        import mujoco
+
+        self._advance, self._kinematics = mujoco.mj_step, mujoco.mj_kinematics
+        agents, bodies = settings.n_agents, bodies_of(settings)
+        self.position, self.velocity = np.zeros((num_envs, bodies, JOINTS)), np.zeros((num_envs, bodies, JOINTS))
+        self.start, self.half = np.zeros((num_envs, bodies, 3)), np.zeros((num_envs, bodies, 3))
+        self.present = np.zeros((num_envs, bodies), bool)
+        self.broken = np.zeros(num_envs, bool)
+        self._control = np.zeros((num_envs, agents * 3))
+        self._read = np.zeros((2, num_envs, bodies * JOINTS))
+        self.worlds: list[World | None] = [None] * num_envs
+        self._steps: list[tuple[Any, ...]] = [()] * num_envs
+
+    def place(self, slot: int, world: World) -> None:
+        """Begin an episode in a slot."""
+        layout, count = world.layout, len(world.layout.sizes)
+        self.worlds[slot] = world
+        for array in (self.position, self.velocity, self.start, self.half):
+            array[slot] = 0.0
+        self.present[slot] = np.arange(self.present.shape[1]) < count
+        self.position[slot, :count, :2] = self.start[slot, :count, :2] = layout.corners
+        self.half[slot, :count] = layout.sizes / 2
+        self._read[:, slot], self.broken[slot] = 0.0, False
+        data, width = world.simulation, count * JOINTS
+        self._steps[slot] = (
+            world.model,
+            data,
+            (data.ctrl, self._control[slot]),
+            (self._read[0, slot, :width], data.qpos),
+            (self._read[1, slot, :width], data.qvel),
+        )
+
+    def centres(self) -> np.ndarray:
+        """Return the centres of all bodies, [B, M, 3]."""
+        return self.position[..., :3] + self.half
+
+    def step(self, force: np.ndarray, slots: list[int]) -> None:
+        """Let some slots go on for one env step, agents pushed by forces [B, n, 3]: along x and y, and a torque."""
+        self._control[:] = force.reshape(self._control.shape) / GEAR
+        for slot in slots:
+            model, data, (control, given), (position, qpos), (velocity, qvel) = self._steps[slot]
+            control[:] = given
+            self._advance(model, data, SUBSTEPS)
+            self._kinematics(model, data)
+            position[:], velocity[:] = qpos, qvel
+        self._take()
+
+    def measure(self, slots: list[int]) -> None:
+        """Read the state of some slots anew after it was changed by hand."""
+        for slot in slots:
+            model, data, _, (position, qpos), (velocity, qvel) = self._steps[slot]
+            self._kinematics(model, data)
+            position[:], velocity[:] = qpos, qvel
+        self._take()
+
+    def _take(self) -> None:
+        """Take over the states that were read, but not invalid ones."""
+        with np.errstate(invalid="ignore"):
+            fine = np.asarray((np.abs(self._read) < HUGE).all(axis=(0, 2)))
+        self.broken[:] = ~fine
+        shape = self.position.shape
+        if fine.all():
+            self.position[:], self.velocity[:] = self._read.reshape(2, *shape)
+            return
+        self.position[fine], self.velocity[fine] = self._read.reshape(2, *shape)[:, fine]
+
+    def freeze(self, slot: int, body: int, frozen: bool) -> None:
+        """Hold a ramp or box where it is, or let it go."""
+        model = self._world(slot).model
+        joints = slice(body * JOINTS, (body + 1) * JOINTS)
+        model.jnt_limited[joints] = frozen
+        if frozen:
+            model.jnt_range[joints] = self.position[slot, body, :, None]
+
+    def hold(self, slot: int, agent: int, body: int) -> None:
+        """Weld a ramp or box to an agent as they stand to each other now; -1: let go what it holds."""
+        world = self._world(slot)
+        world.simulation.eq_active[agent] = body >= 0
+        if body < 0:
+            return
+        world.model.eq_obj2id[agent] = FIRST_BODY + body
+        mine, its = self.position[slot, agent], self.position[slot, body]
+        apart = its[:3] + self.half[slot, body] - mine[:3] - self.half[slot, agent]
+        cosine, sine, turned = np.cos(mine[3]), np.sin(mine[3]), (its[3] - mine[3]) / 2
+        row = world.model.eq_data[agent]
+        row[0:3] = 0.0
+        row[3:6] = cosine * apart[0] + sine * apart[1], cosine * apart[1] - sine * apart[0], apart[2]
+        row[6:11] = np.cos(turned), 0.0, 0.0, np.sin(turned), 1.0
+
+    def draw(self, slot: int, choices: np.ndarray) -> int:
+        """Return one of some numbers, drawn from the slot's own random state."""
+        return int(choices[0] if len(choices) == 1 else self._world(slot).rng.choice(choices))
+
+    def _world(self, slot: int) -> World:
+        world = self.worlds[slot]
+        assert world is not None
+        return world

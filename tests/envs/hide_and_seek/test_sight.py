@@ -1,0 +1,112 @@
+"""Who sees whom: the view cone, what stands in the way, heights, lidar."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.hide_and_seek.layouts import LONG_X
+from jsrl.envs.hide_and_seek.walls import Segment
+from jsrl.envs.make import make_game
+from jsrl.envs.random_play import random_joint_actions
+from tests.envs.hide_and_seek.scenes import EAST, NORTH, SOUTH, WEST, lift, scene, sees
+
+mujoco = pytest.importorskip("mujoco")
+
+OPEN = {"walls": [], "restrict_rect": None}
+
+
+@pytest.mark.parametrize("far", [0.7, 3.0, 8.0])
+def test_the_cone_reaches_67_degrees_to_both_sides_and_as_far_as_you_like(far: float) -> None:
+    for degrees, seen in ((0, True), (67, True), (-67, True), (68, False), (-68, False), (180, False)):
+        bearing = math.radians(degrees)
+        other = (3 + far * math.cos(bearing), 3 + far * math.sin(bearing))
+        game = scene([(3, 3, EAST), other], **OPEN)
+        assert sees(game, 0, 1) == seen, degrees
+
+
+FACING = [(2, 3, EAST), (5, 3, WEST)]
+BETWEEN = {
+    "wall": {"walls": [Segment(1, 17, 10, 20)]},
+    "cube": {"boxes": [(3.5, 3)]},
+    "ramp": {"ramps": [(3.5, 3)]},
+    "agent": {"more": [(3.5, 3, SOUTH)]},
+}
+
+
+@pytest.mark.parametrize("what", BETWEEN)
+def test_what_stands_between_hides(what: str) -> None:
+    options = {**OPEN, **BETWEEN[what]}
+    more = options.pop("more", [])
+    game = scene(FACING + more, **options)
+    assert not sees(game, 0, 1) and not sees(game, 1, 0)
+    game = scene(FACING, **OPEN)
+    assert sees(game, 0, 1) and sees(game, 1, 0)
+
+
+def test_who_stands_high_sees_over_walls_and_is_seen() -> None:
+    game = scene([(3, 3, EAST), (6.5, 3, WEST)], boxes=[(3, 3)], walls=[Segment(1, 18, 10, 20)], restrict_rect=None)
+    assert not sees(game, 0, 1) and not sees(game, 1, 0)
+    lift(game, 0, 0.5)
+    assert sees(game, 0, 1) and sees(game, 1, 0)
+
+
+def test_objects_are_seen_too_and_hide_each_other() -> None:
+    game = scene([(2, 3, EAST), (9, 9)], boxes=[(3, 3), (4, 3)], ramps=[(2, 1)], **OPEN)
+    ramp, near, far = 2, 3, 4
+    assert sees(game, 0, near) and not sees(game, 0, far) and not sees(game, 0, ramp)
+    assert game.sight.line[0, 0, ramp], "the ramp is outside the cone, and nothing is in its way"
+
+
+def test_the_cone_is_tested_between_corners() -> None:
+    """As in the original: the corner of a long box is 0.675 m further to one side than an agent's."""
+    box = (3, 3 + 1.0)
+    for bias in (True, False):
+        game = scene([(3, 3, 0.0), (9, 9)], boxes=[box], sizes=[LONG_X], corner_bias=bias, **OPEN)
+        edges = []
+        for degrees in range(60, 180):
+            game.worlds.worlds[0].simulation.qpos[3] = math.radians(degrees)
+            game.refresh()
+            edges.append(sees(game, 0, 2))
+        shift = np.array([-0.675, 0.075]) if bias else np.zeros(2)
+        bearing = math.degrees(math.atan2(1.0 + shift[1], shift[0]))
+        assert 60 + edges.index(True) == max(60, math.ceil(bearing - 67.5 + 90))
+        last = 179 - edges[::-1].index(True)
+        assert last == min(179, math.floor(bearing + 67.5 + 90))
+
+
+def test_lidar_in_an_empty_room() -> None:
+    for angle in (SOUTH, EAST, NORTH):
+        game = scene([(3, 3, angle), (1, 1)])
+        rays = game.sight.lidar[0, 0]
+        assert rays.shape == (30,) and rays[[0, 15]] == pytest.approx(2.85, abs=0.01)
+    outside = scene([(3, 3), (30, 30)], **OPEN)
+    np.testing.assert_array_equal(outside.sight.lidar, 6.0)
+    assert scene([(3, 3), (5, 3)], **OPEN).sight.lidar[0, 0, 0] == pytest.approx(1.85, abs=0.02)
+
+
+def test_rays_of_pairs_are_symmetric_and_equal_to_single_rays() -> None:
+    game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs={"n_hiders": 3, "n_seekers": 3}), 4, 0)
+    rng, step = np.random.default_rng(0), game.reset()
+    differs, pairs = 0, 0
+    for _ in range(15):
+        step = game.step(random_joint_actions(game, step.observation, rng))
+        line = game.sight.line[:, :, :6]
+        differs, pairs = differs + int((line != line.transpose(0, 2, 1)).sum()), pairs + line.size
+    assert differs <= pairs // 1000
+    wrong = 0
+    for slot, world in enumerate(game.worlds.worlds):
+        aims = game.sight.aims[slot]
+        for agent in range(6):
+            for body in range(len(world.layout.sizes)):
+                if body == agent:
+                    continue
+                geom = np.array([-1], np.int32)
+                begin = game.worlds.centres()[slot, agent]
+                mujoco.mj_ray(world.model, world.simulation, begin, aims[body] - begin, None, 1, agent + 2, geom)
+                hit = world.model.geom_bodyid[geom[0]] - 2 == body
+                wrong += bool(hit) != bool(game.sight.line[slot, agent, body])
+    assert wrong == 0

@@ -1,0 +1,222 @@
+"""Worlds as they are drawn: counts, rooms, doors, places; and what observations show of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jsrl.envs.check import check_env
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.hide_and_seek.layouts import draw_layout
+from jsrl.envs.hide_and_seek.settings import settings_of
+from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of
+from jsrl.envs.hide_and_seek.worlds import build_world
+from jsrl.envs.make import import_modules, make_game
+from jsrl.envs.random_play import random_joint_actions
+from jsrl.errors import ConfigError, MissingExtra
+
+mujoco = pytest.importorskip("mujoco")
+
+
+VARIANTS = [("empty", {"n_hiders": 1, "n_seekers": 1}), ("quadrant", {}), ("randomwalls", {"max_others": 5})]
+
+
+@pytest.mark.parametrize(("scenario", "options"), VARIANTS)
+def test_holds_the_protocol(scenario: str, options: dict) -> None:
+    """Among other things: equal seeds play the same episodes bit for bit, and others do not."""
+    config = EnvConfig(f"hide_and_seek:{scenario}", kwargs={"horizon": 20, **options})
+    report = check_env(config, steps=50, max_seconds=10)
+    assert report.episodes >= 8 and report.env_steps_per_s > 0
+    groups = [make_game(config, 2, 0, group=group).reset().state for group in (0, 1, 1)]
+    np.testing.assert_array_equal(groups[1], groups[2])
+    assert not np.array_equal(groups[0], groups[1])
+
+
+def test_a_second_reset_drops_open_episodes() -> None:
+    game = make_game(EnvConfig("hide_and_seek:empty", kwargs={"horizon": 5}), 2, 0)
+    rng, step = np.random.default_rng(0), game.reset()
+    opening = step.state.copy()
+    for _ in range(3):
+        step = game.step(random_joint_actions(game, step.observation, rng))
+    step = game.reset()
+    assert step.is_first.all() and not step.reward.any() and not np.array_equal(step.state, opening)
+    ends = []
+    for t in range(1, 12):
+        step = game.step(random_joint_actions(game, step.observation, rng))
+        ends += [(t, episode.length) for episode in step.episodes]
+    assert ends == [(5, 5), (5, 5), (11, 5), (11, 5)]
+
+
+def layouts(scenario: str, number: int, **options):
+    settings, rng = settings_of(scenario, options), np.random.default_rng(0)
+    return settings, [draw_layout(settings, rng) for _ in range(number)]
+
+
+def cells_of(layout, settings) -> np.ndarray:
+    """Return how often each cell is taken by walls and objects."""
+    taken = np.zeros((settings.grid_size, settings.grid_size), int)
+    for wall in layout.walls:
+        along = slice(wall.start, wall.end + 1)
+        taken[(along, wall.at) if wall.axis == 0 else (wall.at, along)] = 1
+    for (x, y), size in zip(layout.cells.tolist(), layout.sizes, strict=True):
+        wide, deep = (math.ceil(side / settings.cell - 1e-9) for side in size[:2])
+        taken[x : x + wide, y : y + deep] += 1
+    return taken
+
+
+def test_random_walls_and_objects_are_drawn_as_in_the_original() -> None:
+    settings, drawn = layouts("randomwalls", 2000)
+    boxes = np.array([layout.boxes for layout in drawn])
+    agents = settings.n_agents + settings.n_ramps
+    long = np.array([(layout.sizes[agents:].max(axis=1) > 1).sum() for layout in drawn])
+    assert boxes.min() == 3 and boxes.max() == 9 and (long >= 3).all() and (long <= boxes).all()
+    assert stats.chisquare(np.bincount(boxes)[3:]).pvalue > 1e-3
+    assert boxes.mean() == pytest.approx(6.0, abs=0.15) and long.mean() == pytest.approx(4.45, abs=0.2)
+    walls = [len(layout.walls) for layout in drawn]
+    outer = np.mean([any(wall.height == OUTER_HEIGHT for wall in layout.walls) for layout in drawn])
+    assert min(walls) >= 0 and max(walls) <= 10 and np.mean(walls) == pytest.approx(4.8, abs=0.3)
+    assert outer == pytest.approx(0.5, abs=0.04)
+    assert np.mean([layout.attempts for layout in drawn]) < 1.2
+    for layout in drawn:
+        assert cells_of(layout, settings).max() <= 1
+        for team in (slice(0, 2), slice(2, 4)):
+            cells = layout.cells[team]
+            assert np.abs(cells - cells[0]).max() <= 3
+
+
+def test_doors_are_wide_enough() -> None:
+    """Pieces of one wall stand on one line: what is between two of them is a door, one to a wall."""
+    settings, drawn = layouts("randomwalls", 300)
+    widths = set()
+    for layout in drawn:
+        inner = [wall for wall in layout.walls if wall.height < OUTER_HEIGHT]
+        for i, one in enumerate(inner[:-1]):
+            other = inner[i + 1]
+            if (one.axis, one.at) == (other.axis, other.at) and other.start == one.end + 3:
+                low, high = (box_of(wall, settings.cell) for wall in (one, other))
+                end = low[0][one.axis] + low[1][one.axis]
+                widths.add(round(high[0][one.axis] - high[1][one.axis] - end, 6))
+    assert widths == {0.7}
+
+
+def test_the_quadrant() -> None:
+    _, drawn = layouts("quadrant", 2000)
+    doors = []
+    for layout in drawn:
+        assert len(layout.walls) in (6, 7, 8) and sum(wall.height == OUTER_HEIGHT for wall in layout.walls) == 4
+        inner = [wall for wall in layout.walls if wall.height < OUTER_HEIGHT]
+        closed = sum(wall.end - wall.start >= 14 for wall in inner)
+        doors.append(2 - closed)
+        boxes, seekers = layout.corners[-2:], layout.cells[2:4]
+        assert (boxes[:, 0] >= 3.0).all() and (boxes[:, 1] + 0.5 <= 3.0).all()
+        assert not ((seekers[:, 0] >= 15) & (seekers[:, 1] < 14)).any()
+    assert np.mean(np.array(doors) == 1) == pytest.approx(0.5, abs=0.04) and set(doors) == {1, 2}
+
+
+def test_a_world_at_rest() -> None:
+    """Nothing turns or moves; agents' arms alone may reach into something."""
+    for seed in range(20):
+        world = build_world(settings_of("randomwalls", {"n_hiders": 3, "n_seekers": 3}), seed, 0)
+        position = world.simulation.qpos.reshape(-1, 4)
+        assert not position[:, 2:].any() and not world.simulation.qvel.any()
+        mujoco.mj_forward(world.model, world.simulation)
+        assert world.simulation.contact.dist.min(initial=0.0) >= -0.061
+
+
+def test_a_larger_map_has_cells_and_objects_of_the_same_size() -> None:
+    settings, drawn = layouts("randomwalls", 50, map_scale=2)
+    assert (settings.floor_size, settings.grid_size) == (12.0, 60)
+    assert settings.restrict_rect == (-12, -12, 24, 24) and settings.cell == pytest.approx(0.2)
+    assert settings.hiders_together_radius == 1.0 and settings.horizon == 240
+    assert max(layout.corners.max() for layout in drawn) > 9
+    assert {tuple(size) for layout in drawn for size in layout.sizes[4:].tolist()} == {
+        (0.5, 0.5, 0.5),
+        (1.65, 0.15, 0.5),
+        (0.15, 1.65, 0.5),
+    }
+
+
+SHAPES = {
+    ("randomwalls", 1): {"agent_qpos_qvel": (5, 10), "box_obs": (9, 15), "ramp_obs": (2, 15)},
+    ("randomwalls", 2): {"agent_qpos_qvel": (5, 10), "box_obs": (9, 15), "ramp_obs": (2, 15)},
+    ("randomwalls", 3): {"agent_qpos_qvel": (5, 10), "box_obs": (9, 15), "ramp_obs": (2, 15)},
+    ("quadrant", 2): {"agent_qpos_qvel": (3, 10), "box_obs": (2, 12), "ramp_obs": (1, 9)},
+    ("empty", 1): {"agent_qpos_qvel": (1, 10)},
+}
+
+
+@pytest.mark.parametrize(("scenario", "team"), SHAPES)
+def test_shapes_masks_and_order_of_rows(scenario: str, team: int) -> None:
+    options = {"n_hiders": team, "n_seekers": team, "max_others": 5 if scenario == "randomwalls" else None}
+    game = make_game(EnvConfig(f"hide_and_seek:{scenario}", kwargs=options), 3, 0)
+    step, agents = game.reset(), 2 * team
+    step = game.step(random_joint_actions(game, step.observation, np.random.default_rng(0)))
+    shapes = {"observation_self": (10,), "lidar": (30,), **SHAPES[scenario, team]}
+    masks = {"agent_qpos_qvel": "mask_aa_obs", "box_obs": "mask_ab_obs", "ramp_obs": "mask_ar_obs"}
+    for rows in masks.keys() & shapes.keys():
+        shapes[masks[rows]] = shapes[f"{masks[rows]}_spoof"] = shapes[rows][:1]
+    seen = {name: step.observation[name] for name in game.spec.names}
+    assert all({key: leaf.shape[2:] for key, leaf in own.items()} == shapes for own in seen.values())
+    for i, name in enumerate(game.spec.names):
+        own = {key: leaf[:, 0] for key, leaf in seen[name].items()}
+        assert own["observation_self"][:, 8].tolist() == [float(i < team)] * 3
+        for k in range(agents - 1):
+            other = seen[game.spec.names[(i - 1 - k) % agents]]["observation_self"][:, 0]
+            np.testing.assert_array_equal(own["agent_qpos_qvel"][:, k], other)
+        assert not own["agent_qpos_qvel"][:, agents - 1 :].any() and not own["mask_aa_obs"][:, agents - 1 :].any()
+        assert (own["mask_aa_obs_spoof"].sum(axis=1) == agents - 1).all()
+        if "box_obs" in own:
+            real = own["mask_ab_obs_spoof"].astype(bool)
+            assert real.sum(axis=1).tolist() == [world.layout.boxes for world in game.worlds.worlds]
+            assert not own["box_obs"][~real].any() and not own["mask_ab_obs"][~real].any()
+            assert own["box_obs"][real].any(axis=1).all(), "rows of boxes that are not seen keep their features"
+
+
+def test_rows_of_what_is_not_seen_may_be_hidden() -> None:
+    options = {"hide_unseen": True, "max_others": 5}
+    game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs=options), 3, 0)
+    seen = game.reset().observation["hider_0"]
+    for rows, mask in (("agent_qpos_qvel", "aa"), ("box_obs", "ab"), ("ramp_obs", "ar")):
+        shown = seen[rows].any(axis=-1)
+        np.testing.assert_array_equal(shown, seen[f"mask_{mask}_obs"].astype(bool))
+
+
+def test_slots_do_not_depend_on_each_other() -> None:
+    config = EnvConfig("hide_and_seek:randomwalls", kwargs={"horizon": 12})
+    few, many = (make_game(config, count, 5) for count in (2, 3))
+    rng = np.random.default_rng(0)
+    step, other = few.reset(), many.reset()
+    for _ in range(30):
+        action = random_joint_actions(many, other.observation, rng)
+        step, other = few.step({k: v[:2] for k, v in action.items()}), many.step(action)
+        np.testing.assert_array_equal(step.state, other.state[:2])
+        np.testing.assert_array_equal(step.reward, other.reward[:2])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("quadrent", {}, "no scenario 'quadrent'.*quadrant"),
+        ("empty", {"n_hider": 2}, "no option 'n_hider'.*n_hiders"),
+        ("empty", {"n_hiders": 4}, "n_hiders is 4"),
+        ("empty", {"max_others": 2}, "max_others is 2"),
+        ("empty", {"n_boxes": [4, 3]}, "n_boxes is"),
+        ("empty", {"map_scale": 0}, "map_scale is 0"),
+    ],
+)
+def test_bad_options(name: str, options: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_game(EnvConfig(f"hide_and_seek:{name}", kwargs=options), 1, 0)
+
+
+def test_without_mujoco_the_command_is_told_that_installs_it(monkeypatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    config = EnvConfig("hide_and_seek:empty")
+    for call in (lambda: make_game(config, 1, 0), lambda: import_modules(config)):
+        with pytest.raises(MissingExtra, match=r"needs MuJoCo .*pip install .*\[hide-and-seek\]"):
+            call()
