@@ -18,7 +18,8 @@ class World(NamedTuple):
     """One built episode.
 
     Attributes:
-      layout: what it was built from. model: mujoco.MjModel. simulation: mujoco.MjData. rng: draws what is left to chance while it is played.
+      layout: what it was built from. model, simulation: MuJoCo's MjModel and MjData.
+      rng: draws what is left to chance while it is played.
     """
 
     layout: Layout
