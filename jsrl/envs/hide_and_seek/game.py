@@ -13,12 +13,13 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.hide_and_seek import rules
+from jsrl.envs.hide_and_seek.ahead import WorldsAhead
 from jsrl.envs.hide_and_seek.hands import Hands
 from jsrl.envs.hide_and_seek.observations import Observations, observation_spec, state_size
 from jsrl.envs.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, Settings, settings_of
 from jsrl.envs.hide_and_seek.sight import Sight
 from jsrl.envs.hide_and_seek.statistics import Statistics
-from jsrl.envs.hide_and_seek.worlds import World, Worlds, build_world
+from jsrl.envs.hide_and_seek.worlds import World, Worlds
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import MissingExtra
 from jsrl.extras import install_command
@@ -55,8 +56,8 @@ class HideAndSeek:
         self._groups = SeatGroups(self.spec, groups)
         self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
         self._index = {group: _index(index) for group, index in self._groups.index.items()}
-        self._seeds = slot_seeds(seed, group, num_envs)
-        self._rows = GameRows(self.spec, config, num_envs, self._seeds)
+        seeds = slot_seeds(seed, group, num_envs)
+        self._rows, self._ahead = GameRows(self.spec, config, num_envs, seeds), WorldsAhead(settings, seeds)
         self.worlds = Worlds(settings, num_envs)
         self.sight = Sight(settings, self.worlds)
         self.hands = Hands(settings, self.worlds)
@@ -110,7 +111,7 @@ class HideAndSeek:
     def _begin(self, slots: Any) -> None:
         """Start episodes in some slots."""
         for slot in slots:
-            self.put(slot, build_world(self.settings, self._seeds[slot], int(self._begun[slot])))
+            self.put(slot, self._ahead.take(slot, int(self._begun[slot])))
             self._begun[slot] += 1
 
     def put(self, slot: int, world: World) -> None:
@@ -151,6 +152,7 @@ class HideAndSeek:
 
     def close(self) -> None:
         """Free the worlds; may be called twice."""
+        self._ahead.close()
         self.worlds.worlds = [None] * self.num_envs
 
 

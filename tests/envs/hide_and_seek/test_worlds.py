@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from scipy import stats
 
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.hide_and_seek.ahead import WorldsAhead
 from jsrl.envs.hide_and_seek.layouts import draw_layout
 from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of
 from jsrl.envs.hide_and_seek.worlds import build_world
 from jsrl.envs.make import import_modules, make_game
 from jsrl.envs.random_play import random_joint_actions
-from jsrl.errors import ConfigError, MissingExtra
+from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -182,6 +184,33 @@ def test_rows_of_what_is_not_seen_may_be_hidden() -> None:
     for rows, mask in (("agent_qpos_qvel", "aa"), ("box_obs", "ab"), ("ramp_obs", "ar")):
         shown = seen[rows].any(axis=-1)
         np.testing.assert_array_equal(shown, seen[f"mask_{mask}_obs"].astype(bool))
+
+
+def test_worlds_are_built_ahead_and_are_the_same_whoever_builds_them() -> None:
+    settings = settings_of("quadrant", {})
+    ahead = WorldsAhead(settings, [7, 8])
+    begun = [ahead.take(slot, 0) for slot in (0, 1)]
+    deadline = time.monotonic() + 60
+    while not all(future.done() for future in ahead._ahead.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert sorted(ahead._ahead) == [(0, 1), (1, 1)]
+    begun += [ahead.take(slot, 1) for slot in (0, 1)]
+    for world, (seed, episode) in zip(begun, [(7, 0), (8, 0), (7, 1), (8, 1)], strict=True):
+        alone = build_world(settings, seed, episode)
+        np.testing.assert_array_equal(world.simulation.qpos, alone.simulation.qpos)
+        assert world.layout.walls == alone.layout.walls and world.rng.random() == alone.rng.random()
+    ahead.close()
+    ahead.close()
+
+
+def test_a_world_that_finds_no_place_is_told_wherever_it_is_built() -> None:
+    settings = settings_of("randomwalls", {"floor_size": 2.0, "grid_size": 20, "n_boxes": 9, "n_elongated_boxes": 9})
+    ahead = WorldsAhead(settings, [0])
+    with pytest.raises(EnvironmentFault, match="1000 worlds in a row had no place"):
+        for episode in range(2):
+            ahead.take(0, episode)
+    ahead.close()
 
 
 def test_slots_do_not_depend_on_each_other() -> None:
