@@ -14,6 +14,7 @@ import numpy as np
 from jsrl.envs.adapters.atari import AtariVector, find_game, game_options
 from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.envs.config import EnvConfig, main_target
+from jsrl.envs.games.make import SUITES
 from jsrl.envs.make import make, register_suites
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
 from jsrl.extras import install_command
@@ -153,6 +154,8 @@ def is_console(config: EnvConfig) -> bool:
 def _drawn(config: EnvConfig) -> EnvConfig:
     """Return the config of the same environment with render_mode 'rgb_array', as a single one where there is one."""
     kwargs = {**config.kwargs, "render_mode": "rgb_array"}
+    if isinstance(config.id, str) and config.id.partition(":")[0] in SUITES:
+        return config  # what draws has render() as it is
     if callable(config.id) or ":" in config.id:
         factory = config.id if callable(config.id) else import_target(config.id)
         try:
@@ -194,7 +197,7 @@ def _entry(name: str) -> str:
 
 
 def _uses_opengl(name: str) -> bool:
-    return ".mujoco" in _entry(name)
+    return ".mujoco" in _entry(name) or name.startswith("hide_and_seek:")
 
 
 def _remedy(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from jsrl.envs.hide_and_seek import rules
 from jsrl.envs.hide_and_seek.ahead import WorldsAhead
 from jsrl.envs.hide_and_seek.hands import Hands
 from jsrl.envs.hide_and_seek.observations import Observations, observation_spec, state_size
-from jsrl.envs.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, Settings, settings_of
+from jsrl.envs.hide_and_seek.pictures import Pictures
+from jsrl.envs.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, SUBSTEPS, TIMESTEP_S, Settings, settings_of
 from jsrl.envs.hide_and_seek.sight import Sight
 from jsrl.envs.hide_and_seek.statistics import Statistics
 from jsrl.envs.hide_and_seek.worlds import World, Worlds
@@ -38,6 +39,8 @@ class HideAndSeek:
       settings: of the game. worlds, sight, hands: its state. clock: int [B]: steps of the open episodes.
       discarded: episodes whose physics became invalid.
     """
+
+    metadata: ClassVar = {"render_fps": 1 / (TIMESTEP_S * SUBSTEPS)}
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class HideAndSeek:
         self._observations = Observations(settings, self.worlds, self.sight, self.hands)
         self.clock, self._begun = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self.discarded = 0
+        self._pictures: Pictures | None = None
         self._seekers = np.arange(len(names)) >= settings.n_hiders
 
     def reset(self) -> GameStep:
@@ -96,6 +100,12 @@ class HideAndSeek:
         """Return what a reset would, after worlds were changed by hand; the clocks go on."""
         self.worlds.measure(list(range(self.num_envs)))
         return self._rows.opened(self._look(), state=self._observations.state)
+
+    def render(self, slot: int = 0, *, lidar: bool = False) -> np.ndarray:
+        """Return a picture of a slot, uint8 [480, 480, 3]. It needs OpenGL: MUJOCO_GL egl or osmesa without a display."""
+        if self._pictures is None:
+            self._pictures = Pictures(self.settings, self.worlds, self.sight, self.hands)
+        return self._pictures.draw(slot, lidar=lidar)
 
     def _chosen(self, action: Mapping[str, Array], first: np.ndarray) -> np.ndarray:
         """Return all actions, int [B, n, 5]; neutral ones where an episode starts."""
@@ -153,6 +163,8 @@ class HideAndSeek:
     def close(self) -> None:
         """Free the worlds; may be called twice."""
         self._ahead.close()
+        if self._pictures is not None:
+            self._pictures.close()
         self.worlds.worlds = [None] * self.num_envs
 
 

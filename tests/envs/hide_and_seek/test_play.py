@@ -1,0 +1,123 @@
+"""Whole episodes: random policies beside the values measured on another implementation, an oracle seeker, robustness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_game
+from jsrl.envs.random_play import random_joint_actions
+
+mujoco = pytest.importorskip("mujoco")
+
+METRICS = ("seen_share", "max_box_move", "max_ramp_move", "num_box_lock", "out_of_bounds_share", "discard_episode")
+DUEL = {"n_hiders": 1, "n_seekers": 1}
+BARE = {**DUEL, "n_boxes": 0, "n_ramps": 0}
+NUMS = (11, 11, 11, 2, 2)
+
+
+def chase(game) -> np.ndarray:
+    """Return actions [B, seekers, 5] that turn and run straight to the nearest hider."""
+    hiders, position = game.settings.n_hiders, game.worlds.position
+    apart = position[:, None, :hiders, :2] - position[:, hiders : game.settings.n_agents, None, :2]
+    nearest = (apart**2).sum(axis=-1).argmin(axis=2)
+    toward = np.take_along_axis(apart, nearest[..., None, None], axis=2)[:, :, 0]
+    angle = position[:, hiders : game.settings.n_agents, 3]
+    wanted = np.arctan2(toward[..., 1], toward[..., 0]) + np.pi / 2
+    turn = (wanted - angle + np.pi) % (2 * np.pi) - np.pi
+    chosen = np.zeros((*angle.shape, 5), int)
+    chosen[..., :2] = 5 + np.round(5 * toward / np.maximum(np.abs(toward).max(axis=-1, keepdims=True), 1e-6))
+    chosen[..., 2] = 5 + np.clip(np.round(5 * turn / 0.67), -5, 5)
+    return chosen
+
+
+def play(scenario: str, options: dict, episodes: int, *, oracle: bool = False) -> dict[str, float]:
+    """Return the mean statistics of episodes of random hiders, and random or chasing seekers."""
+    config = EnvConfig(f"hide_and_seek:{scenario}", kwargs=options, episode_metrics=METRICS)
+    teams = [2, 2] if "n_hiders" not in options else [options["n_hiders"], options["n_seekers"]]
+    groups = {name: tuple(f"{name}_{i}" for i in range(n)) for name, n in zip(("hider", "seeker"), teams, strict=True)}
+    game, rng = make_game(config, 16, 0, groups=groups), np.random.default_rng(1)
+    game.reset()
+    told: list[dict[str, float]] = []
+    while len(told) < episodes:
+        action = {name: rng.integers(0, NUMS, (16, len(seats), 5)) for name, seats in groups.items()}
+        if oracle:
+            action["seeker"] = chase(game)
+        told += [episode.metrics for episode in game.step(action).episodes]
+    game.close()
+    return {name: float(np.mean([metrics[name] for metrics in told])) for name in METRICS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scenario", "share"), [("empty", 0.38), ("quadrant", 0.28)])
+def test_random_policies_alone(scenario: str, share: float) -> None:
+    found = play(scenario, BARE, 300)
+    assert found["seen_share"] == pytest.approx(share, abs=0.04)
+    assert found["out_of_bounds_share"] == found["discard_episode"] == 0.0
+
+
+@pytest.mark.nightly
+def test_random_policies_with_objects_in_the_quadrant() -> None:
+    found = play("quadrant", {}, 300)
+    assert found["seen_share"] == pytest.approx(0.64, abs=0.04)
+    assert found["max_box_move"] == pytest.approx(0.31, abs=0.1) and found["max_ramp_move"] == pytest.approx(
+        0.59, abs=0.2
+    )
+    assert found["num_box_lock"] == pytest.approx(0.20, abs=0.1) and found["out_of_bounds_share"] == 0.0
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_random_policies_in_the_main_game() -> None:
+    found = play("randomwalls", {}, 130)
+    assert found["seen_share"] == pytest.approx(0.42, abs=0.08)
+    assert found["max_box_move"] == pytest.approx(1.19, abs=0.25) and found["max_ramp_move"] == pytest.approx(
+        0.68, abs=0.2
+    )
+    assert found["num_box_lock"] == pytest.approx(1.6, abs=0.3) and 0.0 < found["out_of_bounds_share"] < 0.08
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scenario", "share"), [("empty", 0.82), ("quadrant", 0.70)])
+def test_a_seeker_that_runs_straight_to_the_hider(scenario: str, share: float) -> None:
+    assert play(scenario, BARE, 100, oracle=True)["seen_share"] >= share
+
+
+def robust(decisions: int) -> None:
+    """Play all sizes of teams at random; everything stays finite, and nobody flies."""
+    rng = np.random.default_rng(0)
+    for hiders in (1, 2, 3):
+        for seekers in (1, 2, 3):
+            options = {"n_hiders": hiders, "n_seekers": seekers, "max_others": 5}
+            game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs=options), 4, hiders * 10 + seekers)
+            step = game.reset()
+            for _ in range(decisions // 36):
+                step = game.step(random_joint_actions(game, step.observation, rng))
+                assert game.worlds.position[:, : hiders + seekers, 2].max() <= 3.0
+            assert game.discarded == 0
+            for world in game.worlds.worlds:
+                warnings = world.simulation.warning
+                assert not sum(int(warnings[i].number) for i in range(len(warnings)))
+            game.close()
+
+
+@pytest.mark.slow
+def test_random_play_stays_sound() -> None:
+    robust(1000)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_long_random_play_stays_sound() -> None:
+    robust(20_000)
+
+
+def test_the_jacobian_is_dense_whatever_mujoco_would_choose() -> None:
+    """MuJoCo 4.0.0 factorises the sparse one wrongly, which it would choose from 60 degrees of freedom on."""
+    options = {"n_hiders": 3, "n_seekers": 3, "n_boxes": 9}
+    game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs=options), 1, 0)
+    game.reset()
+    model = game.worlds.worlds[0].model
+    assert model.nv == 68 and model.opt.jacobian == mujoco.mjtJacobian.mjJAC_DENSE
+    game.close()
