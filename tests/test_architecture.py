@@ -406,6 +406,7 @@ LIGHT = (
     "import jsrl.runs.control, jsrl.metrics.metrics, jsrl.runs.names, jsrl.runs.runs",
     "import jsrl.experiment, jsrl.references.reference, jsrl.references.capture",
     "import jsrl.workers.replay.worker",
+    "import jsrl.cli.join, jsrl.launch.local.agent",
 )
 
 

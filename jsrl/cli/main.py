@@ -12,6 +12,7 @@ import jsrl
 
 COMMANDS = {
     "run": "run an experiment, or go on with a run",
+    "join": "let this host run actors of a run that another host controls",
     "list": "the experiments that there are",
     "evaluate": "play a run's snapshot and print its score",
     "export": "write a trained policy to a file that plays without jsrl",

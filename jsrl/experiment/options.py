@@ -108,6 +108,12 @@ class RunOptions:
     """Draw the plan to this SVG file as well; `--plan graph.svg` is short for it."""
     hosts_file: str | None = None
     """With --plan: lay the workers on the hosts that this JSON file lists, the first one that of `jsrl run`."""
+    listen: str | None = None
+    """Let other hosts run actors: wait for them (`jsrl join`) at this IP address of this host, perhaps with a port."""
+    num_hosts: int = 1
+    """With --listen: how many other hosts to wait for."""
+    join_s: float = 600.0
+    """With --listen: how long to wait for them, in seconds."""
     seeds: str | None = None
     """Several seeds one after another, such as 0-4 or 1,5,9, and one summary."""
     profile: str = "auto"

@@ -79,7 +79,7 @@ class Controller:
     def _open_control(self) -> ControlServer:
         """Bind the control road: a Unix socket, or a TCP port with keys where some workers live on other hosts."""
         plan = self._plan
-        if plan.hosts.of:
+        if plan.hosts.control_over_tcp:
             return ControlServer(tcp(plan.hosts.own), keys=plan.keys)
         return ControlServer(f"ipc://{plan.memory_folder}/control")
 
@@ -121,7 +121,7 @@ class Controller:
 
     def _start(self, job: Job, restarts: int = 0, *, forks: bool = False) -> None:
         variables = process_environment(self._plan, job, self._gpus)
-        keys = self._plan.keys if self._plan.hosts.of else None
+        keys = self._plan.keys if self._plan.hosts.control_over_tcp else None
         start = Start(self._folder, self._control.address, self._spawn, variables, keys, forks)
         self._lives[job.name] = Life(job, self._launcher.start(job, start), restarts)
         self._session.stage(job.name, NOT_BEGUN)

@@ -1,14 +1,14 @@
 """What starts workers, and what is known of one that was started: nothing else of the launching side knows processes.
 
-`jsrl.launch.local.launcher.Local` starts them as processes of this host.
+`jsrl.launch.local.launcher.Local` starts them as processes of this host, `jsrl.launch.hosts.launcher.JoinedHosts` on others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph
@@ -25,10 +25,12 @@ class Hosts:
     Attributes:
       own: IP address of this host, at which workers on others reach the controller and the workers here; empty: there are
         no others. of: worker -> IP address of its host, where its streams listen; who is absent lives on this host.
+      relayed: the launcher carries the control road to other hosts; else their workers reach it over TCP, with keys.
     """
 
     own: str = ""
     of: Mapping[str, str] = field(default_factory=dict)
+    relayed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse other hosts that could not reach this one."""
@@ -37,6 +39,11 @@ class Hosts:
                 f"workers are to live on {', '.join(sorted(set(self.of.values())))}, but Hosts.own is empty; let the launcher "
                 "give an IP address of this host that they can reach."
             )
+
+    @property
+    def control_over_tcp(self) -> bool:
+        """Return whether the control road is a TCP port."""
+        return bool(self.of) and not self.relayed
 
     def address(self, worker: str) -> str:
         """Return the IP address of a worker's host."""
@@ -48,6 +55,30 @@ class Hosts:
 
 
 ALONE = Hosts()  # all workers live on this host
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one worker needs of a host.
+
+    Attributes:
+      device: what it uses an accelerator for, where there is one. gpus: how many of one host it wants at least; 0: any
+        number. alone: it wants one that no learner uses.
+      cores: that it keeps busy; None: all that there are. memory_mb: about.
+      travels: it may live on a host that does not see the run folder.
+      spreads: it and its like take whatever the others leave, in proportion to the cores of hosts.
+      beside: a worker whose host is the best for it; empty: none.
+    """
+
+    worker: str
+    device: Literal["cpu", "learns", "serves"] = "cpu"
+    gpus: int = 0
+    alone: bool = False
+    cores: int | None = 1
+    memory_mb: int = 0
+    travels: bool = False
+    spreads: bool = False
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,8 +184,11 @@ class Handle(Protocol):
 class Launcher(Protocol):
     """Starts workers. `run(experiment, launcher=...)` takes one, for one run."""
 
-    def place(self, graph: Graph) -> Hosts:
-        """Return on which host each worker of a run will live, in all its lives; asked once, before anything starts."""
+    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
+        """Return on which host each worker of a run will live; asked once, before anything starts.
+
+        What binds a stream stays at its address in all its lives. `needs`: of the workers, in the graph's order.
+        """
         ...
 
     def start(self, job: Job, start: Start) -> Handle:

@@ -221,13 +221,14 @@ def make_plan(
     folder: str,
     memory_folder: Path,
     graph: Edit | None = None,
-    place: Callable[[Graph], Hosts] = lambda graph: ALONE,
+    place: Callable[[Plan], Hosts] = lambda plan: ALONE,
 ) -> Plan:
     """Return the jobs of an experiment.
 
     Args:
       experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets.
-      graph: see jsrl.launch.graph_file.resolve. place: returns on which host each of its workers will live.
+      graph: see jsrl.launch.graph_file.resolve.
+      place: returns on which host each worker will live, of the plan in which all live on this one.
 
     Raises:
       ConfigError: something cannot work; says what.
@@ -241,40 +242,47 @@ def make_plan(
         check_filming(experiment)
     seats, schemas = _what_they_see(experiment, policies)
     _check_same_rows(resolved, schemas)
-    hosts = place(resolved)
-    addresses = bind_addresses(resolved, experiment, memory_folder, hosts)
+    alone = _with_jobs(Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed), seats, folder)
+    hosts = place(alone)
+    return alone if hosts == ALONE else _with_jobs(dataclasses.replace(alone, hosts=hosts), seats, folder)
+
+
+def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> Plan:
+    """Return a plan with the job of each worker, and the keys that its streams need where its workers live."""
+    graph, experiment, hosts = plan.graph, plan.experiment, plan.hosts
+    addresses = bind_addresses(graph, experiment, plan.memory_folder, hosts)
     keys = keys_folder(experiment, folder, hosts)
-    places = counts_within(worker.kind for worker in resolved.workers)
+    places = counts_within(worker.kind for worker in graph.workers)
 
     def job(worker: WorkerNode, index: int, name: str) -> Job:
-        policy = policies[name]
+        policy = plan.policies[name]
         own = policy.experiment
         return Job(
             kind=worker.kind,
             name=worker.name,
             index=index,
             experiment=own if find_kind(worker.kind).loads_jax(worker) else dataclasses.replace(own, agent=None),
-            schemas=schemas[name],
-            ends=ends_of(resolved, worker, addresses, name),
+            schemas=plan.schemas_of[name],
+            ends=ends_of(graph, worker, addresses, name),
             folder=folder,
-            registry=str((Path(folder) if hosts.of else memory_folder) / "names"),
+            registry=str((Path(folder) if hosts.of else plan.memory_folder) / "names"),
             keys=keys,
             settings=worker.settings,
-            workers=len(resolved.workers),
+            workers=len(graph.workers),
             in_process=not experiment.where.has_processes,
             restart=worker.restart,
             policy=name,
             policy_folder=policy.folder,
-            policies=tuple(policies),
+            policies=tuple(plan.policies),
             seats=seats[name],
             plays_along=len(experiment.policies) > 1,
         )
 
     jobs = []
-    for worker, index in zip(resolved.workers, places, strict=True):
-        first, *others = (job(worker, index, name) for name in policies_at(resolved, worker))
+    for worker, index in zip(graph.workers, places, strict=True):
+        first, *others = (job(worker, index, name) for name in policies_at(graph, worker))
         jobs.append(dataclasses.replace(first, others=tuple(others)))
-    return Plan(experiment, resolved, policies, schemas, tuple(jobs), memory_folder, keys, changed, hosts)
+    return dataclasses.replace(plan, jobs=tuple(jobs), keys=keys)
 
 
 def counts_within(kinds: Iterable[str]) -> list[int]:

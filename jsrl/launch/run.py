@@ -22,8 +22,9 @@ from jsrl.experiment.experiment import AUTO
 from jsrl.launch.controller import Controller
 from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
 from jsrl.launch.hooks import Hooks, load_hooks
+from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.interrupts import remembered
-from jsrl.launch.launcher import Launcher
+from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, learner_hop
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, make_plan, settle
@@ -219,11 +220,15 @@ def ready_plan(
     Raises:
       ConfigError: something cannot work; says what would.
     """
+
+    def place(alone: Plan) -> Hosts:
+        return launcher.place(alone.graph, needs_of(alone))
+
     kept = kept_graph(folder) if resumed and graph is None else None
     if kept is not None:
         tell(f"it continues with its changed graph ({FILE}); --graph gives another one")
     try:
-        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, launcher.place)
+        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, place)
     except ConfigError as error:
         if kept is None:
             raise

@@ -42,6 +42,7 @@ HEARTBEAT_S = 0.2
 _HURRY_S = 0.02  # between looks at memory that grows fast
 MARGIN_BYTES = 256 << 20  # that the controller may grow before its socket is recreated
 MAX_MESSAGES = 4096  # taken in at once
+RELAY = b"relay/"  # begins the identity of a connection that carries the messages of workers on other hosts
 
 
 class Message(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
@@ -176,7 +177,7 @@ class ControlClient:
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 1000)
-        socket.setsockopt(zmq.IDENTITY, f"{self.worker}/{self.incarnation}".encode())
+        socket.setsockopt(zmq.IDENTITY, life_of(self.worker, self.incarnation))
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         introduce(socket, self._address, self._keys)
         handshakes = Handshakes(socket, self._address, self._keys)
@@ -285,12 +286,22 @@ class ControlClient:
             self.commands.put(command)
 
 
+def life_of(worker: str, incarnation: int) -> bytes:
+    """Return the identity of one life of a worker on the control road."""
+    return f"{worker}/{incarnation}".encode()
+
+
 class ControlServer:
-    """The controller's end of the control road; over tcp it needs `keys`, as every stream."""
+    """The controller's end of the control road; over tcp it needs `keys`, as every stream.
+
+    A connection whose identity begins with RELAY carries the messages of many workers, several at once; commands to them go
+    back through it, each after the worker's identity.
+    """
 
     def __init__(self, address: str, *, keys: KeyPath = None, margin_bytes: int = MARGIN_BYTES) -> None:
         self._keys = keys_to_bind(address, keys)
         self.refused = 0  # messages that are not ours, or cannot be right
+        self._relays: dict[bytes, bytes] = {}  # worker/incarnation -> the connection that carries its messages
         self._complained: set[str] = set()
         self._margin_bytes, self._baseline_bytes = margin_bytes, resident_bytes()
         self._open(address)
@@ -344,8 +355,11 @@ class ControlServer:
                 break
             frames = self._socket.recv_multipart()
             try:
-                frame = incoming(frames, self._keys, MAX_MESSAGE_BYTES)[-1]
-                messages.append(msgspec.msgpack.decode(frame, type=AnyMessage))
+                sender, *words = map(bytes, incoming(frames, self._keys, MAX_MESSAGE_BYTES))
+                for word in words:
+                    messages.append(msgspec.msgpack.decode(word, type=AnyMessage))
+                    if sender.startswith(RELAY):
+                        self._relays[life_of(messages[-1].worker, messages[-1].incarnation)] = sender
             except (CodecError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if not self.refused:
                     _logger.warning("a message on the control road is not ours (%s); it was dropped", error)
@@ -367,8 +381,9 @@ class ControlServer:
 
     def tell(self, worker: str, incarnation: int, name: str, **facts: Any) -> None:
         """Send a command; lost when the worker is gone."""
-        frame = msgspec.msgpack.encode(Command(name, facts))
-        self._socket.send_multipart([f"{worker}/{incarnation}".encode(), frame])
+        life, frame = life_of(worker, incarnation), msgspec.msgpack.encode(Command(name, facts))
+        relay = self._relays.get(life)
+        self._socket.send_multipart([life, frame] if relay is None else [relay, life, frame])
 
     def close(self) -> None:
         """Close the socket."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,7 @@ from jsrl.runs.files import folder_lock, process_alive, read_json, write_json
 
 @dataclass(frozen=True)
 class Registration:
-    """Where a name is found: address, which life of the worker says so, its process and host."""
+    """Where a name is found: address, which life of the worker says so, its process and host (empty: shown from elsewhere)."""
 
     name: str
     address: str
@@ -88,6 +89,15 @@ class FileNames:
                 raise StreamTimeout(self._explain(name, entry, timeout_s))
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, 0.1)
+
+    def show(self, entries: Iterable[Registration]) -> None:
+        """Have exactly these names in the folder: those of another host, where somebody sees that their processes live."""
+        shown = {self._path(entry.name): asdict(entry) | {"host": ""} for entry in entries}
+        for path, content in shown.items():
+            if not path.exists() or read_json(path) != content:
+                write_json(path, content, durable=False)
+        for path in set(self._folder.glob("[!.]*.json")) - set(shown):
+            path.unlink(missing_ok=True)
 
     def names(self) -> dict[str, Registration]:
         """Return all names whose process lives."""

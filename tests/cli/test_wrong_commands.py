@@ -71,6 +71,13 @@ RUN = [  # what stands behind `jsrl run`, and what the sentence names
     ("ppo_cartpole --tune --tune-minutes 0", "give more than 0"),
     ("ppo_cartpole --snapshots.keep 0", "snapshots.keep is 0; it must be at least 1"),
     ("ppo_cartpole --deadlines.silence-s 0", "it must be a number of seconds above 0"),
+    ("ppo_cartpole --hosts-file hosts.json", "give it with --plan"),
+    ("ppo_cartpole --listen 0.0.0.0", "expected an IP address of this host"),
+    ("ppo_cartpole --listen 203.0.113.9", "cannot bind tcp://203.0.113.9"),
+    ("ppo_cartpole --listen 127.0.0.1 --num-hosts 0", "wait for at least one other host"),
+    ("ppo_cartpole --listen 127.0.0.1 --placement serial", "a serial run starts no workers"),
+    ("ppo_cartpole --listen 127.0.0.1 --seeds 0-3", "--listen serves one run"),
+    ("ppo_cartpole --listen 127.0.0.1 --placement inline --join-s 0.1", "0 of 1 host(s) joined within 0.1 s"),
 ]
 OTHERS = [
     ("frobnicate", "there are: run,"),
@@ -86,6 +93,8 @@ OTHERS = [
     ("chaos nothing", "there is no experiment 'nothing'"),
     ("chaos ppo_cartpole --placement serial", "take --placement served, inline or apart"),
     ("new 3d", "a letter first"),
+    ("join", "give HOST:PORT of a controller and --token-file"),
+    ("join 127.0.0.1:7000 --token-file nothing", "there is no token file nothing"),
     ("list nothing", "unrecognized arguments: nothing"),
     ("docs --port x", "invalid int value: 'x'"),
     ("doctor now", "unrecognized arguments: now"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph
 from jsrl.graph.placements import make_graph
-from jsrl.launch.launcher import Handle, Hosts, Start
+from jsrl.launch.launcher import Handle, Hosts, Need, Start
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
@@ -105,7 +106,7 @@ class Noting:
         self.bound: dict[str, str] = {}
         self.handles: list[Handle] = []
 
-    def place(self, graph: Graph) -> Hosts:
+    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
         return Hosts()
 
     def start(self, job: Job, start: Start) -> Handle:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts, check_names
-from jsrl.launch.hosts.needs import Need
+from jsrl.launch.launcher import Need
 
 _GPU_LEARNER_CORES = 2  # that keep its accelerators fed
 

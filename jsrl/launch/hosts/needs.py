@@ -2,35 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
+from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, memory_mb
 from jsrl.workers.kinds import find_kind
-
-
-@dataclass(frozen=True)
-class Need:
-    """What one worker needs.
-
-    Attributes:
-      device: what it uses an accelerator for, where there is one. gpus: how many of one host it wants at least; 0: any
-        number. alone: it wants one that no learner uses.
-      cores: that it keeps busy; None: all that there are. memory_mb: about.
-      travels: it may live on a host that does not see the run folder.
-      spreads: it and its like take whatever the others leave, in proportion to the cores of hosts.
-      beside: a worker whose host is the best for it; empty: none.
-    """
-
-    worker: str
-    device: Literal["cpu", "learns", "serves"] = "cpu"
-    gpus: int = 0
-    alone: bool = False
-    cores: int | None = 1
-    memory_mb: int = 0
-    travels: bool = False
-    spreads: bool = False
-    beside: str = ""
 
 
 def needs_of(plan: Plan) -> tuple[Need, ...]:

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from jsrl.graph.graph import Graph
-from jsrl.launch.launcher import ALONE, Hosts, Start
+from jsrl.launch.launcher import ALONE, Hosts, Need, Start
 from jsrl.launch.local.actor_host import ActorHost, control_words
 from jsrl.launch.local.processes import HostedHandle, LocalHandle
 from jsrl.references.reference import to_json
@@ -33,22 +34,26 @@ class Local:
         self._own = psutil.Process()
         self._whole = owns_machine()
 
-    def place(self, graph: Graph) -> Hosts:
+    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
         """Return that all workers live here."""
         return ALONE
 
     def start(self, job: Job, start: Start) -> LocalHandle:
         """Start a worker, or have the actor host fork it; see Launcher."""
-        job_file = write_job(job, start.folder)
-        handle = self._fork(job, job_file, start) if start.forks else spawn(job.kind, job.name, job.incarnation, start)
+        write_job(json.dumps(to_json(job)), job.name, start.folder)
+        return self.begin(job.kind, job.name, job.incarnation, start)
+
+    def begin(self, kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
+        """Start a worker whose job file is written."""
+        handle = self._fork(name, incarnation, start) if start.forks else spawn(kind, name, incarnation, start)
         self._handles = [known for known in self._handles if known.alive] + [handle]
         return handle
 
-    def _fork(self, job: Job, job_file: Path, start: Start) -> LocalHandle:
+    def _fork(self, name: str, incarnation: int, start: Start) -> LocalHandle:
         if self.host is None:
             self.host = ActorHost(start)
-        log = start.folder / "logs" / f"{job.name}.log"
-        return HostedHandle(self.host.start(job_file, job.name, job.incarnation, log), log, job.name)
+        log = start.folder / "logs" / f"{name}.log"
+        return HostedHandle(self.host.start(job_path(name, start.folder), name, incarnation, log), log, name)
 
     def busy_s(self) -> float | None:
         """Return the CPU seconds of all other programs; None where this process may use only a part of the machine.
@@ -68,18 +73,22 @@ class Local:
         self.host = None
 
 
-def write_job(job: Job, folder: Path) -> Path:
-    """Write a worker's job file to the folder of its run, and make the folder of its log; return the file's path."""
-    path = folder / "jobs" / f"{job.name}.json"
+def job_path(name: str, folder: Path) -> Path:
+    """Return where the job of a worker lies in the folder of its run."""
+    return folder / "jobs" / f"{name}.json"
+
+
+def write_job(job: str, name: str, folder: Path) -> None:
+    """Write a worker's job, as JSON, to the folder of its run, and make the folder of its log."""
+    path = job_path(name, folder)
     path.parent.mkdir(exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
-    path.write_text(json.dumps(to_json(job)))
-    return path
+    path.write_text(job)
 
 
 def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
     """Start a worker, whose job file is written, as an interpreter of its own."""
-    job_file, log = start.folder / "jobs" / f"{name}.json", start.folder / "logs" / f"{name}.log"
+    job_file, log = job_path(name, start.folder), start.folder / "logs" / f"{name}.log"
     command = [sys.executable, "-m", "jsrl.workers", kind, "--job", str(job_file), *control_words(start)]
     command += ["--name", name, "--incarnation", str(incarnation), "--parent", str(os.getpid())]
     with log.open("ab") as output:

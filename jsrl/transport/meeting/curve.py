@@ -72,12 +72,20 @@ def introduce(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> Non
         socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
 
 
+Admits = Callable[[bytes], str]  # the key of a client -> its name (the User-Id of its messages); empty: not let in
+
+
 def bind_guarded(
-    socket: zmq.Socket, endpoint: str, keys: ServerKeys | None, bind: Callable[[zmq.Socket, str], str]
+    socket: zmq.Socket,
+    endpoint: str,
+    keys: ServerKeys | None,
+    bind: Callable[[zmq.Socket, str], str],
+    admits: Admits | None = None,
 ) -> tuple[str, Gate | None]:
     """Bind a socket, encrypted and behind a gate where there are keys; return the endpoint that it got, and the gate.
 
-    Call it after the socket's other options are set, and close both with `shut`. Where `bind` raises, they are closed.
+    `admits` says who is let in, which may change; without it, who holds the one client key. Call it after the socket's other
+    options are set, and close both with `shut`. Where `bind` raises, they are closed.
     """
     _prepare(socket, endpoint, keys)
     gate = None
@@ -85,7 +93,7 @@ def bind_guarded(
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        gate = Gate(socket.context, keys.client)
+        gate = Gate(socket.context, admits or only(keys.client))
     try:
         bound = bind(socket, endpoint)
     except BaseException:
@@ -94,6 +102,11 @@ def bind_guarded(
     if gate is not None:
         gate.endpoint = bound
     return bound, gate
+
+
+def only(client: bytes) -> Admits:
+    """Return the function that admits the holder of one key alone."""
+    return lambda key: "client" if key == client else ""
 
 
 def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
@@ -127,15 +140,15 @@ def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:
 
 
 class Gate:
-    """A thread that is asked about every connection, and lets in who holds the one client key (ZeroMQ's RFC 27, ZAP).
+    """A thread that is asked about every connection, and lets in who holds a key that it admits (ZeroMQ's RFC 27, ZAP).
 
     Attributes:
       endpoint: of the socket, for the log. refused: connections rejected so far.
     """
 
-    def __init__(self, context: zmq.Context, client: bytes) -> None:
+    def __init__(self, context: zmq.Context, admits: Admits) -> None:
         self.endpoint, self.refused = "a stream", 0
-        self._key = z85.decode(client)
+        self._admits = admits
         socket = context.socket(zmq.REP)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(_ZAP)  # here, so that it is there before the guarded socket is bound
@@ -144,13 +157,14 @@ class Gate:
     def _answer(self, frames: list[bytes]) -> list[bytes]:
         """Return the answer to ZeroMQ's question (version, id, domain, address, identity, mechanism, credentials)."""
         version, number = frames[:2]
-        if len(frames) == 7 and frames[5] == b"CURVE" and frames[6] == self._key:
-            return [version, number, b"200", b"OK", b"client", b""]
+        whole = len(frames) == 7 and frames[5] == b"CURVE" and len(frames[6]) == 32
+        if whole and (name := self._admits(z85.encode(frames[6]))):
+            return [version, number, b"200", b"OK", name.encode(), b""]
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # the first, and ever fewer of a flood
             address = frames[3][:64].decode(errors="replace") if len(frames) > 3 else "an unknown address"
             _logger.warning(
-                "%s refused a connection from %s: it does not hold this run's client key (refused so far: %d)",
+                "%s refused a connection from %s: it does not hold a key of this run (refused so far: %d)",
                 self.endpoint,
                 address,
                 self.refused,

@@ -92,6 +92,23 @@ def make_keys(folder: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def make_server_keys() -> ServerKeys:
+    """Return new keys of an end that binds, which says itself whom it lets in (see jsrl.transport.meeting.curve)."""
+    (public, secret), (client, _) = zmq.curve_keypair(), zmq.curve_keypair()
+    return ServerKeys(public, secret, client)
+
+
+def write_client_keys(path: Path, server: bytes) -> bytes:
+    """Write new keys of an end that connects to `server` (mode 0600), and return its public one.
+
+    Raises:
+      OSError: they cannot be written.
+    """
+    public, secret = zmq.curve_keypair()
+    _write(path, public=public, secret=secret, server=server)
+    return public
+
+
 def load_server_keys(keys: str | os.PathLike[str]) -> ServerKeys:
     """Return the keys of an end that binds, from a run's folder of keys or from the file itself.
 

@@ -8,13 +8,15 @@ import secrets
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
 from jsrl.graph.graph import Graph
-from jsrl.launch.launcher import Exit, Hosts, ResourceUsage, Start
+from jsrl.launch.launcher import Exit, Hosts, Need, ResourceUsage, Start
 from jsrl.launch.local.launcher import write_job
+from jsrl.references.reference import to_json
 from jsrl.workers.jobs import Job
 
 AGENT = Path(__file__).parent / "agent.py"
@@ -112,7 +114,7 @@ class Agents:
         self._agents: dict[str, AgentLink] = {}
         self._hosts = Hosts()
 
-    def place(self, graph: Graph) -> Hosts:
+    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
         names = [worker.name for worker in graph.workers]
         self._hosts = Hosts("127.0.0.1", {name: f"127.0.0.{2 + i}" for i, name in enumerate(names)})
         return self._hosts
@@ -121,7 +123,7 @@ class Agents:
         host = self._hosts.of[job.name]
         if host not in self._agents:
             self._agents[host] = AgentLink(host)
-        write_job(job, start.folder)
+        write_job(json.dumps(to_json(job)), job.name, start.folder)
         spawn = [dict(start.spawn.variables), os.fspath(start.spawn.working_directory)]
         told = {"folder": str(start.folder.absolute()), "control": start.control, "spawn": spawn, "keys": start.keys}
         told["variables"] = dict(start.variables)

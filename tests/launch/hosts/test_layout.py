@@ -17,7 +17,8 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig
 from jsrl.launch.hosts.facts import HostFacts, read_hosts
 from jsrl.launch.hosts.layout import lay_out, layout_text, ranges, shares
-from jsrl.launch.hosts.needs import Need, needs_of
+from jsrl.launch.hosts.needs import needs_of
+from jsrl.launch.launcher import Need
 from jsrl.launch.plan import make_plan
 from jsrl.networks.model import NetworkConfig
 

@@ -1,0 +1,61 @@
+"""Let this host join a run: `jsrl join 10.0.0.5:7000 --token-file host-1.token`, on each host that shall run actors.
+
+`jsrl join --facts` prints what this host has, as an entry of a file for `jsrl run NAME --plan --hosts-file`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsrl.errors import ConfigError, JsrlError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Join a run, and serve it until it ends; return the exit status."""
+    parser = argparse.ArgumentParser(prog="jsrl join", description=__doc__)
+    parser.add_argument("address", nargs="?", help="HOST:PORT of the controller, as `jsrl run --listen` prints it")
+    parser.add_argument("--token-file", help="one of the files that `jsrl run --listen` wrote; each host needs its own")
+    parser.add_argument(
+        "--name", default=socket.gethostname(), help="of this host, unique in the run (default: its own)"
+    )
+    parser.add_argument("--patience-s", type=float, default=120.0, help="how long to look for the controller")
+    parser.add_argument("--facts", action="store_true", help="print what this host has, and do not join")
+    options = parser.parse_args(arguments)
+    if options.facts:
+        from jsrl.launch.local.facts import own_facts
+
+        print(json.dumps(dataclasses.asdict(own_facts(options.name, ""))))
+        return 0
+    if options.address is None or options.token_file is None:
+        parser.error("give HOST:PORT of a controller and --token-file")
+    try:
+        return join(options.address, options.token_file, options.name, options.patience_s)
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+def join(address: str, token_file: str, name: str, patience_s: float) -> int:
+    """Be the agent of this host.
+
+    Raises:
+      ConfigError: the address or the token cannot be used.
+    """
+    from jsrl.launch.local.agent import Agent, agent_folder, check_address
+    from jsrl.transport.meeting.keys import load_client_keys
+
+    if not Path(token_file).is_file():
+        raise ConfigError(f"there is no token file {token_file}; take one of those that `jsrl run --listen` wrote.")
+    address, keys = check_address(address), load_client_keys(token_file)
+    with agent_folder() as folder:
+        return Agent(address, keys, name, folder, _tell, patience_s).run()
+
+
+def _tell(line: str) -> None:
+    print(f"jsrl join: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""The handle of a worker on another host: what its agent tells, and what the agent is asked to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jsrl.launch.hosts.members import RemoteLife
+from jsrl.launch.hosts.messages import Signal
+from jsrl.launch.hosts.port import HostPort
+from jsrl.launch.launcher import Exit, ResourceUsage
+
+GONE_S = 6.0  # for the agent to end a worker and to say so
+ANSWER_S = 2.0
+
+
+class HostHandle:
+    """A worker under an agent; see jsrl.launch.launcher.Handle."""
+
+    def __init__(self, port: HostPort, life: RemoteLife) -> None:
+        self._port, self.life = port, life
+
+    @property
+    def where(self) -> str:
+        """Return where it runs, for people."""
+        pid = "not started yet" if self.life.pid is None else f"pid {self.life.pid}"
+        return f"{pid} of host {self.life.host.name}"
+
+    @property
+    def log(self) -> str:
+        """Return where its output is kept, for people."""
+        return f"{self.life.host.name}:{self.life.host.folder}/logs/{self.life.worker}.log"
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self.life.exit is None
+
+    @property
+    def exit(self) -> Exit | None:
+        """Return how it ended; None while it lives."""
+        return self.life.exit
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it has ended, waiting for that."""
+        return self._port.wait(lambda: not self.alive, timeout_s)
+
+    def stop(self) -> None:
+        """Ask it to leave in order."""
+        self._signal("stop")
+
+    def kill(self) -> None:
+        """End it and the processes it started, and wait a few seconds for that."""
+        self._signal("kill")
+        self.wait(GONE_S)
+
+    def pause(self) -> None:
+        """Stop it where it stands."""
+        self._signal("pause")
+
+    def resume(self) -> None:
+        """Let it go on after a pause."""
+        self._signal("resume")
+
+    def _signal(self, what: Any) -> None:
+        if self.alive:
+            host = self.life.host
+            self._port.send(host, Signal(host.epoch, self.life.worker, self.life.incarnation, what))
+
+    def tail(self, lines: int) -> str:
+        """Return the end of its log; after a crash in C code, what the log says of the thread that crashed."""
+        if not self.alive:
+            return "\n".join(self.life.tail.splitlines()[-lines:])
+        return self._ask("tail", lines, ANSWER_S)
+
+    def usage(self) -> ResourceUsage | None:
+        """Return what it took of its host when the agent looked last; None: it has ended, or nothing is known yet."""
+        return self.life.usage if self.alive else None
+
+    def stacks(self, timeout_s: float) -> str:
+        """Return what its threads are doing; empty: neither it nor its agent said so in time."""
+        return self._ask("stacks", timeout_s, timeout_s + ANSWER_S) if self.alive else ""
+
+    def _ask(self, what: Any, amount: float, timeout_s: float) -> str:
+        life = self.life
+        return self._port.ask(life.host, life.worker, life.incarnation, what, amount, timeout_s)

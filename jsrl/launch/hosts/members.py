@@ -1,0 +1,196 @@
+"""The hosts that have joined a run, as the controller knows them: who may join, what their workers do, who is lost.
+
+Nothing here sends or waits: `hear` takes a message and returns what to answer. Times are of this host's monotonic clock.
+`own` is the name of this host, which no other may have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jsrl.errors import ConfigError
+from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.messages import (
+    LEASE_S,
+    LOST_S,
+    Alive,
+    Answer,
+    AnyDown,
+    AnyUp,
+    Beat,
+    Exited,
+    Hello,
+    Leaving,
+    Refused,
+    Said,
+    Usage,
+    Welcome,
+)
+from jsrl.launch.hosts.tokens import Tokens
+from jsrl.launch.hosts.versions import difference
+from jsrl.launch.launcher import Exit, ResourceUsage
+
+MAX_NAME_CHARS = 64
+
+
+@dataclass
+class RemoteLife:
+    """One life of a worker on a joined host. tail: the end of its log, once it has ended."""
+
+    host: JoinedHost
+    worker: str
+    incarnation: int
+    pid: int | None = None
+    usage: ResourceUsage | None = None
+    exit: Exit | None = None
+    tail: str = ""
+
+
+@dataclass
+class JoinedHost:
+    """A host from its welcome to its end.
+
+    Attributes:
+      facts: what it has. epoch: the number of this membership. token, session, boot, folder: see Hello.
+      identity: of its connection. heard_s: when it was heard of last. lost: why it is no member any more; empty: it is one.
+      lives: of workers, by (worker, incarnation). answers: to questions, by their numbers.
+    """
+
+    facts: HostFacts
+    epoch: int
+    token: str
+    session: str
+    boot: str
+    folder: str
+    identity: bytes
+    heard_s: float
+    lost: str = ""
+    lives: dict[tuple[str, int], RemoteLife] = field(default_factory=dict)
+    answers: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        return self.facts.name
+
+    @property
+    def living(self) -> int:
+        """Return how many workers live here."""
+        return sum(life.exit is None for life in self.lives.values())
+
+    def lose(self, why: str) -> None:
+        """Note that it is no member any more: its workers have ended, or do as its lease runs out."""
+        self.lost = why
+        for life in self.lives.values():
+            if life.exit is None:
+                life.exit = Exit(None, f"lost with its host {self.name}: {why}")
+
+
+class Members:
+    """The hosts of a run; see the module.
+
+    Attributes:
+      hosts: of this moment, in the order in which they joined. words: what workers said, for the control road.
+      news: for people, not yet told.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        lease_s: float = LEASE_S,
+        lost_s: float = LOST_S,
+        clock: Callable[[], float] = time.monotonic,
+        own: str = "",
+    ) -> None:
+        self._tokens, self._lease_s, self._lost_s, self._clock, self._own = tokens, lease_s, lost_s, clock, own
+        self.hosts: list[JoinedHost] = []
+        self.words: list[bytes] = []
+        self.news: list[str] = []
+        self._epoch = 0
+
+    def hear(self, token: str, identity: bytes, message: AnyUp) -> list[tuple[bytes, AnyDown]]:
+        """Take a message of who joined with a token; return (identity, message) pairs to send."""
+        if isinstance(message, Hello):
+            return self._admit(token, identity, message)
+        host = self._member(token, message.epoch)
+        if host is None:
+            return []  # of an earlier membership: its workers are replaced already
+        host.heard_s = self._clock()
+        if isinstance(message, Beat):
+            self.words += message.words
+            for usage in message.usage:
+                self._note_usage(host, usage)
+            return [(host.identity, Alive(host.epoch, message.sent_s))]
+        if isinstance(message, Said):
+            self.words += message.words
+        elif isinstance(message, Exited):
+            self._note_exit(host, message)
+        elif isinstance(message, Answer):
+            host.answers[message.number] = message.text
+        elif isinstance(message, Leaving):
+            self.lose(host, message.text[:200])
+        return []
+
+    def _member(self, token: str, epoch: int) -> JoinedHost | None:
+        return next((host for host in self.hosts if (host.token, host.epoch) == (token, epoch)), None)
+
+    def _admit(self, token: str, identity: bytes, hello: Hello) -> list[tuple[bytes, AnyDown]]:
+        """Welcome a host, or say why not. An agent that is there already, or its successor, has no workers any more."""
+        why, answers = self._objection(token, hello), list[tuple[bytes, AnyDown]]()
+        if why:
+            self.news.append(f"a host could not join: {why}")
+            return [(identity, Refused(0, why))]
+        for host in [host for host in self.hosts if self._is_same(host, hello)]:
+            if host.session != hello.session:
+                answers.append((host.identity, Refused(host.epoch, "a new agent has taken the place of this one.")))
+                self._tokens.revoke(host.token)
+            self.lose(host, "its agent joined again without workers")
+        self._epoch += 1
+        facts = HostFacts(hello.name, hello.cores, hello.memory_mb, hello.address, hello.gpus, hello.shm_mb)
+        host = JoinedHost(facts, self._epoch, token, hello.session, hello.boot, hello.folder, identity, self._clock())
+        self.hosts.append(host)
+        self.news.append(f"host {host.name} ({facts.address}, {facts.cores} cores, {facts.memory_mb:,} MB) joined")
+        return [*answers, (identity, Welcome(host.epoch, self._lease_s))]
+
+    def _is_same(self, host: JoinedHost, hello: Hello) -> bool:
+        return (host.name, host.boot) == (hello.name, hello.boot) or host.session == hello.session
+
+    def _objection(self, token: str, hello: Hello) -> str:
+        """Return, for people, why a host may not join; empty: it may."""
+        if not 0 < len(hello.name) <= MAX_NAME_CHARS or min(hello.cores, hello.memory_mb) < 1:
+            return f"it calls itself {hello.name[:80]!r}, with {hello.cores} cores and {hello.memory_mb} MB."
+        others = [host.name for host in self.hosts if not self._is_same(host, hello)]
+        if hello.name in (self._own, *others):
+            return f"another host is called {hello.name}; give this one a name with --name."
+        return difference(hello.name, hello.versions, hello.code) or self._tokens.use(token, hello.session)
+
+    def _note_usage(self, host: JoinedHost, usage: Usage) -> None:
+        life = host.lives.get((usage.worker, usage.incarnation))
+        if life is not None and life.exit is None:
+            life.pid = usage.pid
+            life.usage = ResourceUsage(usage.state, usage.cpu_s, usage.resident_bytes, usage.threads)
+
+    def _note_exit(self, host: JoinedHost, message: Exited) -> None:
+        life = host.lives.get((message.worker, message.incarnation))
+        if life is not None and life.exit is None:
+            life.tail, life.usage = message.tail, None
+            life.exit = Exit(message.status, message.text)
+
+    def look(self) -> None:
+        """Give up hosts that were not heard of for too long."""
+        now_s = self._clock()
+        for host in list(self.hosts):
+            if now_s - host.heard_s > self._lost_s:
+                self.lose(host, f"it was not heard of for {self._lost_s:g} s")
+
+    def lose(self, host: JoinedHost, why: str) -> None:
+        """Give a host up, and make a token for another one."""
+        host.lose(why)
+        self.hosts.remove(host)
+        try:
+            more = f"another may join with {self._tokens.make()}"
+        except ConfigError as error:
+            more = str(error)
+        self.news.append(f"host {host.name} is gone: {why} ({more})")

@@ -1,0 +1,202 @@
+"""The controller's one TCP port for the agents of other hosts, and the thread that serves it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from socket import socketpair
+from typing import Any
+
+import zmq
+
+from jsrl.errors import CodecError, StreamError
+from jsrl.launch.hosts.members import JoinedHost, Members
+from jsrl.launch.hosts.messages import (
+    MAX_MESSAGE_BYTES,
+    AnyDown,
+    AnyUp,
+    Ask,
+    Farewell,
+    Names,
+    Tell,
+    decode,
+    encode,
+)
+from jsrl.launch.hosts.tokens import Tokens
+from jsrl.runs.control import RELAY
+from jsrl.runs.names import FileNames
+from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
+from jsrl.transport.meeting.handshake import bind
+
+_logger = logging.getLogger("jsrl.hosts")
+LOOK_S = 0.2  # between looks at silent hosts, and at the run's names
+CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; silence after which it is made anew
+_MOST_AT_ONCE = 1_000
+
+
+class HostPort:
+    """Serves the agents that join; its thread owns all sockets.
+
+    Args:
+      address: `tcp://IP:PORT` to bind; port 0: any. members: the hosts, which only the thread changes.
+      tell: is called, from the thread, with what people should know.
+
+    Attributes:
+      address: with its port. changed: wait on it for news of members; hold it to look at them.
+    """
+
+    def __init__(self, address: str, tokens: Tokens, members: Members, tell: Callable[[str], None]) -> None:
+        self._tokens, self._members, self._tell = tokens, members, tell
+        self.changed = threading.Condition()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection takes the place of a broken one
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
+        self.address, self._gate = bind_guarded(self._socket, address, tokens.server, bind, tokens.admits)
+        self._control: zmq.Socket | None = None  # to the control road, as the relay of all hosts
+        self._registry: FileNames | None = None
+        self._shown: dict[int, list[dict[str, Any]]] = {}  # host epoch -> the names that it was told
+        self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._bell, self._rung = socketpair()
+        self._closing, self._asked = threading.Event(), 0
+        self._thread = threading.Thread(target=self._run, name="host-port", daemon=True)
+        self._thread.start()
+
+    # -- called by the launcher's thread
+
+    def serve(self, control: str, registry: Path) -> None:
+        """Carry the messages of workers to the control road at this address, and the names of a registry to the hosts."""
+        self._do(lambda: self._join_control(control, registry))
+
+    def send(self, host: JoinedHost, message: AnyDown) -> None:
+        """Send a message to a host; lost where that is."""
+        self._do(lambda: self._send(host.identity, message))
+
+    def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
+        """Return what a host's agent answers (see Ask); empty: nothing in time."""
+        with self.changed:
+            self._asked += 1
+            number = self._asked
+        self.send(host, Ask(host.epoch, number, worker, incarnation, what, amount))
+        self.wait(lambda: number in host.answers or bool(host.lost), timeout_s)
+        with self.changed:
+            return host.answers.pop(number, "")
+
+    def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
+        """Return whether something about the members is so, waiting for it."""
+        with self.changed:
+            return self.changed.wait_for(reached, timeout_s)
+
+    def close(self, text: str) -> None:
+        """Take leave of all hosts, whose agents and workers end, and close the port."""
+        with self.changed:
+            for host in self._members.hosts:
+                self.send(host, Farewell(host.epoch, text))
+        self._closing.set()
+        self._do(lambda: None)
+        self._thread.join(10.0)
+        for end in (self._bell, self._rung):
+            end.close()
+
+    def _do(self, action: Callable[[], None]) -> None:
+        self._outgoing.put(action)
+        with contextlib.suppress(OSError):  # closed: nobody is served any more
+            self._bell.send(b"!")
+
+    # -- the thread
+
+    def _run(self) -> None:
+        look_s = 0.0
+        try:
+            while not (self._closing.is_set() and self._outgoing.empty()):
+                self._turn()
+                if time.monotonic() >= look_s:
+                    look_s = time.monotonic() + LOOK_S
+                    self._look()
+        finally:
+            if self._control is not None:
+                self._control.close(linger=500)
+            shut(self._context, self._socket, self._gate, 500)
+
+    def _turn(self) -> None:
+        """Do what waits: messages of agents, commands for workers, what the launcher wants."""
+        poller = zmq.Poller()
+        for socket in filter(None, (self._socket, self._control, self._rung)):
+            poller.register(socket, zmq.POLLIN)
+        ready = dict(poller.poll(int(1000 * LOOK_S)))
+        if self._rung.fileno() in ready:
+            self._rung.recv(1 << 16)
+        while not self._outgoing.empty():
+            self._outgoing.get()()
+        if self._socket in ready:
+            self._hear()
+        if self._control is not None and self._control in ready:
+            self._pass_on(self._control)
+
+    def _hear(self) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            if not self._socket.poll(0):
+                break
+            frames = self._socket.recv_multipart(copy=False)
+            identity, token = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
+            try:
+                (body,) = incoming([frame.buffer for frame in frames[1:]], self._tokens.server, MAX_MESSAGE_BYTES)
+                message: AnyUp = decode(body, AnyUp)
+            except (CodecError, ValueError) as error:
+                _logger.warning("a message of %s was dropped: %s", token, error)
+                continue
+            with self.changed:
+                answers = self._members.hear(token, identity, message)
+                self.changed.notify_all()
+            for whom, answer in answers:
+                self._send(whom, answer)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Hand what workers said to the control road, and what people should know to them."""
+        words, self._members.words = self._members.words, []
+        if words and self._control is not None:
+            self._control.send_multipart(words)
+        news, self._members.news = self._members.news, []
+        for line in news:
+            self._tell(line)
+
+    def _send(self, identity: bytes, message: AnyDown) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or it takes nothing more
+            self._socket.send_multipart([identity, *outgoing([encode(message)], self._tokens.server)], zmq.NOBLOCK)
+
+    def _pass_on(self, control: zmq.Socket) -> None:
+        """Send the commands of the control road to the hosts of their workers."""
+        while control.poll(0):
+            life, frame = control.recv_multipart()
+            worker, _, number = life.decode().rpartition("/")
+            key = (worker, int(number))
+            for host in self._members.hosts:
+                if key in host.lives:
+                    self._send(host.identity, Tell(host.epoch, *key, frame))
+
+    def _look(self) -> None:
+        with self.changed:
+            self._members.look()
+            self.changed.notify_all()
+        self._flush()
+        if self._registry is None:
+            return
+        with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next look sees it
+            entries = [vars(entry) for entry in self._registry.names().values()]
+            for host in self._members.hosts:
+                if self._shown.get(host.epoch) != entries:
+                    self._shown[host.epoch] = entries
+                    self._send(host.identity, Names(host.epoch, entries))
+
+    def _join_control(self, control: str, registry: Path) -> None:
+        self._control = self._context.socket(zmq.DEALER)
+        self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
+        self._control.connect(control)
+        self._registry = FileNames(registry)

@@ -1,0 +1,83 @@
+"""Join tokens: a key for each host, which one agent may use once, and which can be taken back alone."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsrl.errors import ConfigError
+from jsrl.transport.meeting.keys import make_server_keys, write_client_keys
+from jsrl.transport.memory.segment import make_folder
+
+
+@dataclass
+class Token:
+    """A key that an agent may join with. session: of the agent process that did; empty: none yet."""
+
+    name: str
+    path: Path
+    session: str = ""
+
+
+class Tokens:
+    """The tokens of a run, as files that only their owner can read, in a folder of their own.
+
+    Attributes:
+      server: the keys of the port that hosts join at.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.server = make_server_keys()
+        self._folder = folder
+        self._made_folders = [folder, *(parent for parent in folder.parents if not parent.exists())]
+        self._by_key: dict[bytes, Token] = {}
+        self._made = 0
+
+    def make(self) -> Path:
+        """Write one more token, and return its file.
+
+        Raises:
+          ConfigError: it cannot be written.
+        """
+        self._made += 1
+        path = self._folder / f"host-{self._made}.token"
+        try:
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
+            public = write_client_keys(path, self.server.public)
+        except OSError as error:
+            raise ConfigError(
+                f"the token of a host cannot be written to {path} ({error.strerror or error})."
+            ) from error
+        self._by_key[public] = Token(f"{path.stem}-{secrets.token_hex(4)}", path)
+        return path
+
+    def admits(self, key: bytes) -> str:
+        """Return the name of the token whose key this is; empty: there is none, or it was taken back."""
+        token = self._by_key.get(key)
+        return token.name if token is not None else ""
+
+    def use(self, name: str, session: str) -> str:
+        """Use a token for an agent process; return, for people, why that is refused, or nothing."""
+        token = next((token for token in self._by_key.values() if token.name == name), None)
+        if token is None:
+            return "this token was taken back; take another file."
+        if token.session not in ("", session):
+            return f"the token {token.path.name} was used by another agent already; each is for one. Take another file."
+        token.session = session
+        return ""
+
+    def revoke(self, name: str) -> None:
+        """Take a token back, with what joined with it."""
+        for key in [key for key, token in self._by_key.items() if token.name == name]:
+            self._by_key.pop(key).path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Take all of them back."""
+        for token in list(self._by_key.values()):
+            self.revoke(token.name)
+        with contextlib.suppress(OSError):  # somebody else has put something there
+            for made in self._made_folders:
+                made.rmdir()

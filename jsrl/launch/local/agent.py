@@ -1,0 +1,333 @@
+"""The agent of a host: joins a run at the controller's port, starts workers here and answers for them. It loads no jax.
+
+It ends its workers when the controller has not answered for the length of its lease, and joins again without any; they end
+with it as well (the kernel sees to that). Its lease runs by a clock that goes on while the machine sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from jsrl.errors import AccessDenied, CodecError, ConfigError
+from jsrl.launch.hosts.archive import unpack
+from jsrl.launch.hosts.messages import (
+    BEAT_S,
+    MAX_MESSAGE_BYTES,
+    Alive,
+    Answer,
+    AnyDown,
+    Ask,
+    Beat,
+    Begin,
+    Code,
+    Exited,
+    Farewell,
+    Hello,
+    Keys,
+    Leaving,
+    Names,
+    Refused,
+    Said,
+    Signal,
+    Tell,
+    Up,
+    Usage,
+    Welcome,
+    decode,
+    encode,
+)
+from jsrl.launch.hosts.port import CONNECTION_MS
+from jsrl.launch.hosts.versions import code_digest, versions
+from jsrl.launch.links import KEYS
+from jsrl.launch.local.children import Children, ChildrenRoad, kept_words
+from jsrl.launch.local.facts import address_towards, boot_id, own_facts
+from jsrl.launch.local.processes import LocalHandle
+from jsrl.runs.names import FileNames, Registration
+from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, outgoing
+from jsrl.transport.meeting.keys import CLIENT_FILE, ClientKeys
+from jsrl.transport.memory.segment import is_held, make_folder, try_lock
+
+PATIENCE_S = 120.0
+_TURN_MS, _USAGE_S = 50, 1.0
+_MOST_WORDS_BYTES = MAX_MESSAGE_BYTES // 2
+
+
+def now_s() -> float:
+    """Return a clock that neither jumps nor stands still while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Agent:
+    """Serves one run on this host, until that ends.
+
+    Args:
+      address: `HOST:PORT` of the controller. keys: of the join token. name: of this host.
+      folder: for the files of the run here, of mode 0700. tell: shows a line to people.
+      patience_s: how long it looks for the controller before it gives up.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        keys: ClientKeys,
+        name: str,
+        folder: Path,
+        tell: Callable[[str], None],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._address, self._keys, self._name, self._folder = address, keys, name, folder
+        self._tell, self._patience_s = tell, patience_s
+        self._session, self._epoch = secrets.token_hex(16), 0
+        self._lease_s, self._lease_from_s = 0.0, now_s()
+        self._beat_at_s = self._usage_at_s = 0.0
+        self._end: tuple[int, str] | None = None  # exit status and why
+        self._asked_to_leave = False
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._parts: dict[str, bytearray] = {}
+        self._context = zmq.Context()
+        self._road = ChildrenRoad(self._context, folder)
+        self._children = Children(folder, self._road.address)
+        self._connect()
+
+    def _connect(self) -> None:
+        endpoint = f"tcp://{self._address}"
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(8).hex().encode())
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        introduce(self._socket, endpoint, self._keys)
+        self._handshakes = Handshakes(self._socket, endpoint, self._keys)
+        self._socket.connect(endpoint)
+
+    def run(self) -> int:
+        """Serve until the run ends, or this host is not wanted any more; return the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: setattr(self, "_asked_to_leave", True))
+        try:
+            while self._end is None:
+                self._turn()
+        finally:
+            self._children.kill_all()
+            self._handshakes.close()
+            self._context.destroy(linger=1_000)
+        status, why = self._end
+        self._tell(why)
+        return status
+
+    # -- the loop
+
+    def _turn(self) -> None:
+        """Do what waits, for at most a moment; an old lease comes first, also after this process stood still."""
+        poller = zmq.Poller()
+        for waited in (self._socket, self._road.socket):
+            poller.register(waited, zmq.POLLIN)
+        poller.poll(_TURN_MS)
+        self._check_lease()
+        try:
+            self._handshakes.look()
+        except AccessDenied as error:
+            self._end = (
+                1,
+                f"{self._address} does not take this token: used up, taken back, or of another run ({error})",
+            )
+            return
+        self._hear()
+        self._road.listen()
+        if self._epoch:
+            self._report()
+        if now_s() >= self._beat_at_s:
+            self._beat_at_s = now_s() + BEAT_S
+            self._beat()
+        if self._asked_to_leave and self._end is None:
+            self._children.kill_all()
+            self._say(Leaving(self._epoch, "its agent was told to end"))
+            self._end = (0, "this host has left the run")
+
+    def _check_lease(self) -> None:
+        silent_s = now_s() - self._lease_from_s
+        if self._epoch and silent_s > self._lease_s:
+            count = self._children.kill_all()
+            self._tell(f"the controller was not heard of for {silent_s:.0f} s: {count} worker(s) ended; joining again")
+            self._epoch = 0
+        elif not self._epoch and silent_s > self._patience_s:
+            self._end = (1, f"nobody answered at {self._address} within {self._patience_s:g} s; is the run there?")
+
+    def _report(self) -> None:
+        """Say at once what cannot wait: last words, ends of workers, answers."""
+        if self._road.urgent:
+            self._say(Said(self._epoch, kept_words(self._road.words(beats=False), _MOST_WORDS_BYTES)))
+        for exited in self._children.ended(self._epoch):
+            self._say(exited)
+        while not self._answers.empty():
+            self._say(self._answers.get())
+
+    def _beat(self) -> None:
+        if not self._epoch:
+            if self._handshakes.made:
+                self._say(self._hello())
+            return
+        usage: list[Usage] = []
+        if now_s() >= self._usage_at_s:
+            self._usage_at_s = now_s() + _USAGE_S
+            usage = self._children.usage()
+        self._say(Beat(self._epoch, now_s(), kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES), usage))
+
+    def _hello(self) -> Hello:
+        host, _, port = self._address.rpartition(":")
+        facts = own_facts(self._name, address_towards(host.strip("[]"), int(port)))
+        return Hello(
+            0,
+            session=self._session,
+            name=facts.name,
+            boot=boot_id(),
+            versions=versions(),
+            code=code_digest(),
+            folder=str(self._folder),
+            address=facts.address,
+            cores=facts.cores,
+            memory_mb=facts.memory_mb,
+            gpus=facts.gpus,
+            shm_mb=facts.shm_mb,
+        )
+
+    def _say(self, message: Up) -> None:
+        with contextlib.suppress(zmq.Again):  # the way is blocked; the lease decides how long that may last
+            self._socket.send_multipart(outgoing([encode(message)], self._keys), zmq.NOBLOCK)
+
+    # -- what the controller says
+
+    def _hear(self) -> None:
+        while self._end is None and self._socket.poll(0):
+            try:
+                (body,) = incoming(self._socket.recv_multipart(), self._keys, MAX_MESSAGE_BYTES)
+                message: AnyDown = decode(body, AnyDown)
+            except (CodecError, ValueError) as error:
+                self._tell(f"a message of the controller was dropped: {error}")
+                continue
+            self._obey(message)
+
+    def _obey(self, message: AnyDown) -> None:
+        if isinstance(message, Welcome):
+            self._join(message)
+        elif isinstance(message, Refused):
+            self._end = (1, f"the controller at {self._address} refused this host: {message.text}")
+        elif message.epoch != self._epoch or not self._epoch:
+            return  # of an earlier membership
+        elif isinstance(message, Alive):
+            self._lease_from_s = max(self._lease_from_s, min(message.sent_s, now_s()))
+        elif isinstance(message, Keys):
+            self._keep_keys(message.client)
+        elif isinstance(message, Code):
+            self._keep_code(message)
+        elif isinstance(message, Names):
+            entries = msgspec.convert(message.entries, list[Registration])
+            FileNames(self._folder / "names").show(entries)
+        elif isinstance(message, Begin):
+            self._begin(message)
+        elif isinstance(message, Tell):
+            self._road.tell(message.worker, message.incarnation, message.frame)
+        elif isinstance(message, Farewell):
+            self._end = (0, message.text)
+        else:
+            self._serve_worker(message)
+
+    def _join(self, message: Welcome) -> None:
+        if message.epoch > self._epoch:
+            self._children.kill_all()  # of an earlier membership; there should be none
+            self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
+            self._tell(f"joined the run at {self._address} as {self._name}")
+
+    def _begin(self, message: Begin) -> None:
+        try:
+            self._children.begin(message)
+        except OSError as error:
+            text = f"could not be started on {self._name}: {error}"
+            self._say(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
+
+    def _serve_worker(self, message: Signal | Ask) -> None:
+        handle = self._children.find(message.worker, message.incarnation)
+        if isinstance(message, Signal):
+            if handle is not None:
+                getattr(handle, message.what)()
+        elif handle is None:
+            self._answers.put(Answer(self._epoch, message.number, ""))
+        elif message.what == "tail":
+            self._answers.put(Answer(self._epoch, message.number, handle.tail(int(message.amount))))
+        else:
+            threading.Thread(target=self._look_at_stacks, args=(handle, message), daemon=True).start()
+
+    def _look_at_stacks(self, handle: LocalHandle, message: Ask) -> None:
+        self._answers.put(Answer(message.epoch, message.number, handle.stacks(message.amount)))
+
+    def _keep_keys(self, client: bytes) -> None:
+        folder = make_folder(self._folder / KEYS)
+        descriptor = os.open(folder / CLIENT_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(client)
+
+    def _keep_code(self, message: Code) -> None:
+        content = self._parts.setdefault(message.digest, bytearray())
+        content += message.part
+        if message.last:
+            del self._parts[message.digest]
+            folder = self._folder / "code" / message.digest
+            try:
+                if not folder.exists():
+                    unpack(message.digest, bytes(content), folder)
+            except (OSError, ValueError) as error:  # workers say that their modules are missing
+                self._tell(f"the run's modules cannot be kept here: {error}")
+
+
+@contextlib.contextmanager
+def agent_folder() -> Iterator[Path]:
+    """Yield a new folder for the files of a run on this host; remove it afterwards, and now those that killed agents left.
+
+    Raises:
+      ConfigError: it cannot be made.
+    """
+    base = make_folder(Path(tempfile.gettempdir()) / f"jsrl-hosts-{os.getuid()}")
+    for left in base.iterdir():
+        with contextlib.suppress(OSError):
+            if not is_held(left / "alive"):
+                shutil.rmtree(left, ignore_errors=True)
+    folder = make_folder(base / secrets.token_hex(4))
+    descriptor = os.open(folder / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try_lock(descriptor)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def check_address(address: str) -> str:
+    """Return `HOST:PORT` of a controller as it was given, perhaps with `tcp://`.
+
+    Raises:
+      ConfigError: it is none, or the host has no address.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            f"{address!r} is no address of a controller; expected HOST:PORT, as `jsrl run --listen` prints it."
+        )
+    try:
+        address_towards(host.strip("[]"), int(port))
+    except (OSError, socket.gaierror) as error:
+        raise ConfigError(f"there is no way to {host} from here ({error}).") from error
+    return f"{host}:{port}"

@@ -1,0 +1,154 @@
+"""The workers that a host's agent has started, and what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from jsrl.launch.compilation import cache_variables
+from jsrl.launch.hosts.messages import MAX_TAIL_CHARS, Begin, Exited, Usage
+from jsrl.launch.launcher import Start
+from jsrl.launch.local.launcher import Local, write_job
+from jsrl.launch.local.processes import LocalHandle
+from jsrl.references.importing import SpawnEnvironment, own_paths
+from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, life_of
+from jsrl.transport.meeting.handshake import bind
+
+TAIL_LINES = 200
+_MOST_AT_ONCE = 4_096
+
+
+class Children:
+    """Workers of this host. One life of a worker is started once, however often that is asked for.
+
+    Args:
+      folder: for their files. control: where they reach the agent.
+    """
+
+    def __init__(self, folder: Path, control: str) -> None:
+        self._folder, self._control = folder, control
+        self._local = Local()
+        self._handles: dict[tuple[str, int], LocalHandle] = {}
+        self._newest: dict[str, int] = {}
+        self._ending: set[tuple[str, int]] = set()
+
+    def begin(self, message: Begin) -> None:
+        """Start a life of a worker; nothing where this or a later one was started before. An earlier one is ended.
+
+        Raises:
+          OSError: it could not be started.
+        """
+        name, incarnation = message.worker, message.incarnation
+        earlier = self._newest.get(name, -1)
+        if incarnation <= earlier:
+            return
+        if (handle := self._handles.get((name, earlier))) is not None and handle.alive:
+            handle.kill()
+        self._newest[name] = incarnation
+        code = [str(self._folder / "code" / message.code)] if message.code else []
+        spawn = SpawnEnvironment({"PYTHONPATH": os.pathsep.join([*code, *own_paths()])}, os.getcwd())
+        variables = cache_variables() | message.variables
+        write_job(message.job.decode(), name, self._folder)
+        start = Start(self._folder, self._control, spawn, variables, None, message.forks)
+        self._handles[name, incarnation] = self._local.begin(message.worker_kind, name, incarnation, start)
+
+    def find(self, worker: str, incarnation: int) -> LocalHandle | None:
+        """Return the handle of a life of a worker; None: it was not started here, or has been told of as ended."""
+        return self._handles.get((worker, incarnation))
+
+    @property
+    def count(self) -> int:
+        """Return how many workers live, or have ended unnoticed."""
+        return len(self._handles)
+
+    def ended(self, epoch: int) -> list[Exited]:
+        """Return what is to be said of workers that have ended, at the second look: their last words are in by then."""
+        gone = {life for life, handle in self._handles.items() if not handle.alive}
+        known, self._ending = gone & self._ending, gone - self._ending
+        return [self._exited(life, epoch) for life in sorted(known)]
+
+    def _exited(self, life: tuple[str, int], epoch: int) -> Exited:
+        handle = self._handles.pop(life)
+        ended = handle.exit
+        status, text = (ended.status, ended.text) if ended is not None else (None, "ended")
+        return Exited(epoch, *life, status, text, handle.tail(TAIL_LINES)[-MAX_TAIL_CHARS:])
+
+    def usage(self) -> list[Usage]:
+        """Return what all that live take of this host."""
+        found = []
+        for life, handle in self._handles.items():
+            used = handle.usage()
+            if handle.pid is not None:
+                found.append(Usage(*life, handle.pid, **(dataclasses.asdict(used) if used is not None else {})))
+        return found
+
+    def kill_all(self) -> int:
+        """End all workers at once; return how many there were. What was started before may be started again."""
+        count = self.count
+        self._local.close()
+        self._handles, self._newest, self._ending = {}, {}, set()
+        return count
+
+
+class ChildrenRoad:
+    """The agent's end of the control road of its workers: what they say is kept until it is sent on.
+
+    Attributes:
+      address: where workers reach it. socket: to wait for.
+    """
+
+    def __init__(self, context: zmq.Context, folder: Path) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self.address = bind(self.socket, f"ipc://{folder}/control")
+        self._beats: dict[bytes, bytes] = {}
+        self._waiting: list[bytes] = []
+        self.urgent = False  # something cannot wait for the next beat
+
+    def listen(self) -> None:
+        """Take in what workers say."""
+        for _ in range(_MOST_AT_ONCE):
+            if not self.socket.poll(0):
+                return
+            identity, *words = self.socket.recv_multipart()
+            for word in words:
+                self._note(identity, word)
+
+    def _note(self, identity: bytes, word: bytes) -> None:
+        try:
+            message = msgspec.msgpack.decode(word, type=AnyMessage)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            message = None  # the controller counts what cannot be read
+        if isinstance(message, Heartbeat):
+            self._beats[identity] = word  # only the newest
+            return
+        self._waiting.append(word)
+        self.urgent = self.urgent or not isinstance(message, Report)
+
+    def words(self, *, beats: bool) -> list[bytes]:
+        """Return what waits, in order; with the newest heartbeat of each worker, or without."""
+        found, self._waiting, self.urgent = self._waiting, [], False
+        if beats:
+            found += self._beats.values()
+            self._beats = {}
+        return found
+
+    def tell(self, worker: str, incarnation: int, frame: bytes) -> None:
+        """Pass a command on to a worker; lost where that is gone."""
+        self.socket.send_multipart([life_of(worker, incarnation), frame])
+
+
+def kept_words(words: Iterable[bytes], most_bytes: int) -> list[bytes]:
+    """Return words up to so many bytes in all: what is beyond is dropped."""
+    found, total = [], 0
+    for word in words:
+        total += len(word)
+        if total <= most_bytes:
+            found.append(word)
+    return found

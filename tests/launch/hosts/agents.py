@@ -1,0 +1,108 @@
+"""Agents in processes of their own, as `jsrl join` starts them; where it is allowed, in network namespaces as hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+ALONE = 'T=$(cat "$1"); shift; hostname "$NAME"; mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; umask 077; '
+ALONE += 'printf %s "$T" > /tmp/token; unset T; cd /; exec "$@" --token-file /tmp/token'
+
+
+class Agent:
+    """`jsrl join` on a host.
+
+    Args:
+      address: of the controller. token: file. name: of the host. log: file of what it says.
+      namespace: of its network; it has its own /tmp, /dev/shm and host name then. None: it lives on this host as it is.
+    """
+
+    def __init__(self, address: str, token: Path, name: str, log: Path, namespace: str | None = None) -> None:
+        self.log = log
+        words = [sys.executable, "-m", "jsrl.cli.main", "join", address, "--patience-s", "20"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NAME": name}
+        if namespace is None:
+            words += ["--token-file", str(token), "--name", name]
+        else:
+            environment |= {"XDG_CACHE_HOME": "/tmp/cache", "TMPDIR": "/tmp"}
+            alone = ["unshare", "--mount", "--uts", "sh", "-c", ALONE, "sh", str(token)]
+            words = ["ip", "netns", "exec", namespace, *alone, *words]
+        with log.open("wb") as output:
+            self.popen = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        self.process = psutil.Process(self.popen.pid)
+        self._seen: dict[int, psutil.Process] = {}
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the living processes that it started, and theirs; also after its death those that were seen before."""
+        with contextlib.suppress(psutil.Error):
+            self._seen |= {child.pid: child for child in self.process.children(recursive=True)}
+        return [child for child in self._seen.values() if lives(child)]
+
+    def ends(self, timeout_s: float = 20.0) -> tuple[int, str]:
+        """Return (exit status, what it said), once it has ended."""
+        return self.popen.wait(timeout_s), self.log.read_text()
+
+    def close(self) -> None:
+        """End it, however it stands."""
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.send_signal(signal.SIGCONT)
+        self.popen.kill()
+        self.popen.wait(10)
+
+
+def lives(process: psutil.Process) -> bool:
+    """Return whether a process has not ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def await_that(reached: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """Wait until something is so."""
+    until = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < until, reached
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def namespaces(count: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield (IP address of this host, network namespaces that reach it); ("", []) where that is not allowed."""
+    tag = f"{os.getpid() % 100_000}"
+    net = f"10.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
+    bridge, names = f"jb{tag}", [f"jsrl-{tag}-{i}" for i in range(count)]
+    made: list[list[str]] = []
+    try:
+        allowed = os.geteuid() == 0 and _ip("link", "add", bridge, "type", "bridge")
+        if not allowed:
+            yield "", []
+            return
+        made.append(["link", "del", bridge])
+        assert _ip("addr", "add", f"{net}.1/24", "dev", bridge) and _ip("link", "set", bridge, "up")
+        for i, name in enumerate(names):
+            assert _ip("netns", "add", name)
+            made.append(["netns", "del", name])
+            outer, inner = f"jo{tag}{i}", f"ji{tag}{i}"
+            assert _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
+            assert _ip("link", "set", outer, "master", bridge, "up")
+            assert _ip("-n", name, "addr", "add", f"{net}.{i + 2}/24", "dev", inner)
+            assert _ip("-n", name, "link", "set", inner, "up") and _ip("-n", name, "link", "set", "lo", "up")
+        yield f"{net}.1", names
+    finally:
+        for words in reversed(made):
+            _ip(*words)
+
+
+def _ip(*words: str) -> bool:
+    try:
+        return subprocess.run(["ip", *words], capture_output=True, check=False, timeout=20).returncode == 0
+    except OSError:
+        return False

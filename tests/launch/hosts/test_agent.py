@@ -1,0 +1,243 @@
+"""Agents and the launcher that starts workers through them, without a run: who is started, ended, noticed and refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jsrl.agents.impala import IMPALAConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.launch.hosts.handle import HostHandle
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.hosts.messages import Begin
+from jsrl.launch.hosts.needs import needs_of
+from jsrl.launch.hosts.tokens import Tokens
+from jsrl.launch.launcher import Start
+from jsrl.launch.local.facts import own_facts
+from jsrl.launch.local.launcher import Local
+from jsrl.launch.plan import make_plan
+from jsrl.references.reference import spawn_environment
+from jsrl.runs.control import ControlServer, Heartbeat, Stacks, Stage
+from jsrl.transport.meeting.keys import load_client_keys, make_keys
+from jsrl.transport.memory.segment import make_folder
+from tests.launch.hosts.agents import Agent, await_that, lives
+
+LEASE_S, LOST_S = 1.5, 3.0
+
+
+class World:
+    """A launcher, agents, and the control road; actors wait for streams that nobody serves."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder, self.told = folder, list[str]()
+        make_folder(folder / "memory")
+        self.control = ControlServer(f"ipc://{folder}/memory/control")
+        own = own_facts("here", "127.0.0.1")
+        self.launcher = JoinedHosts(
+            Local(), own, 0, count, folder / "join", self.told.append, join_s=30.0, lease_s=LEASE_S, lost_s=LOST_S
+        )
+        self.agents = [self.join(path, name) for path, name in zip(self.launcher.token_files, "abc", strict=False)]
+        e = Experiment(
+            agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=4, num_actors=4, num_groups=4,
+            placement="served",
+        )  # fmt: skip
+        launcher = self.launcher
+        self.plan = make_plan(e, str(folder), folder / "memory", place=lambda p: launcher.place(p.graph, needs_of(p)))
+        make_keys(self.plan.keys)
+        self.stages: dict[str, set[str]] = {}
+        self.stacks = ""
+        self.beats = 0
+
+    def join(self, token: Path, name: str) -> Agent:
+        return Agent(self.launcher.address, token, name, self.folder / f"{token.stem}-{name}.txt")
+
+    def start(self, name: str, incarnation: int = 0) -> HostHandle:
+        job = dataclasses.replace(self.plan.job(name), incarnation=incarnation)
+        variables = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "PATH": "/nowhere"}
+        start = Start(self.folder, self.control.address, spawn_environment(), variables)
+        handle = self.launcher.start(job, start)
+        assert isinstance(handle, HostHandle)
+        return handle
+
+    def listen(self) -> bool:
+        """Hear what workers say."""
+        for message in self.control.poll(0.02):
+            if isinstance(message, Stage):
+                self.stages.setdefault(message.worker, set()).add(message.stage)
+            elif isinstance(message, Stacks):
+                self.stacks = message.text
+            self.beats += isinstance(message, Heartbeat)
+        return True
+
+    def await_workers(self, *handles: HostHandle) -> None:
+        """Wait until workers look for their streams, and their process ids are known."""
+        names = {handle.life.worker for handle in handles}
+        await_that(
+            lambda: self.listen() and all("connecting to streams" in self.stages.get(name, ()) for name in names)
+        )
+        await_that(lambda: all(handle.life.pid is not None for handle in handles))
+
+    def close(self) -> None:
+        self.launcher.close()
+        for agent in self.agents:
+            agent.close()
+        self.control.close()
+
+
+@contextlib.contextmanager
+def world_of(folder: Path, count: int) -> Iterator[World]:
+    world = World(folder, count)
+    try:
+        yield world
+    finally:
+        world.close()
+    assert not [child for agent in world.agents for child in agent.workers()]
+
+
+def of_host(world: World, name: str) -> str:
+    """Return a worker that lives on a host."""
+    return next(job.name for job in world.plan.jobs if world.launcher._home.get(job.name) == name)
+
+
+@pytest.mark.slow
+def test_workers_under_an_agent(tmp_path: Path) -> None:
+    with world_of(tmp_path, 1) as world:
+        (agent,) = world.agents
+        handle = world.start("actor-0")
+        world.await_workers(handle)
+        assert handle.alive and handle.where == f"pid {handle.life.pid} of host a" and handle.exit is None
+        await_that(lambda: handle.usage() is not None)
+        assert handle.usage().resident_bytes > 1e6 and world.launcher.busy_s() is None
+        world.control.tell("actor-0", 0, "stacks")  # a command of the control road comes back through the agent
+        await_that(lambda: world.listen() and "Thread" in world.stacks and world.beats)
+        assert "Thread" in handle.stacks(5.0)
+        (worker,) = agent.workers()
+        assert_nothing_secret(world, [agent.process, worker])
+        assert "jaxlib" not in Path(f"/proc/{agent.process.pid}/maps").read_text()  # it loads no jax
+        assert worker.environ()["OMP_NUM_THREADS"] == "1" and worker.environ()["PATH"] != "/nowhere"
+        again = Begin(handle.life.host.epoch, "actor", "actor-0", 0, b"{}", {})
+        world.launcher._port.send(handle.life.host, again)
+        time.sleep(0.3)
+        assert agent.workers() == [worker]  # the same life is started once
+        handle.pause()
+        await_that(lambda: (used := handle.usage()) is not None and used.state == "stopped")
+        handle.resume()
+        handle.kill()
+        assert handle.exit.text == "killed by signal 9 (SIGKILL)" and handle.exit.status == -9 and not lives(worker)
+        world.launcher.close()
+        assert agent.ends() == (0, agent.log.read_text()) and "the run has ended" in agent.log.read_text()
+
+
+def assert_nothing_secret(world: World, processes) -> None:
+    """See that no key of the run or of a token is in the words or the environment of a process, or in what was told."""
+    files = [*world.launcher.token_files, Path(str(world.plan.keys), "client.key")]
+    secrets = [load_client_keys(path).secret.decode() for path in files]
+    for process in processes:
+        text = " ".join([*process.cmdline(), *process.environ().values(), *world.told])
+        assert not [secret for secret in secrets if secret in text]
+
+
+@pytest.mark.slow
+def test_a_killed_agent_takes_its_workers_along_and_they_begin_again_elsewhere(tmp_path: Path) -> None:
+    with world_of(tmp_path, 2) as world:
+        mine, others = of_host(world, "a"), of_host(world, "b")
+        first, second = world.start(mine), world.start(others)
+        world.await_workers(first, second)
+        host = next(agent for agent in world.agents if "as a" in agent.log.read_text())
+        (worker,) = host.workers()
+        host.popen.kill()
+        await_that(lambda: not lives(worker), 2.0)
+        assert first.wait(LOST_S + 5.0) and first.exit.status is None
+        assert first.exit.text == f"lost with its host a: it was not heard of for {LOST_S:g} s"
+        assert second.alive
+        again = world.start(mine)
+        assert again.life.host.name == "b"
+        world.await_workers(again)
+        token = next(line.rpartition(" ")[2].rstrip(")") for line in world.told if "host a is gone" in line)
+        world.agents.append(world.join(Path(token), "a"))  # a new agent of the same host, with the new token
+        await_that(lambda: {host.name for host in world.launcher.members.hosts} == {"a", "b"})
+
+
+@pytest.mark.slow
+def test_an_agent_that_stood_still_ends_its_workers_before_it_hears_anything(tmp_path: Path) -> None:
+    with world_of(tmp_path, 1) as world:
+        handle = world.start("actor-0")
+        world.await_workers(handle)
+        (agent,), epoch = world.agents, handle.life.host.epoch
+        (worker,) = agent.workers()
+        agent.popen.send_signal(signal.SIGSTOP)
+        assert handle.wait(LOST_S + 5.0) and lives(worker)  # nobody can reach it
+        agent.popen.send_signal(signal.SIGCONT)
+        await_that(lambda: not lives(worker), 2.0)
+        await_that(lambda: world.launcher.members.hosts)
+        assert world.launcher.members.hosts[0].epoch > epoch and agent.popen.poll() is None
+        assert "was not heard of for" in agent.log.read_text() and "1 worker(s) ended" in agent.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_silent_controller_ends_the_lease(tmp_path: Path) -> None:
+    with world_of(tmp_path, 1) as world:
+        handle = world.start("actor-0")
+        world.await_workers(handle)
+        (agent,) = world.agents
+        (worker,) = agent.workers()
+        with world.launcher._port.changed:  # its thread answers nobody now
+            begin_s = time.monotonic()
+            await_that(lambda: not lives(worker))
+            assert time.monotonic() - begin_s > LEASE_S - 1.0
+        await_that(lambda: not handle.alive)
+        assert "joined again without workers" in handle.exit.text or "was not heard of" in handle.exit.text
+        await_that(lambda: world.launcher.members.hosts)
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_told_to_end_leaves_in_order(tmp_path: Path) -> None:
+    with world_of(tmp_path, 1) as world:
+        handle = world.start("actor-0")
+        world.await_workers(handle)
+        (agent,) = world.agents
+        agent.popen.terminate()
+        assert handle.wait(LOST_S - 1.0) and "its agent was told to end" in handle.exit.text
+        status, text = agent.ends()
+        assert status == 0 and text.endswith("this host has left the run\n")
+        assert not list(Path(f"/tmp/jsrl-hosts-{os.getuid()}").glob("*/jobs"))
+
+
+@pytest.mark.slow
+def test_tokens_that_are_used_up_foreign_or_open_to_others_let_nobody_in(tmp_path: Path) -> None:
+    with world_of(tmp_path, 1) as world:
+        (used,) = world.launcher.token_files
+        foreign = Tokens(tmp_path / "foreign").make()
+        agents = [world.join(used, "x"), world.join(foreign, "y")]
+        world.agents += agents
+        status, text = agents[0].ends()
+        assert status == 1 and "was used by another agent already" in text
+        status, text = agents[1].ends()
+        assert status == 1 and "does not take this token" in text
+        foreign.chmod(0o644)
+        agents.append(world.join(foreign, "z"))
+        world.agents.append(agents[-1])
+        status, text = agents[2].ends()
+        assert status == 2 and "others may read this secret" in text
+        assert [host.name for host in world.launcher.members.hosts] == ["a"]
+
+
+def test_hosts_that_do_not_come_are_missed_in_a_sentence(tmp_path: Path) -> None:
+    launcher = JoinedHosts(
+        Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", lambda line: None, join_s=0.05
+    )
+    try:
+        with pytest.raises(ConfigError, match=r"0 of 2 host\(s\) joined within 0.05 s: none. Start `jsrl join 127"):
+            launcher.place(None, ())  # type: ignore[arg-type]
+    finally:
+        launcher.close()
+    assert not (tmp_path / "join").exists()

@@ -1,0 +1,80 @@
+"""The user's modules on their way to other hosts: what travels, under which name, and what is not unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.launch.hosts import archive as archives
+from jsrl.launch.hosts.archive import archive, modules_named, unpack
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on sys.path with a package and two modules that stand alone."""
+    folder = tmp_path / "project"
+    (folder / "my_game" / "levels").mkdir(parents=True)
+    (folder / "my_game" / "__pycache__").mkdir()
+    for name in (
+        "my_game/__init__.py",
+        "my_game/levels/one.txt",
+        "my_game/__pycache__/x.pyc",
+        "my_env.py",
+        "beside.py",
+    ):
+        (folder / name).write_text(f"# {name}")
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def names(content: bytes) -> set[str]:
+    return set(zipfile.ZipFile(io.BytesIO(content)).namelist())
+
+
+def test_modules_that_a_job_names():
+    job = {"env": "my_game.levels:make", "x": [{"$function": "jsrl.agents.ppo:ppo"}], "text": "see: this", "n": 3}
+    assert modules_named(job) == {"my_game", "jsrl"}
+
+
+def test_a_package_travels_whole_and_a_file_with_its_neighbours(project: Path):
+    assert names(archive({"my_game", "jsrl", "json"})[1]) == {"my_game/__init__.py", "my_game/levels/one.txt"}
+    assert names(archive({"my_env"})[1]) == {"my_env.py", "beside.py"}
+    assert archive({"jsrl", "numpy", "nowhere", "CartPole"}) == ("", b"")
+
+
+def test_equal_contents_have_one_digest_and_an_edit_another(project: Path):
+    first = archive({"my_game"})
+    (project / "my_game" / "__init__.py").touch()
+    assert archive({"my_game"}) == first and first[0] == hashlib.sha256(first[1]).hexdigest()
+    (project / "my_game" / "__init__.py").write_text("# edited")
+    assert archive({"my_game"})[0] != first[0]
+
+
+def test_too_much_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(archives, "MOST_FILES", 1)
+    with pytest.raises(ConfigError, match=r"are 2 files of 0 MiB .* too much to send to other hosts"):
+        archive({"my_env"})
+
+
+def test_unpacking(project: Path, tmp_path: Path):
+    digest, content = archive({"my_game"})
+    unpack(digest, content, tmp_path / "code" / digest)
+    assert (tmp_path / "code" / digest / "my_game" / "levels" / "one.txt").read_text() == "# my_game/levels/one.txt"
+    with pytest.raises(ValueError, match=r"has another digest"):
+        unpack(digest, content + b"x", tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["../out.py", "/tmp/out.py", "a/../../out.py"])
+def test_nothing_is_written_outside_of_the_folder(name: str, tmp_path: Path):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr(name, "x")
+    content = buffer.getvalue()
+    with pytest.raises(ValueError, match="does not belong in a folder of modules"):
+        unpack(hashlib.sha256(content).hexdigest(), content, tmp_path / "code")
+    assert not (tmp_path / "code").exists()

@@ -1,0 +1,153 @@
+"""Which hosts belong to a run: joining, leaving, coming back; without sockets or processes, by a clock of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jsrl.launch.hosts.members import Members, RemoteLife
+from jsrl.launch.hosts.messages import Alive, Answer, Beat, Exited, Hello, Leaving, Refused, Said, Usage, Welcome
+from jsrl.launch.hosts.tokens import Tokens
+from jsrl.launch.hosts.versions import code_digest, versions
+from jsrl.transport.meeting.keys import load_client_keys
+
+HELLO = Hello(
+    0, session="s1", name="a", boot="b1", versions=versions(), code=code_digest(), folder="/tmp/x", address="10.0.0.2",
+    cores=4, memory_mb=100,
+)  # fmt: skip
+
+
+class World:
+    """Members, with a clock that stands still until it is moved."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokens, self.now_s = Tokens(folder / "join"), 100.0
+        self.members = Members(self.tokens, 15.0, 20.0, lambda: self.now_s, own="here")
+        self.names: list[str] = []
+        for _ in range(3):
+            key = load_client_keys(self.tokens.make()).public
+            self.names.append(self.tokens.admits(key))
+
+    def hello(self, token: int = 0, **changes):
+        """Say hello with a token; return the answers."""
+        hello = msgspec.structs.replace(HELLO, **changes)
+        return [answer for _, answer in self.members.hear(self.names[token], b"id", hello)]
+
+    def join(self, token: int = 0, **changes):
+        """Join; return the host with a living worker."""
+        (*_, welcome) = self.hello(token, **changes)
+        assert isinstance(welcome, Welcome)
+        host = self.members.hosts[-1]
+        host.lives["actor-0", 0] = RemoteLife(host, "actor-0", 0)
+        return host
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_token_is_for_one_agent_once(world: World):
+    world.join()
+    (answer,) = world.hello(session="s2", name="b")
+    assert isinstance(answer, Refused) and "used by another agent already" in answer.text
+    assert len(world.members.hosts) == 1 and world.tokens.admits(b"x" * 40) == ""
+    world.tokens.revoke(world.names[1])
+    (answer,) = world.hello(1, session="s2", name="b")
+    assert isinstance(answer, Refused) and "taken back" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"versions": versions() | {"python": "3.9.1"}}, "a has python 3.9.1 and the controller has"),
+        ({"versions": versions() | {"jax": "0.1.0"}}, "a has jax 0.1.0 and the controller has"),
+        ({"versions": {}}, "a has jsrl none and the controller has"),
+        ({"code": "other"}, "but with other sources; install the same commit"),
+        ({"name": "here"}, "another host is called here; give this one a name with --name"),
+        ({"name": ""}, "it calls itself ''"),
+        ({"cores": 0}, "with 0 cores"),
+    ],
+)
+def test_a_host_that_cannot_work_is_refused_and_may_use_its_token_later(world: World, changes, sentence):
+    (answer,) = world.hello(**changes)
+    assert isinstance(answer, Refused) and sentence in answer.text and world.members.news[-1].endswith(answer.text)
+    assert not world.members.hosts
+    world.join()
+
+
+def test_beats_are_answered_with_the_agents_own_clock(world: World):
+    host = world.join()
+    beat = Beat(host.epoch, 7.25, [b"x"], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3), Usage("ghost", 0, 1)])
+    assert world.members.hear(host.token, b"id", beat) == [(b"id", Alive(host.epoch, 7.25))]
+    life = host.lives["actor-0", 0]
+    assert world.members.words == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
+
+
+def test_an_exit_is_noted_once(world: World):
+    host = world.join()
+    world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
+    world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "again", ""))
+    life = host.lives["actor-0", 0]
+    assert (life.exit.status, life.exit.text, life.tail) == (-9, "killed", "the end")
+    world.members.hear(host.token, b"id", Answer(host.epoch, 3, "text"))
+    assert host.answers == {3: "text"} and host.living == 0
+
+
+def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: World):
+    host = world.join()
+    world.now_s += 20.0
+    world.members.look()
+    assert world.members.hosts == [host]
+    world.now_s += 0.1
+    world.members.look()
+    exited = host.lives["actor-0", 0].exit
+    assert not world.members.hosts and exited.status is None
+    assert exited.text == "lost with its host a: it was not heard of for 20 s"
+    late = [Beat(host.epoch, 1.0, [b"late"]), Said(host.epoch, [b"late"]), Exited(host.epoch, "actor-0", 0, 0, "", "")]
+    assert [world.members.hear(host.token, b"id", message) for message in late] == [[], [], []]
+    assert not world.members.words and "another may join with" in world.members.news[-1]
+
+
+def test_an_agent_that_comes_back_has_a_new_epoch_and_no_workers(world: World):
+    host = world.join()
+    (answer,) = world.hello()  # the same process, after its lease had ended
+    assert isinstance(answer, Welcome) and answer.epoch > host.epoch
+    assert host.lost and "joined again without workers" in host.lives["actor-0", 0].exit.text
+    assert [h.epoch for h in world.members.hosts] == [answer.epoch]
+
+
+def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
+    host = world.join()
+    refused, welcome = world.hello(1, session="s2")
+    assert isinstance(refused, Refused) and "taken the place" in refused.text and isinstance(welcome, Welcome)
+    assert host.lives["actor-0", 0].exit is not None
+    (answer,) = world.hello(0)  # the old one has lost its place, and its token
+    assert isinstance(answer, Refused)
+    (answer,) = world.hello(2, session="s3", boot="b2")
+    assert isinstance(answer, Refused) and "another host is called a" in answer.text
+
+
+def test_a_host_that_leaves_is_lost_at_once(world: World):
+    host = world.join()
+    world.members.hear(host.token, b"id", Leaving(host.epoch, "its agent was told to end"))
+    assert not world.members.hosts and "told to end" in host.lives["actor-0", 0].exit.text
+
+
+def test_another_hosts_token_says_nothing_for_this_one(world: World):
+    host = world.join()
+    other = world.join(1, session="s2", name="b")
+    world.members.hear(other.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
+    assert host.lives["actor-0", 0].exit is None
+    assert dataclasses.replace(host.facts, name="b") == other.facts
+
+
+def test_tokens_leave_nothing_behind(tmp_path: Path):
+    tokens = Tokens(tmp_path / "join" / "x")
+    path = tokens.make()
+    assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
+    tokens.close()
+    assert not path.parent.exists()

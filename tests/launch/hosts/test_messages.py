@@ -1,0 +1,70 @@
+"""What an agent can be told: workers of jsrl, and nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jsrl.errors import CodecError
+from jsrl.launch.hosts.messages import AnyDown, AnyUp, Begin, decode, encode
+
+FINE = {
+    "kind": "begin", "epoch": 1, "worker_kind": "actor", "worker": "actor-0", "incarnation": 0, "job": b"{}",
+    "variables": {"OMP_NUM_THREADS": "1"}, "code": "", "forks": False,
+}  # fmt: skip
+
+
+def begin(**changes):
+    return decode(msgspec.msgpack.encode(FINE | changes), AnyDown)
+
+
+def test_a_message_travels():
+    message = begin(worker_kind="my_workers:AUGMENT", code="a" * 64)
+    assert isinstance(message, Begin) and decode(encode(message), AnyDown) == message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"worker": "../../etc/cron.d/x"},
+        {"worker": "a" * 65},
+        {"worker": "--job"},
+        {"incarnation": -1},
+        {"incarnation": "0"},
+        {"worker_kind": "actor; rm -rf /"},
+        {"worker_kind": "--keys"},
+        {"variables": {"LD_PRELOAD": "/tmp/x.so"}},
+        {"variables": {"PYTHONPATH": "/tmp"}},
+        {"code": "../x"},
+        {"command": ["sh"]},
+        {"kind": "run"},
+    ],
+)
+def test_what_is_no_worker_of_jsrl_is_refused(changes):
+    with pytest.raises(CodecError):
+        begin(**changes)
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.text(max_size=20),
+    st.binary(max_size=20),
+    st.lists(st.text()),
+)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200), st.dictionaries(st.sampled_from([*FINE, "x"]), values).map(msgspec.msgpack.encode)
+    )
+)
+def test_garbage_is_refused_with_one_kind_of_error(frame):
+    for kinds in (AnyDown, AnyUp):
+        try:
+            decode(frame, kinds)
+        except CodecError:
+            continue
