@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -86,11 +87,13 @@ class RenderedEnv:
         self._env.close()
 
 
-def make_rendered(config: EnvConfig, seed: int | tuple[int, ...]) -> RenderedEnv:
+def make_rendered(
+    config: EnvConfig, seed: int | tuple[int, ...], groups: Mapping[str, tuple[str, ...]] | None = None
+) -> RenderedEnv:
     """Build one environment that shows pictures.
 
     Observations are those of `make(config, ...)`. Of a Gymnasium id it is the single environment, also where training uses
-    a vectorised one; Atari's pictures come from a second console that gets the same actions.
+    a vectorised one; Atari's pictures come from a second console that gets the same actions. `groups`: of seats, as in `make`.
 
     Raises:
       ConfigError: it draws no pictures. MissingExtra: what draws them is not installed.
@@ -101,7 +104,7 @@ def make_rendered(config: EnvConfig, seed: int | tuple[int, ...]) -> RenderedEnv
         return RenderedEnv(AtariWithScreen(config, seed), config, CONSOLE_FPS / config.atari.frame_skip)
     drawn = replace(_drawn(config), on_fault="auto")
     try:
-        env: Any = make(drawn, 1, seed)
+        env: Any = make(drawn, 1, seed, groups=groups)
     except EnvironmentFault as error:
         if not _uses_opengl(config.id):
             raise

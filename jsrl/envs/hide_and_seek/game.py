@@ -74,7 +74,7 @@ class HideAndSeek:
     def reset(self) -> GameStep:
         """Reset every slot."""
         self._begin(range(self.num_envs))
-        return self._rows.opened(self._look(), state=self._observations.state)
+        return self._rows.opened(self._look(), state=self._observations.state, turns=self._turns())
 
     def step(self, action: Mapping[str, Array]) -> GameStep:
         """Step every slot with group -> actions [B, N_g, 5]; see VectorGame."""
@@ -94,12 +94,19 @@ class HideAndSeek:
         for slot in np.flatnonzero(over).tolist():
             self._report(slot, discarded=bool(broken[slot]))
         ended = np.repeat(over[:, None], len(self._seekers), axis=1)
-        return self._rows.step(observation, reward, np.zeros_like(ended), ended, state=self._observations.state)
+        state = self._observations.state
+        return self._rows.step(observation, reward, np.zeros_like(ended), ended, state=state, turns=self._turns())
 
     def refresh(self) -> GameStep:
         """Return what a reset would, after worlds were changed by hand; the clocks go on."""
         self.worlds.measure(list(range(self.num_envs)))
-        return self._rows.opened(self._look(), state=self._observations.state)
+        return self._rows.opened(self._look(), state=self._observations.state, turns=self._turns())
+
+    def _turns(self) -> np.ndarray | None:
+        """Return bool [B, n]: who acts next; None: all."""
+        if not self.settings.seekers_wait:
+            return None
+        return (self.clock >= self.settings.prep_steps)[:, None] | ~self._seekers
 
     def render(self, slot: int = 0, *, lidar: bool = False) -> np.ndarray:
         """Return a picture of a slot, uint8 [480, 480, 3]. It needs OpenGL: MUJOCO_GL egl or osmesa without a display."""

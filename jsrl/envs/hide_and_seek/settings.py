@@ -41,6 +41,8 @@ class Settings:
       restrict_rect: x_min, y_min, x_max, y_max; an agent outside earns -10. None: no limit.
       n_lidar: rays of each agent's lidar, 0: none. lidar_range: what a ray reads that hits nothing.
       corner_bias: the view cone is tested between corners, as in the original, else between centres.
+      seekers_wait: while hiders prepare, seekers do not act (`acts` 0), so that nothing is learned from actions that do
+        nothing; else their actions are taken and disregarded, as in the original.
       hide_unseen: rows of entities that an agent does not see are zeros, for networks that do not read the masks.
     """
 
@@ -69,6 +71,7 @@ class Settings:
     n_lidar: int = 30
     lidar_range: float = 6.0
     corner_bias: bool = True
+    seekers_wait: bool = False
     hide_unseen: bool = False
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
     )
 
     def make_env(num_envs: int, seed: int) -> RenderedEnv:
-        return make_rendered(e.filmed_env, (seed, FILMED))
+        return make_rendered(e.filmed_env, (seed, FILMED), job.seat_groups or None)
 
     def open_shelf() -> VideoShelf:
         return VideoShelf(Path(job.folder, FOLDER, job.policy_folder), e.recorder.keep_newest)

@@ -38,11 +38,13 @@ def scenes():
 
 def films():
     for scenario in ("empty", "quadrant", "randomwalls"):
-        env = make_rendered(EnvConfig(f"hide_and_seek:{scenario}", kwargs={"horizon": 2}), 0)
+        everybody = {"all": ("hider_0", "hider_1", "seeker_0", "seeker_1")}
+        env = make_rendered(EnvConfig(f"hide_and_seek:{scenario}", kwargs={"horizon": 2}), 0, everybody)
         rng, step, pictures = np.random.default_rng(0), env.reset(), []
         for _ in range(4):
             pictures.append(env.picture())
             step = env._env.step(random_joint_actions(env._env, step.observation, rng))
+        assert step.observation.keys() == {"all"}
         assert all(p.shape == (480, 480, 3) for p in pictures) and (pictures[0] != pictures[3]).any()
         env.close()
     return env.fps
@@ -61,7 +63,7 @@ print(json.dumps({**scenes(), "fps": films()}))
 def test_teams_locks_and_lidar_are_seen_and_every_scenario_is_filmed(backend: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", DRAWN],
-        env={**os.environ, "MUJOCO_GL": backend},
+        env={**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend},
         capture_output=True,
         text=True,
         timeout=120,

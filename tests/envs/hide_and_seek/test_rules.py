@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.make import make_game
@@ -39,6 +40,18 @@ def test_seekers_wait_while_hiders_prepare(scenario: str, length: int) -> None:
     assert np.abs(step.reward).tolist() == [[1.0, 1.0]] and prepared(step) == 1.0
     assert np.abs(game.worlds.position[0, 1] - start[1]).max() > 0.01
     assert (np.diff(shown) > 0).all() and shown[-1] < 1.0
+
+
+def test_seekers_may_wait_instead_of_acting_in_vain() -> None:
+    config = EnvConfig("hide_and_seek:empty", kwargs={"horizon": 10, "seekers_wait": True})
+    game = make_game(config, 2, 0, groups=EVERYBODY)
+    rng, step = np.random.default_rng(0), game.reset()
+    acts = [step.acts[0].tolist()]
+    for _ in range(11):
+        step = game.step(random_joint_actions(game, step.observation, rng))
+        acts.append(step.acts[0].tolist())
+    assert acts == [[1, 1, 0, 0]] * 4 + [[1, 1, 1, 1]] * 7 + [[1, 1, 0, 0]]
+    assert not any("waited" in note for note in check_env(config, steps=30).notes)
 
 
 def test_rewards_are_who_sees_whom() -> None:
