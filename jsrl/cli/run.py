@@ -5,20 +5,16 @@ The path through the system begins here: parse -> Experiment -> jsrl.launch.run 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import ipaddress
-import os
-import socket
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
+from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
 from jsrl.cli.main import program
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError
@@ -26,9 +22,6 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
 from jsrl.metrics.wandb_sink import WandbSink
-
-if TYPE_CHECKING:
-    from jsrl.launch.launcher import Launcher
 
 
 def usage() -> str:
@@ -104,8 +97,8 @@ def execute(asked: cli.CommandLine) -> int:
         return show_plan(tuned, options)
     if options.hosts_file is not None:
         raise ConfigError("--hosts-file shows where the workers would live; give it with --plan.")
-    if options.listen is not None and len(seeds) > 1:
-        raise ConfigError("--listen serves one run, whose hosts leave with it; give one seed, or start a run for each.")
+    if (options.listen or options.hosts) and len(seeds) > 1:
+        raise ConfigError("other hosts serve one run and leave with it; give one seed, or start a run for each.")
     results = []
     for seed in seeds:
         experiment = dataclasses.replace(tuned, seed=seed)
@@ -136,54 +129,6 @@ def execute(asked: cli.CommandLine) -> int:
         metric = "evaluator/final_return_mean" if all(r.final for r in results) else scored
         print(summarise(load_runs([r.folder for r in results]), metric))
     return 0
-
-
-@contextlib.contextmanager
-def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
-    """Yield what starts the workers, where the options let other hosts join; None: processes of this host.
-
-    Raises:
-      ConfigError: this host cannot listen there.
-    """
-    if options.listen is None:
-        yield None
-        return
-    from jsrl.launch.hosts.launcher import JoinedHosts
-    from jsrl.launch.local.facts import own_facts
-    from jsrl.launch.local.launcher import Local
-
-    host, port = parse_listen(options.listen)
-    own, tokens = own_facts(socket.gethostname(), host), Path(options.runs_dir, f"join-{host}-{port or os.getpid()}")
-    tell = functools.partial(print, file=sys.stderr, flush=True)
-    launcher = JoinedHosts(Local(), own, port, options.num_hosts, tokens, tell, join_s=options.join_s)
-    try:
-        tell(f"waiting for {options.num_hosts} host(s) to join; on each, with a token file of its own:")
-        for path in launcher.token_files:
-            tell(f"  jsrl join {launcher.address} --token-file {path}")
-        yield launcher
-    finally:
-        launcher.close()
-
-
-def parse_listen(text: str) -> tuple[str, int]:
-    """Return (IP address, port) of `10.0.0.5` or `10.0.0.5:7000`; port 0: any.
-
-    Raises:
-      ConfigError: it is none, or stands for all addresses of this host.
-    """
-    host, port = text, "0"
-    if text.count(":") == 1 or text.startswith("["):
-        host, _, port = text.rpartition(":")
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-        if address.is_unspecified or not 0 <= int(port) < 1 << 16:
-            raise ValueError
-    except ValueError:
-        raise ConfigError(
-            f"--listen is {text!r}, expected an IP address of this host that the others reach, perhaps with a port: "
-            "10.0.0.5 or 10.0.0.5:7000 (`hostname -I` lists addresses)."
-        ) from None
-    return str(address), int(port)
 
 
 def show_plan(experiment: Experiment, options: RunOptions) -> int:

@@ -112,8 +112,12 @@ class RunOptions:
     """Let other hosts run actors: wait for them (`jsrl join`) at this IP address of this host, perhaps with a port."""
     num_hosts: int = 1
     """With --listen: how many other hosts to wait for."""
+    hosts: str | None = None
+    """Let these hosts run actors, such as a,b,me@10.0.0.7: they are reached by ssh, with keys that are there."""
+    host_python: str | None = None
+    """With --hosts: the Python there that has jsrl (default: the path of this one)."""
     join_s: float = 600.0
-    """With --listen: how long to wait for them, in seconds."""
+    """With --listen or --hosts: how long to wait for them, in seconds."""
     seeds: str | None = None
     """Several seeds one after another, such as 0-4 or 1,5,9, and one summary."""
     profile: str = "auto"

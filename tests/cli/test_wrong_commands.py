@@ -75,8 +75,11 @@ RUN = [  # what stands behind `jsrl run`, and what the sentence names
     ("ppo_cartpole --listen 0.0.0.0", "expected an IP address of this host"),
     ("ppo_cartpole --listen 203.0.113.9", "cannot bind tcp://203.0.113.9"),
     ("ppo_cartpole --listen 127.0.0.1 --num-hosts 0", "wait for at least one other host"),
+    ("ppo_cartpole --hosts a;b", "expected hosts as ssh takes them"),
+    ("ppo_cartpole --hosts a,me@a", "each once"),
+    ("ppo_cartpole --hosts no-such-host.invalid", "has no address that is known here"),
     ("ppo_cartpole --listen 127.0.0.1 --placement serial", "a serial run starts no workers"),
-    ("ppo_cartpole --listen 127.0.0.1 --seeds 0-3", "--listen serves one run"),
+    ("ppo_cartpole --listen 127.0.0.1 --seeds 0-3", "other hosts serve one run"),
     ("ppo_cartpole --listen 127.0.0.1 --placement inline --join-s 0.1", "0 of 1 host(s) joined within 0.1 s"),
 ]
 OTHERS = [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph
 from jsrl.launch.hosts.archive import archive, modules_named
+from jsrl.launch.hosts.engine import Engine, Keeper
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.layout import lay_out, layout_text
@@ -35,6 +37,7 @@ class JoinedHosts:
       here: starts the workers of this host. own: what this host has, with the IP address that others reach it at.
       port: to listen at; 0: any. count: how many hosts a run waits for, up to `join_s`.
       tokens: folder for the join tokens, one file for each host. tell: shows a line to people.
+      engine: starts the agents, on its hosts; None: people do.
       lease_s: silence of the controller after which an agent ends its workers. lost_s: silence of an agent after which they
         are replaced; longer than the lease.
 
@@ -54,6 +57,7 @@ class JoinedHosts:
         tokens: Path,
         tell: Callable[[str], None],
         *,
+        engine: Engine | None = None,
         join_s: float = JOIN_S,
         lease_s: float = LEASE_S,
         lost_s: float = LOST_S,
@@ -62,18 +66,43 @@ class JoinedHosts:
             raise ConfigError(f"num_hosts is {count}; wait for at least one other host, or leave out --listen.")
         self._here, self._own, self._count, self._join_s, self._tell = here, own, count, join_s, tell
         self._tokens = Tokens(tokens)
-        self.members = Members(self._tokens, lease_s, lost_s, own=own.name)
+        self.members = Members(
+            self._tokens, lease_s, lost_s, own=own.name, successor=self._successor if engine is None else lambda: ""
+        )
         self._port = HostPort(tcp(own.address, port), self._tokens, self.members, tell)
         self.address = self._port.address.removeprefix("tcp://")
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._serves = self._closed = False
+        self._keeper: Keeper | None = None
+        self.token_files: list[Path] = []
         try:
-            self.token_files = [self._tokens.make() for _ in range(count)]
+            if engine is None:
+                self.token_files = [self._tokens.make() for _ in range(count)]
+            else:
+                self._keeper = Keeper(engine, self.address, self._tokens.make, self._lose, tell)
         except ConfigError:
             self.close()
             raise
+
+    def _successor(self) -> str:
+        """Return who may take the place of a lost host: whoever has the new token."""
+        try:
+            return f"another may join with {self._tokens.make()}"
+        except ConfigError as error:
+            return str(error)
+
+    def _lose(self, name: str, why: str) -> None:
+        """Note that the agent of a host has ended."""
+        with self._port.changed:
+            for host in [host for host in self.members.hosts if host.name == name]:
+                self.members.lose(host, why)
+            self._port.changed.notify_all()
+
+    @property
+    def _given_up(self) -> dict[str, str]:
+        return self._keeper.given_up if self._keeper is not None else {}
 
     def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
         """Wait for the hosts, and lay the workers on them and on this one.
@@ -82,7 +111,11 @@ class JoinedHosts:
           ConfigError: too few hosts joined in time, or something does not fit.
         """
         hosts = self.members.hosts
-        if not self._port.wait(lambda: len(hosts) >= self._count, self._join_s):
+        there = self._port.wait(lambda: len(hosts) >= self._count or bool(self._given_up), self._join_s)
+        if self._given_up:
+            name, why = next(iter(self._given_up.items()))
+            raise ConfigError(f"host {name} cannot join: {why}")
+        if not there:
             names = ", ".join(host.name for host in hosts) or "none"
             raise ConfigError(
                 f"{len(hosts)} of {self._count} host(s) joined within {self._join_s:g} s: {names}. Start `jsrl join "
@@ -106,11 +139,10 @@ class JoinedHosts:
             host = self._host_for(job.name)
             if host is not None:
                 life = RemoteLife(host, job.name, job.incarnation)
-                host.lives[job.name, job.incarnation] = life
         if host is None:
             self._tell(f"{job.name} starts on this host: no other one is there")
             return self._here.start(job, start)
-        self._begin(host, job, start)
+        self._begin(life, job, start)
         return HostHandle(self._port, life)
 
     def _host_for(self, worker: str) -> JoinedHost | None:
@@ -120,9 +152,10 @@ class JoinedHosts:
         )
         return ordered[0] if ordered else None
 
-    def _begin(self, host: JoinedHost, job: Job, start: Start) -> None:
+    def _begin(self, life: RemoteLife, job: Job, start: Start) -> None:
         """Send a host what a worker needs, and its job."""
         assert job.keys is not None
+        host = life.host
         tree = to_json(moved(job, host.folder))
         modules = frozenset(modules_named(tree))
         if modules not in self._archives:  # later lives get the same, whatever was edited meanwhile
@@ -136,9 +169,13 @@ class JoinedHosts:
                 self._port.send(host, Code(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
         variables = {name: value for name, value in start.variables.items() if name in VARIABLES}
         body = json.dumps(tree).encode()
-        self._port.send(
-            host, Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks)
-        )
+        life.begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks)
+        life.asked_s = time.monotonic()
+        with self._port.changed:
+            host.lives[job.name, job.incarnation] = life
+            if host.lost:  # just now
+                host.lose(host.lost)
+        self._port.send(host, life.begin)
 
     def _is_new(self, host: JoinedHost, what: str) -> bool:
         found = (host.epoch, what) not in self._sent
@@ -154,6 +191,8 @@ class JoinedHosts:
         if not self._closed:
             self._closed = True
             self._port.close("the run has ended")
+            if self._keeper is not None:
+                self._keeper.close()
             self._tokens.close()
         self._here.close()
 

@@ -1,7 +1,7 @@
 """The hosts that have joined a run, as the controller knows them: who may join, what their workers do, who is lost.
 
 Nothing here sends or waits: `hear` takes a message and returns what to answer. Times are of this host's monotonic clock.
-`own` is the name of this host, which no other may have.
+`own` is the name of this host, which no other may have; `successor` says, for people, who takes the place of a lost host.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.messages import (
     LEASE_S,
@@ -20,6 +19,7 @@ from jsrl.launch.hosts.messages import (
     AnyDown,
     AnyUp,
     Beat,
+    Begin,
     Exited,
     Hello,
     Leaving,
@@ -33,15 +33,22 @@ from jsrl.launch.hosts.versions import difference
 from jsrl.launch.launcher import Exit, ResourceUsage
 
 MAX_NAME_CHARS = 64
+AGAIN_S = 10.0  # after which a worker that has not started is asked for again
 
 
 @dataclass
 class RemoteLife:
-    """One life of a worker on a joined host. tail: the end of its log, once it has ended."""
+    """One life of a worker on a joined host.
+
+    Attributes:
+      begin: what starts it, sent last at `asked_s`. pid: once it has started. tail: the end of its log, once it has ended.
+    """
 
     host: JoinedHost
     worker: str
     incarnation: int
+    begin: Begin | None = None
+    asked_s: float = 0.0
     pid: int | None = None
     usage: ResourceUsage | None = None
     exit: Exit | None = None
@@ -103,7 +110,9 @@ class Members:
         lost_s: float = LOST_S,
         clock: Callable[[], float] = time.monotonic,
         own: str = "",
+        successor: Callable[[], str] = lambda: "",
     ) -> None:
+        self._successor = successor
         self._tokens, self._lease_s, self._lost_s, self._clock, self._own = tokens, lease_s, lost_s, clock, own
         self.hosts: list[JoinedHost] = []
         self.words: list[bytes] = []
@@ -178,6 +187,18 @@ class Members:
             life.tail, life.usage = message.tail, None
             life.exit = Exit(message.status, message.text)
 
+    def unheard(self) -> list[tuple[bytes, AnyDown]]:
+        """Return (identity, Begin) pairs to send again: of workers that did not start, so that the first was lost perhaps."""
+        now_s, found = self._clock(), list[tuple[bytes, AnyDown]]()
+        for host in self.hosts:
+            for life in host.lives.values():
+                if life.begin is None or life.pid is not None or life.exit is not None:
+                    continue
+                if now_s - life.asked_s > AGAIN_S:
+                    life.asked_s = now_s
+                    found.append((host.identity, life.begin))
+        return found
+
     def look(self) -> None:
         """Give up hosts that were not heard of for too long."""
         now_s = self._clock()
@@ -186,11 +207,8 @@ class Members:
                 self.lose(host, f"it was not heard of for {self._lost_s:g} s")
 
     def lose(self, host: JoinedHost, why: str) -> None:
-        """Give a host up, and make a token for another one."""
+        """Give a host up."""
         host.lose(why)
         self.hosts.remove(host)
-        try:
-            more = f"another may join with {self._tokens.make()}"
-        except ConfigError as error:
-            more = str(error)
-        self.news.append(f"host {host.name} is gone: {why} ({more})")
+        more = self._successor()
+        self.news.append(f"host {host.name} is gone: {why}{f' ({more})' if more else ''}")

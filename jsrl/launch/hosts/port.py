@@ -35,6 +35,7 @@ from jsrl.transport.meeting.handshake import bind
 
 _logger = logging.getLogger("jsrl.hosts")
 LOOK_S = 0.2  # between looks at silent hosts, and at the run's names
+NAMES_S = 5.0  # after which all names are told again: what was said while a connection was made anew is lost
 CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; silence after which it is made anew
 _MOST_AT_ONCE = 1_000
 
@@ -62,6 +63,7 @@ class HostPort:
         self._control: zmq.Socket | None = None  # to the control road, as the relay of all hosts
         self._registry: FileNames | None = None
         self._shown: dict[int, list[dict[str, Any]]] = {}  # host epoch -> the names that it was told
+        self._told_s = 0.0
         self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._rung = socketpair()
         self._closing, self._asked = threading.Event(), 0
@@ -177,20 +179,25 @@ class HostPort:
             life, frame = control.recv_multipart()
             worker, _, number = life.decode().rpartition("/")
             key = (worker, int(number))
-            for host in self._members.hosts:
+            for host in list(self._members.hosts):
                 if key in host.lives:
                     self._send(host.identity, Tell(host.epoch, *key, frame))
 
     def _look(self) -> None:
         with self.changed:
             self._members.look()
+            again = self._members.unheard()
             self.changed.notify_all()
+        for identity, message in again:
+            self._send(identity, message)
         self._flush()
         if self._registry is None:
             return
+        if time.monotonic() - self._told_s > NAMES_S:
+            self._told_s, self._shown = time.monotonic(), {}
         with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next look sees it
             entries = [vars(entry) for entry in self._registry.names().values()]
-            for host in self._members.hosts:
+            for host in list(self._members.hosts):
                 if self._shown.get(host.epoch) != entries:
                     self._shown[host.epoch] = entries
                     self._send(host.identity, Names(host.epoch, entries))

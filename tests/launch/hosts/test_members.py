@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from jsrl.launch.hosts.members import Members, RemoteLife
-from jsrl.launch.hosts.messages import Alive, Answer, Beat, Exited, Hello, Leaving, Refused, Said, Usage, Welcome
+from jsrl.launch.hosts.messages import Alive, Answer, Beat, Begin, Exited, Hello, Leaving, Refused, Said, Usage, Welcome
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.transport.meeting.keys import load_client_keys
@@ -25,7 +25,9 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.tokens, self.now_s = Tokens(folder / "join"), 100.0
-        self.members = Members(self.tokens, 15.0, 20.0, lambda: self.now_s, own="here")
+        self.members = Members(
+            self.tokens, 15.0, 20.0, lambda: self.now_s, own="here", successor=lambda: "another may join"
+        )
         self.names: list[str] = []
         for _ in range(3):
             key = load_client_keys(self.tokens.make()).public
@@ -97,6 +99,18 @@ def test_an_exit_is_noted_once(world: World):
     assert host.answers == {3: "text"} and host.living == 0
 
 
+def test_a_worker_that_does_not_start_is_asked_for_again(world: World):
+    host = world.join()
+    life = host.lives["actor-0", 0]
+    life.begin, life.asked_s = Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}), world.now_s
+    assert world.members.unheard() == []
+    world.now_s += 11.0
+    assert world.members.unheard() == [(b"id", life.begin)] and world.members.unheard() == []
+    world.members.hear(host.token, b"id", Beat(host.epoch, 1.0, [], [Usage("actor-0", 0, 42)]))
+    world.now_s += 11.0
+    assert world.members.unheard() == []
+
+
 def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: World):
     host = world.join()
     world.now_s += 20.0
@@ -109,7 +123,7 @@ def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: Worl
     assert exited.text == "lost with its host a: it was not heard of for 20 s"
     late = [Beat(host.epoch, 1.0, [b"late"]), Said(host.epoch, [b"late"]), Exited(host.epoch, "actor-0", 0, 0, "", "")]
     assert [world.members.hear(host.token, b"id", message) for message in late] == [[], [], []]
-    assert not world.members.words and "another may join with" in world.members.news[-1]
+    assert not world.members.words and world.members.news[-1].endswith("for 20 s (another may join)")
 
 
 def test_an_agent_that_comes_back_has_a_new_epoch_and_no_workers(world: World):

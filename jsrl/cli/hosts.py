@@ -1,0 +1,91 @@
+"""The options of `jsrl run` that let other hosts run actors: `--listen` (they join by themselves) and `--hosts` (by ssh)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jsrl.errors import ConfigError
+from jsrl.experiment.options import RunOptions
+
+if TYPE_CHECKING:
+    from jsrl.launch.launcher import Launcher
+
+
+@contextlib.contextmanager
+def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
+    """Yield what starts the workers, where the options let other hosts run actors; None: processes of this host.
+
+    Raises:
+      ConfigError: this host cannot listen there, or a host cannot be one.
+    """
+    if options.listen is None and options.hosts is None:
+        yield None
+        return
+    from jsrl.launch.hosts.launcher import JoinedHosts
+    from jsrl.launch.local.facts import own_facts
+    from jsrl.launch.local.launcher import Local
+    from jsrl.launch.local.ssh import Ssh
+
+    engine, count = None, options.num_hosts
+    if options.hosts is not None:
+        engine = Ssh(options.hosts.split(","), options.host_python or sys.executable)
+        count = len(engine.hosts)
+    host, port = parse_listen(options.listen) if options.listen else (towards(options.hosts or ""), 0)
+    own, tokens = own_facts(socket.gethostname(), host), Path(options.runs_dir, f"join-{host}-{port or os.getpid()}")
+    tell = functools.partial(print, file=sys.stderr, flush=True)
+    launcher = JoinedHosts(Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s)
+    try:
+        if engine is None:
+            tell(f"waiting for {count} host(s) to join; on each, with a token file of its own:")
+        for path in launcher.token_files:
+            tell(f"  jsrl join {launcher.address} --token-file {path}")
+        yield launcher
+    finally:
+        launcher.close()
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Return (IP address, port) of `10.0.0.5` or `10.0.0.5:7000`; port 0: any.
+
+    Raises:
+      ConfigError: it is none, or stands for all addresses of this host.
+    """
+    host, port = text, "0"
+    if text.count(":") == 1 or text.startswith("["):
+        host, _, port = text.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+        if address.is_unspecified or not 0 <= int(port) < 1 << 16:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            f"--listen is {text!r}, expected an IP address of this host that the others reach, perhaps with a port: "
+            "10.0.0.5 or 10.0.0.5:7000 (`hostname -I` lists addresses)."
+        ) from None
+    return str(address), int(port)
+
+
+def towards(hosts: str) -> str:
+    """Return the IP address of this host that packets to the first of some hosts carry.
+
+    Raises:
+      ConfigError: the host's name has no address here.
+    """
+    from jsrl.launch.local.facts import address_towards
+
+    first = hosts.split(",", maxsplit=1)[0].rpartition("@")[2]
+    try:
+        return address_towards(first, 22)
+    except OSError as error:
+        raise ConfigError(
+            f"{first!r} of --hosts has no address that is known here ({error.strerror or error}); check the name, or give the "
+            "IP address of this host that the others reach with --listen."
+        ) from error

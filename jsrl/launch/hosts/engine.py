@@ -1,0 +1,110 @@
+"""What brings agents to hosts by itself, and brings them back: the engines, and the thread that watches over one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from jsrl.errors import ConfigError
+from jsrl.rate_limit import RateLimit
+
+LOOK_S = 0.3
+BACKOFF_S, MAX_BACKOFF_S = 1.0, 30.0
+STARTS, WINDOW_S = 4, 600.0  # of the agent of each host
+
+
+class Engine(Protocol):
+    """Starts an agent on each of its hosts.
+
+    Attributes:
+      hosts: names that the agents give their hosts.
+    """
+
+    hosts: tuple[str, ...]
+
+    def begin(self, host: str, address: str, token: Path) -> None:
+        """Start the agent of a host, which joins at `address` with a token file of this host; returns at once.
+
+        Raises:
+          OSError: nothing could be started.
+        """
+        ...
+
+    def ended(self, host: str) -> str:
+        """Return, for people, how the agent of a host ended; empty: it has not, as far as the engine knows."""
+        ...
+
+    def close(self) -> None:
+        """End what still runs; agents have a few seconds to end by themselves."""
+        ...
+
+
+class Keeper:
+    """A thread that starts the agents of an engine, and starts them again when they end.
+
+    Args:
+      engine: whose. address: of the controller. make_token: writes a new token. lose: is told of a host whose agent ended.
+      tell: shows a line to people.
+
+    Attributes:
+      given_up: host -> why no agent is started there any more.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        address: str,
+        make_token: Callable[[], Path],
+        lose: Callable[[str, str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._engine, self._address, self._make_token = engine, address, make_token
+        self._lose, self._tell = lose, tell
+        self.given_up: dict[str, str] = {}
+        self._starts = {host: RateLimit(STARTS, WINDOW_S) for host in engine.hosts}
+        self._due_s = dict.fromkeys(engine.hosts, 0.0)  # of the next start; a host that is not in it has its agent
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="host-keeper", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            for host in self._engine.hosts:
+                if host in self._due_s:
+                    self._begin(host)
+                elif host not in self.given_up and (why := self._engine.ended(host)):
+                    self._end(host, why)
+            self._closing.wait(LOOK_S)
+
+    def _begin(self, host: str) -> None:
+        if time.monotonic() < self._due_s[host]:
+            return
+        del self._due_s[host]
+        self._starts[host].spend()
+        try:
+            self._engine.begin(host, self._address, self._make_token())
+        except (OSError, ConfigError) as error:
+            self._end(host, str(error))
+
+    def _end(self, host: str, why: str) -> None:
+        """Note that the agent of a host ended; start it again after a pause, or give the host up."""
+        self._lose(host, why)
+        used = self._starts[host].used
+        if used >= STARTS:
+            self.given_up[host] = why
+            self._tell(f"host {host} is given up after {used} starts of its agent within {WINDOW_S:g} s: {why}")
+            return
+        pause_s = min(BACKOFF_S * 2.0 ** (used - 1), MAX_BACKOFF_S)
+        self._due_s[host] = time.monotonic() + pause_s
+        self._tell(f"the agent of host {host} ended ({why}); it is started again in {pause_s:.2g} s")
+
+    def close(self) -> None:
+        """Start nothing any more, and end what runs."""
+        self._closing.set()
+        self._thread.join(10.0)
+        with contextlib.suppress(OSError):
+            self._engine.close()

@@ -1,0 +1,76 @@
+"""The engine of hosts that are reached by ssh, with keys that are there already: `jsrl run NAME --hosts a,b,c`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsrl.errors import ConfigError
+
+OPTIONS = (
+    "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+)  # fmt: skip
+GONE_S = 5.0
+_HOST = re.compile(r"([A-Za-z0-9._-]+@)?[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+
+
+class Ssh:
+    """Starts agents by ssh; see jsrl.launch.hosts.engine.Engine.
+
+    The token goes through ssh's standard input into a file that only its owner can read; it is in no command line.
+
+    Args:
+      targets: as ssh takes them, such as `gpu-2` or `me@10.0.0.7`. python: interpreter there that has jsrl.
+      command: the ssh program, with options of its own.
+    """
+
+    def __init__(self, targets: Sequence[str], python: str, command: Sequence[str] = ("ssh",)) -> None:
+        for target in targets:
+            if not _HOST.fullmatch(target):
+                raise ConfigError(f"--hosts has {target!r}, expected hosts as ssh takes them: gpu-2 or me@10.0.0.7.")
+        self._targets = {target.rpartition("@")[2]: target for target in targets}
+        self.hosts = tuple(self._targets)
+        if len(self.hosts) < len(targets) or not targets:
+            raise ConfigError(f"--hosts is {','.join(targets)!r}, expected one or several hosts, each once.")
+        self._python, self._command = python, tuple(command)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="jsrl-ssh-")
+
+    def begin(self, host: str, address: str, token: Path) -> None:
+        """Start the agent of a host."""
+        words = [self._python, "-m", "jsrl.cli.main", "join", address, "--name", host, "--token-file"]
+        script = f'umask 077; f=$(mktemp) && cat > "$f" && {shlex.join(words)} "$f"; s=$?; rm -f "$f"; exit $s'
+        log = Path(self._folder.name, f"{host}.log")
+        with token.open("rb") as content, log.open("wb") as output:
+            self._processes[host] = subprocess.Popen(
+                [*self._command, *OPTIONS, self._targets[host], script],
+                stdin=content,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C is the controller's
+            )
+
+    def ended(self, host: str) -> str:
+        """Return how the agent of a host ended; empty: it has not."""
+        process = self._processes.get(host)
+        if process is None or process.poll() is None:
+            return ""
+        lines = Path(self._folder.name, f"{host}.log").read_text(errors="replace").strip().splitlines()
+        said = f": {lines[-1][:300]}" if lines else ""
+        return f"{self._command[0]} {self._targets[host]} ended with status {process.returncode}{said}"
+
+    def close(self) -> None:
+        """Wait a little for the agents, and end the ssh processes that are left."""
+        until = time.monotonic() + GONE_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(GONE_S)
+        self._folder.cleanup()

@@ -1,0 +1,187 @@
+"""Engines: agents that are started, and started again, by themselves; ssh, as it is and played by a script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.launch.hosts import engine as engines
+from jsrl.launch.hosts.engine import STARTS, Keeper
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.local.facts import own_facts
+from jsrl.launch.local.launcher import Local
+from jsrl.launch.local.ssh import Ssh
+from jsrl.transport.meeting.keys import load_client_keys
+from tests.launch.hosts.agents import await_that, lives, namespaces
+
+PLAYED = (
+    'printf "%s\\n" "$*" >> "$LOG"; for last; do :; done; [ "$FAIL" ] && echo "$FAIL" && exit 255; exec sh -c "$last"'
+)
+SSHD = Path("/usr/sbin/sshd")
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "BACKOFF_S", 0.05)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+
+class Scripted:
+    """An engine whose agents end as they are told to."""
+
+    hosts = ("a", "b")
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, str]] = []
+        self.why = dict.fromkeys(self.hosts, "")
+        self.closed = False
+
+    def begin(self, host: str, address: str, token: Path) -> None:
+        self.begun.append((host, token.name))
+        if self.why[host] == "nothing works":
+            raise OSError(self.why[host])
+        self.why[host] = self.why[host] if host == "b" else ""
+
+    def ended(self, host: str) -> str:
+        return self.why[host]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_agent_that_ends_is_started_again_with_a_new_token_until_it_is_too_often(monkeypatch):
+    monkeypatch.setattr(engines, "LOOK_S", 0.01)
+    engine, lost, told = Scripted(), list[tuple[str, str]](), list[str]()
+    numbers = iter(range(100))
+    keeper = Keeper(
+        engine, "x:1", lambda: Path(f"t{next(numbers)}"), lambda host, why: lost.append((host, why)), told.append
+    )
+    await_that(lambda: len(engine.begun) == 2)
+    engine.why["a"] = "it was killed"
+    await_that(lambda: len(engine.begun) == 3)
+    assert engine.begun == [("a", "t0"), ("b", "t1"), ("a", "t2")] and lost == [("a", "it was killed")]
+    engine.why["b"] = "no way"
+    await_that(lambda: keeper.given_up)
+    assert keeper.given_up == {"b": "no way"} and [host for host, _ in engine.begun].count("b") == STARTS
+    assert "host b is given up after 4 starts of its agent" in told[-1]
+    keeper.close()
+    assert engine.closed
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of an ssh that starts everything on this host, and keeps its words in the file `words`."""
+    monkeypatch.setenv("LOG", str(tmp_path / "words"))
+    return ["sh", "-c", PLAYED, "sh"]
+
+
+@pytest.mark.parametrize("target", ["-oProxyCommand=x", "a b", "a;b", "me@-x", ""])
+def test_what_ssh_would_take_for_an_option_is_no_host(target: str) -> None:
+    with pytest.raises(ConfigError, match="expected hosts as ssh takes them"):
+        Ssh([target], sys.executable)
+
+
+@pytest.mark.slow
+def test_hosts_by_ssh_come_and_come_back(tmp_path: Path, played: list[str]) -> None:
+    told: list[str] = []
+    launcher = JoinedHosts(
+        Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", told.append,
+        engine=Ssh(["me@a", "b"], sys.executable, played),
+    )  # fmt: skip
+    try:
+        hosts = launcher.members.hosts
+        await_that(lambda: len(hosts) == 2)
+        assert {host.name for host in hosts} == {"a", "b"}
+        agents = agents_of(launcher.address)
+        assert set(agents) == {"a", "b"}
+        words = (tmp_path / "words").read_text()
+        secrets = [load_client_keys(path).secret.decode() for path in (tmp_path / "join").glob("*.token")]
+        assert len(secrets) == 2 and not [secret for secret in secrets if secret in words] and "me@a" in words
+        before_s = time.monotonic()
+        agents["a"].send_signal(signal.SIGKILL)
+        await_that(lambda: any("host a is gone" in line and "status 137" in line for line in told))
+        assert time.monotonic() - before_s < 10.0  # not the 20 s of a host that says nothing
+        await_that(lambda: {host.name for host in hosts} == {"a", "b"})
+    finally:
+        launcher.close()
+    assert not agents_of(launcher.address) and not (tmp_path / "join").exists()
+
+
+def agents_of(address: str) -> dict[str, psutil.Process]:
+    """Return name of host -> the process of its agent that lives."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if "join" in words and address in words and lives(process) and Path(words[0]).name.startswith("python"):
+            found[words[words.index("--name") + 1]] = process
+    return found
+
+
+def test_a_host_that_ssh_does_not_reach_is_refused_in_a_sentence(tmp_path: Path, played, monkeypatch) -> None:
+    monkeypatch.setenv("FAIL", "b: Permission denied (publickey).")
+    launcher = JoinedHosts(
+        Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None,
+        engine=Ssh(["b"], sys.executable, played),
+    )  # fmt: skip
+    try:
+        with pytest.raises(
+            ConfigError, match=r"host b cannot join: sh b ended with status 255: b: Permission denied \(pub"
+        ):
+            launcher.place(None, ())  # type: ignore[arg-type]
+    finally:
+        launcher.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SSHD.exists(), reason="there is no sshd here (apt-get install openssh-server)")
+def test_a_host_behind_a_real_sshd(tmp_path: Path) -> None:
+    with namespaces(1) as (address, names):
+        if not names:
+            pytest.skip("network namespaces are not allowed here (they need root)")
+        other = f"{address.rpartition('.')[0]}.2"
+        command = served_by_sshd(tmp_path, names[0])
+        launcher = JoinedHosts(
+            Local(), own_facts("here", address), 0, 1, tmp_path / "join", lambda line: None,
+            engine=Ssh([other], f"{sys.executable}", command),
+        )  # fmt: skip
+        try:
+            await_that(lambda: launcher.members.hosts)
+            (host,) = launcher.members.hosts
+            assert (host.name, host.facts.address) == (other, other)
+        finally:
+            launcher.close()
+            for process in psutil.process_iter():
+                if str(tmp_path / "sshd.conf") in process.cmdline():
+                    process.kill()
+        assert not agents_of(launcher.address)
+
+
+def served_by_sshd(folder: Path, namespace: str) -> list[str]:
+    """Start sshd in a namespace, for this user's new key alone; return the ssh command that reaches it."""
+    for name in ("user", "host"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=20
+        )
+    (folder / "sshd.conf").write_text(
+        f"Port 22\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nStrictModes no\nUsePAM no\n"
+        f"PasswordAuthentication no\nPidFile none\nSetEnv PYTHONPATH={os.environ['PYTHONPATH']}\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    subprocess.run(
+        ["ip", "netns", "exec", namespace, str(SSHD), "-f", str(folder / "sshd.conf")], check=True, timeout=20
+    )
+    return [
+        "ssh", "-F", "none", "-i", str(folder / "user"), "-o", "StrictHostKeyChecking=no",
+        "-o", f"UserKnownHostsFile={folder}/known",
+    ]  # fmt: skip
