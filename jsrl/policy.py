@@ -21,6 +21,7 @@ from jsrl.experiment.policies import find_seats
 from jsrl.export.file import save
 from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
 from jsrl.types import EnvSpec, GameSpec, leaves, to_environment
@@ -34,6 +35,7 @@ class Policy:
       experiment: what trained it. spec: the environment it knows. version: of the params. meta: the snapshot's facts.
       agent: the value that acts. params: what it acts with.
       view: its part of an environment with several seats, seats: their names; None and (): the environment has one agent.
+      stream: of its random numbers; policies that play each other with sampled actions have different ones.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class Policy:
         meta: dict[str, Any],
         view: SeatView | None = None,
         seats: tuple[str, ...] = (),
+        stream: int = 0,
     ) -> None:
         self.experiment, self.spec, self.version, self.meta = experiment, spec, version, meta
-        self.view, self.seats = view, seats
+        self.view, self.seats, self.stream = view, seats, stream
         self.agent: Agent = build_agent(resolved_agent(experiment), spec)
         self.params = params
         self._engines: dict[tuple[int, bool], tuple[Engine, Any]] = {}
@@ -69,7 +72,7 @@ class Policy:
                 self.agent, self.spec, num_slots=size, sizes=[size], seed=self.experiment.seed, greedy=greedy
             )
             engine.set_params(self.version, [np.array(leaf) for leaf in jax.tree.leaves(self.params)])
-            self._engines[size, greedy] = (engine, engine.serve(0, size))
+            self._engines[size, greedy] = (engine, engine.serve(self.stream, size))
         engine, served = self._engines[size, greedy]
         first = np.full(size, fresh) if is_first is None else np.asarray(is_first, bool)
         self._step += 1
@@ -101,32 +104,51 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     """Return the policy of a run's snapshot.
 
     Args:
-      run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run. tag: best, latest, final, or a version; of a policy
-        beside the first `NAME/best`.
+      run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run. tag: best, latest, final, or the name of a frozen
+        player such as frozen-3; of one of several policies `NAME/best`.
 
     Raises:
-      ConfigError: there is no such run, policy or tag.
+      ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed.
     """
     from jsrl.launch.graph_file import experiment_of
-    from jsrl.launch.resume import params_source
 
     folder = RunFolder.open(run, runs_dir)
     if (folder.path / "source").is_dir():
         sys.path.insert(0, str(folder.path / "source"))
-    name = tag.rpartition("/")[0]
-    experiment = experiment_of(folder, name)
-    source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
-    snapshot = SnapshotStore(source).load_snapshot(selector)
-    game, several = make_spec(experiment.env), policies_in(folder)
-    name = (name or next(iter(several))) if several else ""
-    seats = find_seats(several, game)[name]
+    several = policies_in(folder)
+    name, _, plain = tag.rpartition("/")
+    first = next(iter(several), "")
+    beside = "" if name == first else name  # files of the first policy lie in no folder of its own
+    experiment = experiment_of(folder, beside)
+    game = make_spec(experiment.env)
+    seats = find_seats(several, game)[(name or first) if several else ""]
     spec = game.view(list(seats)) if isinstance(game, GameSpec) else game
     agent = build_agent(resolved_agent(experiment), spec)
+    version, values, meta = _params_of(folder, f"{beside}/{plain}" if beside else plain, runs_dir)
     shapes = jax.eval_shape(agent.init, jax.random.key(0)).params
+    params = jax.tree.unflatten(jax.tree.structure(shapes), values)
+    view = view_of(name or first or "all", tuple(seats.values()))
+    return Policy(experiment, spec, params, version, meta, view, tuple(seats))
+
+
+def _params_of(folder: RunFolder, tag: str, runs_dir: str) -> tuple[int, list[Any], dict[str, Any]]:
+    """Return version, leaves and meta of a snapshot, or of a frozen player where no snapshot has the tag."""
+    from jsrl.launch.resume import params_source
+
+    policy, _, plain = tag.rpartition("/")
+    players = PlayerStore(folder.path / PLAYERS_FOLDER / policy)
+    names = players.names()
+    try:
+        source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
+    except ConfigError as error:
+        if plain in names:
+            return names[plain], list(players.load(names[plain])), {}
+        if names:
+            raise ConfigError(f"{error} Frozen players: {', '.join(names)}.") from error
+        raise
+    snapshot = SnapshotStore(source).load_snapshot(selector)
     tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]
-    params = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(tree))
-    view = view_of(name or "all", tuple(seats.values()))
-    return Policy(experiment, spec, params, snapshot.version, snapshot.meta, view, tuple(seats))
+    return snapshot.version, jax.tree.leaves(tree), snapshot.meta
 
 
 def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:

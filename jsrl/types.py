@@ -217,6 +217,13 @@ class GameSpec:
         """Return the names of the seats, in their order."""
         return tuple(seat.name for seat in self.seats)
 
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Return the number of each seat's side; sides are counted in the order of their first seats."""
+        names = [seat.side or f"the seat {seat.name}" for seat in self.seats]
+        order = list(dict.fromkeys(names))
+        return tuple(order.index(name) for name in names)
+
     def index(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return where seats stand in the order of all."""
         known = self.names

@@ -82,6 +82,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"jax", "msgspec", "numpy", "psutil", "tyro", "zmq"},
     ),
     "directors": ({"errors", "types"}, {"numpy", "scipy"}),
+    "matches": ({"directors", "envs", "errors", "types"}, {"numpy"}),
     "export": ({"agents", "errors", "extras", "types"}, {"jax", "numpy", "onnx"}),
     "policy": (
         {
@@ -99,6 +100,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "workers",
         },
         {"jax", "numpy"},
+    ),
+    "contest": (
+        {"envs", "errors", "experiment", "matches", "policy", "runs", "snapshots", "types"},
+        {"numpy"},
     ),
     "report": (
         {
@@ -123,12 +128,14 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {
             "chaos",
             "configs",
+            "contest",
             "envs",
             "errors",
             "experiment",
             "extras",
             "graph",
             "launch",
+            "matches",
             "metrics",
             "parallel",
             "policy",

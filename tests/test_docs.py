@@ -208,7 +208,7 @@ def test_the_examples_environment_trains(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
     """The file and the commands of docs/policies.md, shortened; a user's own copy in another folder."""
-    (block,) = blocks(ROOT / "docs" / "policies.md", "python")
+    block = blocks(ROOT / "docs" / "policies.md", "python")[0]
     assert block == (ROOT / "experiments" / "configs" / "chase.py").read_text()
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "hunt.py").write_text(block)

@@ -1,15 +1,23 @@
-"""Play a run's snapshot: `jsrl evaluate RUN@TAG --episodes 100`."""
+"""Play a run's snapshot: `jsrl evaluate RUN@TAG --episodes 100`; against others: `--against RUN@frozen-3 OTHER@best`.
+
+`jsrl evaluate --tournament A B C` plays everybody against everybody, `--tournament RUN` the frozen players of a run.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
+from jsrl.contest import Arena, frozen_players
 from jsrl.envs.make import make
-from jsrl.errors import JsrlError
+from jsrl.errors import ConfigError, JsrlError
 from jsrl.launch.result import score
 from jsrl.policy import act_together, load_players
 from jsrl.workers.play import Tally
@@ -17,36 +25,127 @@ from jsrl.workers.play import Tally
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and print the score."""
-    parser = argparse.ArgumentParser(prog=program("evaluate"), description=__doc__)
-    parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
-    parser.add_argument("--episodes", type=int, default=100)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    least = {"episodes": 1, "num_envs": 1, "seed": 0, "most": 2}
+    for name, smallest in least.items():
+        if getattr(options, name) < smallest:
+            parser.error(f"argument --{name.replace('_', '-')}: {getattr(options, name)}, expected at least {smallest}")
+    if (options.run is None) == (not options.tournament) or (options.against and options.tournament):
+        parser.error("expected RUN@TAG, alone or with --against, or --tournament")
+    use_working_directory()
+    counting = Counting(sys.stderr)
+    try:
+        facts = _tournament(options, counting) if options.tournament else _one(options, counting)
+        if options.json:
+            _write(Path(options.json), facts)
+    except JsrlError as error:
+        counting.close()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        counting.close()
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program("evaluate"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    run = "RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default, or a frozen player"
+    parser.add_argument("run", nargs="?", help=f"{run} such as frozen-3; RUN@POLICY/TAG is one of several policies")
+    parser.add_argument("--against", nargs="+", action="extend", default=[], metavar="RUN@TAG", help="opponents")
+    parser.add_argument(
+        "--tournament", nargs="+", metavar="RUN@TAG", help="players; one RUN: its frozen players and latest"
+    )
+    parser.add_argument(
+        "--most", type=int, default=20, help="of more frozen players than this, so many are drawn evenly"
+    )
+    parser.add_argument("--episodes", type=int, default=100, help="episodes; games of each pair of players")
     parser.add_argument("--num-envs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=12345)
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
+    parser.add_argument("--json", metavar="FILE", help="write everything to this file as well")
     parser.add_argument("--runs-dir", default="runs")
-    options = parser.parse_args(arguments)
-    for name, value, least in (
-        ("episodes", options.episodes, 1),
-        ("num-envs", options.num_envs, 1),
-        ("seed", options.seed, 0),
-    ):
-        if value < least:
-            parser.error(f"argument --{name}: {value}, expected at least {least}")
-    use_working_directory()
+    return parser
+
+
+def _one(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
+    """Evaluate one run, alone or against opponents; return what is known of it."""
+    if options.against:
+        return _against(options, counting)
     run, _, tag = options.run.partition("@")
-    try:
-        policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
-        first, slots = policies[0], min(options.num_envs, options.episodes)
-        groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
-        env = make(first.experiment.evaluation_env, slots, options.seed, group=0, groups=groups or None)
-        tally, step = Tally(first.version, options.episodes, slots, first.view), env.reset()
-        while not tally.complete:
-            step = env.step(act_together(policies, step, greedy=not options.sampled))
-            tally.count(step.episodes)
-        env.close()
-    except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+    policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
+    first, slots = policies[0], min(options.num_envs, options.episodes)
+    groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
+    env = make(first.experiment.evaluation_env, slots, options.seed, group=0, groups=groups or None)
+    tally, step = Tally(first.version, options.episodes, slots, first.view), env.reset()
+    while not tally.complete:
+        step = env.step(act_together(policies, step, greedy=not options.sampled))
+        tally.count(step.episodes)
+        counting.show(options.run, len(tally.score.returns), options.episodes)
+    env.close()
+    counting.close()
     facts = tally.score.facts()
     print(f"{options.run}: {score(facts)}, mean length {facts['length_mean']:.0f}")
-    return 0
+    return {"player": options.run, "greedy": not options.sampled, **facts}
+
+
+def _against(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
+    arena = _arena([options.run, *options.against], options)
+    found = []
+    for opponent in range(1, len(arena.names)):
+        found.append(arena.play(0, opponent, options.episodes, counting.show))
+        counting.close()
+        print(found[-1])
+    _hint(any(match.repeats_itself for match in found), options)
+    facts = {"greedy": not options.sampled, "matches": [match.facts() for match in found]}
+    if len(found) == 1 or max(arena.spec.sides) > 1:  # where a loss is not the other's win there is no table
+        return facts
+    standings = arena.table([(0, opponent) for opponent in range(1, len(arena.names))], found)
+    print(standings)
+    return facts | standings.facts()
+
+
+def _tournament(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
+    """Play everybody against everybody; return the table."""
+    players = options.tournament
+    if len(players) == 1:
+        run = players[0]
+        if "@" in run:
+            raise ConfigError(f"--tournament {run} is one player; name several, or a run without @TAG.")
+        every = frozen_players(run, runs_dir=options.runs_dir)
+        last = len(every) - 1
+        players = (
+            [every[round(i * last / (options.most - 1))] for i in range(options.most)]
+            if last >= options.most
+            else every
+        )
+        if len(players) < len(every):
+            print(f"{len(players)} of {len(every)} players meet; --most {len(every)} takes all of them")
+    arena = _arena(players, options)
+    standings = arena.standings(options.episodes, progress=counting.show)
+    counting.close()
+    print(standings)
+    _hint(any(match.repeats_itself for match in standings.scores), options)
+    return {"greedy": not options.sampled, **standings.facts()}
+
+
+def _arena(players: list[str], options: argparse.Namespace) -> Arena:
+    shared = {"runs_dir": options.runs_dir, "num_envs": options.num_envs, "seed": options.seed}
+    return Arena(players, greedy=not options.sampled, **shared)
+
+
+def _hint(repeats: bool, options: argparse.Namespace) -> None:
+    if repeats and not options.sampled:
+        print(
+            "all games with the same sides went alike (greedy players, no chance), so intervals say nothing: --sampled"
+        )
+
+
+def _write(path: Path, facts: dict[str, Any]) -> None:
+    try:
+        path.write_text(f"{json.dumps(facts, indent=2)}\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}.") from error

@@ -1,0 +1,230 @@
+"""Trained policies against each other: load them, play matches or a tournament, from a notebook or for `jsrl evaluate`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jsrl.envs.make import make_game
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.matches.match import Match, MatchScore
+from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides
+from jsrl.matches.standings import Standings
+from jsrl.policy import Policy, load_policy, policies_in
+from jsrl.runs.runs import RunFolder
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.types import Array, GameSpec, Tree, named_leaves
+
+STEP_S = 0.5  # between reports of progress
+Progress = Callable[[str, int, int], Any]
+
+
+class LoadedPlayer(NamedTuple):
+    """What `RUN@TAG` names: its policies, and the experiment that trained the first one."""
+
+    name: str
+    policies: tuple[Policy, ...]
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return what trained it."""
+        return self.policies[0].experiment
+
+
+def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> LoadedPlayer:
+    """Load the player that `RUN@TAG` or `RUN@POLICY/TAG` names; without a policy, all policies of the run that have the tag.
+
+    Args:
+      text: RUN as for `load_policy`. TAG: best (the default), latest, final, or a frozen player such as frozen-3.
+
+    Raises:
+      ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed.
+    """
+    run, _, tag = text.partition("@")
+    tag = tag or "best"
+    several = [] if "/" in tag else list(policies_in(RunFolder.open(run, runs_dir)))
+    found, refusals = list[Policy](), list[ConfigError]()
+    for each in [f"{name}/{tag}" for name in several] or [tag]:
+        try:
+            found.append(load_policy(run, each, runs_dir=os.fspath(runs_dir)))
+        except ConfigError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    if any(policy.view is None for policy in found):
+        raise ConfigError(
+            f"{text} was trained in {found[0].spec.name!r}, which has one agent; opponents need an environment with "
+            "several seats."
+        )
+    return LoadedPlayer(text, tuple(found))
+
+
+def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] = "runs") -> list[str]:
+    """Return `RUN@NAME` of all frozen players of a run, in the order in which they were frozen, then `RUN@latest`.
+
+    Raises:
+      ConfigError: there is no such run, or it froze none.
+    """
+    folder = RunFolder.open(run, runs_dir)
+    stores = [folder.path / PLAYERS_FOLDER / name for name in ("", *list(policies_in(folder))[1:])]
+    versions: dict[str, int] = {}
+    for store in stores:
+        for name, version in PlayerStore(store).names().items():
+            versions.setdefault(name, version)
+    if not versions:
+        raise ConfigError(
+            f"{folder.name} has no frozen players (a director freezes them); name two or more players: --tournament A B C."
+        )
+    return [f"{run}@{name}" for name in (*sorted(versions, key=lambda name: versions[name]), "latest")]
+
+
+class Arena:
+    """An environment in which trained players meet: that of the first one's evaluations.
+
+    Args:
+      players: `RUN@TAG`, `RUN@POLICY/TAG`, or loaded ones. num_envs: stepped together. seed: of the environments.
+      greedy: take the most likely actions instead of sampling.
+
+    Attributes:
+      names: of the players. spec: of the environment.
+
+    Raises:
+      ConfigError: one cannot be loaded, or was trained in another environment.
+    """
+
+    def __init__(
+        self,
+        players: Sequence[str | LoadedPlayer],
+        *,
+        runs_dir: str | os.PathLike[str] = "runs",
+        num_envs: int = 20,
+        seed: int = 12345,
+        greedy: bool = False,
+    ) -> None:
+        loaded = [load_player(one, runs_dir=runs_dir) if isinstance(one, str) else one for one in players]
+        self.names = [player.name for player in loaded]
+        self._num_envs, self._seed = num_envs, seed
+        self._env = loaded[0].experiment.evaluation_env
+        game = make_game(self._env, 1, seed)
+        self.spec: GameSpec = game.spec
+        game.close()
+        for player in loaded[1:]:
+            _check_same(loaded[0], player, self.spec)
+        self._contestants = [_contestant(player, number, greedy) for number, player in enumerate(loaded)]
+
+    def can_play(self, home: int, away: int) -> bool:
+        """Return whether two players have the seats for a match."""
+        try:
+            find_sides(self.spec, self._contestants[home], self._contestants[away])
+        except ConfigError:
+            return False
+        return True
+
+    def play(self, home: int, away: int, games: int, progress: Progress = lambda match, played, of: None) -> MatchScore:
+        """Play a match of two players, by their numbers; sides are swapped where both can take them.
+
+        Args:
+          progress: called now and then with (names, games played, games).
+
+        Raises:
+          ConfigError: they have not the seats for it.
+        """
+        one, other = self._contestants[home], self._contestants[away]
+        find_sides(self.spec, one, other)
+        env = make_game(self._env, min(self._num_envs, games), self._seed)
+        try:
+            match = Match(env, one, other, games)
+            while not match.advance(STEP_S):
+                progress(f"{one.name} against {other.name}", len(match.score.games), games)
+            return match.score
+        finally:
+            env.close()
+
+    def standings(
+        self,
+        games: int,
+        pairs: Iterable[tuple[int, int]] | None = None,
+        progress: Progress = lambda match, played, of: None,
+    ) -> Standings:
+        """Play a match of each pair of players (None: everybody against everybody); return table and ratings.
+
+        Raises:
+          ConfigError: no pair has the seats for a match.
+        """
+        self._check_two_sides()
+        every = list(itertools.combinations(range(len(self.names)), 2) if pairs is None else pairs)
+        possible = [pair for pair in every if self.can_play(*pair)]
+        if not possible:
+            find_sides(self.spec, self._contestants[every[0][0]], self._contestants[every[0][1]])
+        scores = []
+        for number, (home, away) in enumerate(possible):
+            tell = functools.partial(_tell, progress, number, len(possible))
+            scores.append(self.play(home, away, games, tell))
+        return self.table(possible, scores)
+
+    def table(self, pairs: Sequence[tuple[int, int]], scores: Sequence[MatchScore]) -> Standings:
+        """Return table and ratings of matches that were played, by pair.
+
+        Raises:
+          ConfigError: the game has more than two sides, so that a loss is not the other's win.
+        """
+        self._check_two_sides()
+        standings = Standings(self.names)
+        for (home, away), score in zip(pairs, scores, strict=True):
+            standings.add(home, away, score)
+        return standings
+
+    def _check_two_sides(self) -> None:
+        sides = len(places_of_sides(self.spec))
+        if sides > 2:
+            raise ConfigError(
+                f"{self.spec.name!r} has {sides} sides; tables and ratings are for two. Name one opponent: --against."
+            )
+
+
+def _tell(progress: Progress, number: int, matches: int, names: str, played: int, games: int) -> None:
+    progress(f"match {number + 1} of {matches}, {names}", played, games)
+
+
+def _contestant(player: LoadedPlayer, number: int, greedy: bool) -> Contestant:
+    parts = []
+    for policy in player.policies:
+        assert policy.view is not None
+        facts = (policy.experiment, policy.spec, policy.params, policy.version, policy.meta, policy.view, policy.seats)
+        own = Policy(*facts, stream=number)  # with recurrent states and random numbers of its own
+        parts.append(SeatPolicy(policy.view.places, functools.partial(_act, own, greedy)))
+    return Contestant(player.name, tuple(parts))
+
+
+def _act(policy: Policy, greedy: bool, observation: Tree, is_first: Array) -> np.ndarray:
+    return policy(observation, is_first, greedy=greedy, raw=True)
+
+
+def _check_same(first: LoadedPlayer, other: LoadedPlayer, spec: GameSpec) -> None:
+    """Refuse a player that was trained in another environment."""
+    here, there = first.experiment.env.id, other.experiment.env.id
+    if here != there:
+        raise ConfigError(f"{first.name} was trained in {here!r}, {other.name} in {there!r}; they never meet.")
+    for policy in other.policies:
+        known = set(policy.seats) <= set(spec.names)
+        own = spec.view(policy.seats) if known else None
+        if own is not None and policy.view is not None and spec.index(policy.seats) == policy.view.places:
+            before, now = (
+                dict(named_leaves({"observation": s.observation, "action": s.action})) for s in (policy.spec, own)
+            )
+            unlike = [leaf for leaf in {**before, **now} if before.get(leaf) != now.get(leaf)]
+            if not unlike:
+                continue
+            reason = f"{unlike[0]} is {now.get(unlike[0])} there and {before.get(unlike[0])} here"
+        else:
+            reason = f"its seats {', '.join(policy.seats)} are not those of {', '.join(spec.names)}"
+        raise ConfigError(
+            f"{other.name} cannot play in the environment of {first.name}, {spec.name!r}: {reason}. Their options "
+            "(env.kwargs) differ."
+        )

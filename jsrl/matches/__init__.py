@@ -1,0 +1,1 @@
+"""Games of trained players against each other: matches, tables of results, ratings."""

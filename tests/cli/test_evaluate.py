@@ -1,0 +1,154 @@
+"""`jsrl evaluate --against` and `--tournament`: frozen players of a run, whose params say who must win."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from jsrl.cli import evaluate
+from jsrl.contest import Arena, LoadedPlayer
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_spec
+from jsrl.envs.seats import view_of
+from jsrl.errors import ConfigError
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl.experiment.building import build_agent
+from jsrl.launch.run import run
+from jsrl.policy import Policy
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from tests.duel import Duel, MarkedConfig
+
+pytestmark = pytest.mark.slow
+
+DUEL = Experiment(
+    env=EnvConfig("tests.duel:Duel"),
+    name="duel",
+    policies={"main": PolicyConfig(MarkedConfig())},
+    num_envs=4,
+    rollout_length=8,
+    total_env_steps=20 * 32,
+    placement="serial",
+    evaluator=EvaluatorConfig(enabled=False),
+)
+ROLES = {"left_one": PolicyConfig(MarkedConfig(), "left"), "right_one": PolicyConfig(MarkedConfig(), "right")}
+
+
+class Wide(Duel):
+    """The duel with another observation."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def observation_space(self, agent):
+        return spaces.Box(-1.0, 1.0, (self.size,), np.float32)
+
+    def _see(self):
+        return {agent: np.zeros(self.size, np.float32) for agent in self.possible_agents}
+
+
+@pytest.fixture(name="runs", scope="module")
+def runs_fixture(tmp_path_factory):
+    """Return a folder of runs: one policy with frozen players, one policy without names, two roles, another environment."""
+    folder = tmp_path_factory.mktemp("runs")
+    pool = run(DUEL, runs_dir=folder, name="pool", display="quiet")
+    players = PlayerStore(pool.folder / PLAYERS_FOLDER)
+    for updates, name in enumerate(("initial", "frozen-1", "frozen-2", "frozen-3")):
+        players.freeze(name, 4 * updates, [np.full(1, 4.0 * updates, np.float32)])
+    alone = dataclasses.replace(DUEL, total_env_steps=5 * 32)
+    run(
+        dataclasses.replace(alone, policies={}, agent=MarkedConfig(core=True)),
+        runs_dir=folder,
+        name="shared",
+        display="quiet",
+    )
+    run(dataclasses.replace(alone, policies=ROLES), runs_dir=folder, name="roles", display="quiet")
+    single = dataclasses.replace(alone, env=EnvConfig("probe:continuous"), policies={}, agent=MarkedConfig())
+    run(single, runs_dir=folder, name="other", display="quiet")
+    return folder
+
+
+def evaluated(runs, capsys, *words):
+    assert evaluate.main([*words, "--episodes", "8", "--runs-dir", str(runs), "--json", str(runs / "out.json")]) == 0
+    return capsys.readouterr().out, json.loads((runs / "out.json").read_text())
+
+
+def test_a_run_against_its_own_past(runs, capsys):
+    text, facts = evaluated(runs, capsys, "pool@latest", "--against", "pool@initial")
+    (match,) = facts["matches"]
+    assert (match["won"], match["drawn"], match["lost"]) == (8, 0, 0)
+    assert {name: side["games"] for name, side in match["by_side"].items()} == {"left": 4, "right": 4}
+    assert match["return_mean"] == pytest.approx(20 * match["length_mean"]) and match["opponent_return_mean"] == 0.0
+    assert "pool@latest against pool@initial: 8 won, 0 drawn, 0 lost of 8 games; win rate 1.000 (95%: 0.676 to" in text
+
+
+def test_runs_that_share_seats_otherwise_meet(runs, capsys):
+    """One policy for all seats with a core, two policies of a seat each, and one of these alone; each made 5 updates."""
+    for opponent in ("roles@latest", "roles@right_one/latest"):
+        text, facts = evaluated(runs, capsys, "shared@latest", "--against", opponent, "--sampled")
+        (match,) = facts["matches"]
+        assert (match["won"], match["drawn"], match["lost"]) == (0, 8, 0), text
+        assert set(match["by_side"]) == ({"left"} if "right" in opponent else {"left", "right"})
+
+
+def test_several_opponents_make_a_table(runs, capsys):
+    text, facts = evaluated(runs, capsys, "shared@latest", "--against", "pool@initial", "pool@latest")
+    assert facts["win_rates"][0] == [None, 1.0, 0.0]
+    assert [line.split()[1] for line in text.splitlines()[-3:]] == ["pool@latest", "shared@latest", "pool@initial"]
+
+
+def test_a_tournament_of_the_frozen_players_of_a_run(runs, capsys):
+    text, facts = evaluated(runs, capsys, "--tournament", "pool", "--most", "3")
+    assert (
+        facts["players"][0] == "pool@initial" and facts["players"][-1] == "pool@latest" and len(facts["players"]) == 3
+    )
+    assert facts["win_rates"] == [[None, 0.0, 0.0], [1.0, None, 0.0], [1.0, 1.0, None]]
+    assert facts["elo"] == sorted(facts["elo"])
+    assert "3 of " in text and "--most" in text and "1  pool@latest" in text
+
+
+def test_an_arena_in_a_program(runs):
+    with_progress = []
+    arena = Arena(["pool@latest", "pool@initial"], runs_dir=runs)
+    score = arena.play(0, 1, 4, lambda *told: with_progress.append(told))
+    assert score.counts == (4, 0, 0) and arena.play(1, 0, 4).counts == (0, 0, 4)
+    assert Arena(["pool@latest", "pool@latest"], runs_dir=runs).play(0, 1, 4).counts == (0, 4, 0)
+
+
+def untrained(env):
+    """Return a player of an environment that never learned, as one in memory."""
+    experiment = dataclasses.replace(DUEL, env=env, policies={}, agent=MarkedConfig())
+    game = make_spec(env)
+    spec = game.view(game.names)
+    params = build_agent(experiment.agent, spec).init(jax.random.key(0)).params
+    return LoadedPlayer(str(env.kwargs), (Policy(experiment, spec, params, 0, {}, view_of("all", (0, 1)), game.names),))
+
+
+def test_players_of_unlike_environments_never_meet():
+    small, wide = (EnvConfig("tests.cli.test_evaluate:Wide", {"size": size}) for size in (2, 3))
+    with pytest.raises(ConfigError, match=r"observation is .*shape=.2, 2.* there and .*shape=.2, 3.* here.*env.kwargs"):
+        Arena([untrained(small), untrained(wide)])
+    with pytest.raises(ConfigError, match=r"was trained in .*Duel.*in .*Wide.*never meet"):
+        Arena([untrained(EnvConfig("tests.duel:Duel")), untrained(wide)])
+    assert Arena([untrained(small), untrained(small)]).play(0, 1, 2).counts == (0, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("pool@latest --against other@latest", "which has one agent"),
+        ("pool@latest --against pool@frozen-999", "Frozen players: frozen-1"),
+        ("roles@left_one/latest --against roles@left_one/latest", "left of 'tests.duel:Duel'"),
+        ("--tournament roles", "has no frozen players"),
+        ("--tournament pool@latest", "is one player"),
+        ("pool --against pool@initial", "has no snapshot tagged 'best'"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(runs, words, sentence, capsys):
+    assert evaluate.main([*words.split(), "--runs-dir", str(runs)]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and "Traceback" not in said and said.count("\n") == 1

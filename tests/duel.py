@@ -1,0 +1,97 @@
+"""A game and an agent by which one sees who played: each action is the number of updates that its params have seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from jsrl.agents import actor_critic as ac
+from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.directors.pools import DeltaUniform
+
+
+class Duel:
+    """Two seats; each is paid its actions, for a random number of steps."""
+
+    possible_agents = ("left", "right")
+
+    def observation_space(self, agent):
+        return spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Box(-1e9, 1e9, (1,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents, self.left = list(self.possible_agents), int(self.rng.integers(1, 9))
+        return self._see(), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        self.left -= 1
+        over, everyone = self.left == 0, self.agents
+        rewards = {agent: float(actions[agent][0]) for agent in everyone}
+        self.agents = [] if over else everyone
+        nobody = dict.fromkeys(everyone, False)
+        return self._see(), rewards, dict.fromkeys(everyone, over), nobody, {agent: {} for agent in everyone}
+
+    def _see(self):
+        return {agent: np.full(2, self.left / 8, np.float32) for agent in self.possible_agents}
+
+    def close(self):
+        pass
+
+
+@dataclass(frozen=True)
+class MarkedConfig:
+    """Options of the agent whose actions count its updates. core: it has one, which counts its own steps."""
+
+    factory: ClassVar[str] = "tests.duel:marked"
+
+    core: bool = False
+
+
+def marked(config: MarkedConfig, spec) -> Agent:
+    """Return the agent; its loss is the number of its trained rows that other params chose."""
+
+    def init(key):
+        return AgentState(ActParams({"made": jnp.zeros(1)}), (), (), (), jnp.zeros((), jnp.int32))
+
+    def initial_core(batch_size):
+        return jnp.zeros(batch_size) if config.core else ()
+
+    def act(params, key, observation, is_first, core, *, greedy=False):
+        action = jnp.broadcast_to(params.weights["made"], (*is_first.shape, 1))
+        steps = jnp.where(is_first, 0.0, core) + 1 if config.core else jnp.zeros(is_first.shape)
+        return ActOutput(action, steps), steps if config.core else ()
+
+    def update(state, trajectory, key, *, axis_name=None):
+        trained = trajectory.acts[:-1] == 1
+        wrong = (trained & (trajectory.action[:-1, ..., 0] != state.updates)).sum()
+        metrics = {"loss": wrong.astype(jnp.float32), "trained": trained.mean()}
+        new = ActParams(jax.tree.map(lambda x: x + 1, state.params.weights))
+        return state._replace(params=new, updates=state.updates + 1), UpdateOutput(metrics, None)
+
+    return ac.for_agents(Agent(init, initial_core, act, update), spec.num_agents)
+
+
+@dataclass(frozen=True)
+class Watched(DeltaUniform):
+    """Delta-uniform self-play that keeps every outcome in its state."""
+
+    def _ended(self, state, record, outcome):
+        kept = [
+            outcome.assignment,
+            record["players"],
+            record["sides"],
+            outcome.length,
+            list(outcome.returns),
+            outcome.void,
+        ]
+        state.setdefault("seen", []).append(kept)
+        return super()._ended(state, record, outcome)

@@ -1,0 +1,105 @@
+"""Matches: who plays which seat, how games are counted, and what standings say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.matches.match import Game, Match, MatchScore
+from jsrl.matches.standings import Standings
+from tests.matches.bids import Bids, bidder
+
+
+def test_sides_are_swapped_evenly_and_each_seat_is_played_by_whom_it_is_given():
+    strong, weak = bidder("strong", 2.0, (0, 1)), bidder("weak", 1.0, (0, 1))
+    match = Match(Bids(("", "")), strong, weak, 10)
+    assert match.advance() and match.complete
+    games = match.score.games
+    assert [game.side for game in games].count(0) == 5 == [game.side for game in games].count(1)
+    for game in games:
+        places = (0.0, 0.1) if game.side == 0 else (0.1, 0.0)
+        assert game.home_return == pytest.approx(game.length * (2 + places[0]), rel=1e-5)
+        assert game.away_return == pytest.approx(game.length * (1 + places[1]), rel=1e-5)
+        assert game.points == 1.0 and game.length == (2 if game.side == 0 else 9)  # short games count no more
+    facts = match.score.facts()
+    assert (facts["won"], facts["drawn"], facts["lost"], facts["win_rate"]) == (10, 0, 0, 1.0)
+    assert facts["by_side"] == {
+        "seat_0": {"games": 5, "win_rate": 1.0},
+        "seat_1": {"games": 5, "win_rate": 1.0},
+    }
+    assert facts["win_rate_low"] == pytest.approx(0.722, abs=1e-3) and facts["win_rate_high"] == 1.0
+    assert match.score.repeats_itself
+
+
+def test_whoever_sits_first_wins_half_when_both_bid_the_same():
+    """Seat 1 adds a tenth: without swapped sides one of two equals would win everything."""
+    match = Match(Bids(("", "")), bidder("one", 1.0, (0, 1)), bidder("two", 1.0, (0, 1)), 8)
+    match.advance()
+    assert match.score.facts()["win_rate"] == 0.5 and match.score.counts == (4, 0, 4)
+
+
+def test_teams_and_sides_that_only_one_player_has():
+    scouts, rest = bidder("a", 1.0, (0, 2)), bidder("b", 3.0, (1,), (3,))
+    match = Match(Bids(("x", "y", "x", "y")), scouts, rest, 4)
+    match.advance()
+    assert {game.side for game in match.score.games} == {0} and match.score.counts == (0, 0, 4)
+    assert match.score.games[0].home_return == pytest.approx(9 * (1 + 0.1), rel=1e-5)  # the mean of seats 0 and 2
+    whole = Match(Bids(("x", "y", "x", "y")), bidder("c", 1.0, (0, 2), (1, 3)), bidder("d", 1.0, (0, 1, 2, 3)), 4)
+    whole.advance()
+    assert [game.side for game in whole.score.games].count(1) == 2
+
+
+def test_of_three_sides_one_is_home_and_the_best_of_the_others_counts():
+    match = Match(Bids(("", "", "")), bidder("one", 1.05, (0, 1, 2)), bidder("all", 1.0, (0, 1, 2)), 6)
+    match.advance()
+    by_side = match.score.facts()["by_side"]
+    assert {name: own["win_rate"] for name, own in by_side.items()} == {"seat_0": 0.0, "seat_1": 0.0, "seat_2": 1.0}
+
+
+def test_a_match_is_played_in_steps():
+    match = Match(Bids(("", ""), num_envs=1), bidder("a", 1.0, (0, 1)), bidder("b", 0.0, (0, 1)), 3)
+    calls = 0
+    while not match.advance(0.0):
+        calls += 1
+    assert calls == 2 + 1 + 9 + 1 + 2 - 1 and len(match.score.games) == 3
+
+
+@pytest.mark.parametrize(
+    ("sides", "home", "away", "wanted", "sentence"),
+    [
+        (
+            ("", ""),
+            (0,),
+            (0,),
+            None,
+            "a has the seats seat_0 of 'bids', b has seat_0; one must have all seats of a side",
+        ),
+        (("", ""), (0, 1), (1,), (1,), "Sides: seat_0; seat_1"),
+        (("x", "y", "x"), (0,), (1,), None, "Sides: seat_0, seat_2; seat_1"),
+        (("x", "x"), (0, 1), (0, 1), None, "all seats of 'bids' are on one side"),
+    ],
+)
+def test_players_without_the_seats_are_refused(sides, home, away, wanted, sentence):
+    with pytest.raises(ConfigError) as refusal:
+        Match(Bids(sides), bidder("a", 1.0, home), bidder("b", 1.0, away), 2, sides=wanted)
+    assert sentence in str(refusal.value)
+
+
+def scored(points):
+    return MatchScore("a", "b", ("x", "y"), [Game(n % 2, p, p, -p, 5 + n) for n, p in enumerate(points)])
+
+
+def test_standings_are_a_table_in_the_order_of_the_ratings():
+    standings = Standings(["low", "high", "middle"])
+    standings.add(0, 1, scored([0.0] * 9 + [1.0]))
+    standings.add(2, 0, scored([1.0] * 6 + [0.5] * 2 + [0.0] * 2))
+    expected = np.array([[np.nan, 0.1, 0.3], [0.9, np.nan, np.nan], [0.7, np.nan, np.nan]])
+    np.testing.assert_allclose(standings.win_rates, expected)
+    lines = str(standings).splitlines()
+    assert [line.split()[1] for line in lines[2:]] == ["high", "middle", "low"]
+    assert lines[2].split()[2:5] == ["-", "-", "0.90"]
+    facts = standings.facts()
+    assert facts["win_rates"][1] == [0.9, None, None] and facts["games"][0] == [0, 10, 10]
+    assert facts["elo_low"][1] < facts["elo"][1] < facts["elo_high"][1] and sum(facts["elo"]) == pytest.approx(0.0)
+    assert not standings.scores[0].repeats_itself
