@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
+from jsrl.networks.entities import EntityConfig, make_entity_torso
 from jsrl.networks.heads import policy_head, value_head
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.torsos import (
@@ -32,7 +33,7 @@ from jsrl.networks.torsos import (
 from jsrl.references.reference import resolve
 from jsrl.types import Array, EnvSpec, Tree, named_leaves
 
-TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
+TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet", "entities"]
 CoreName: TypeAlias = Literal["none", "gru", "lstm"]
 ACTION_MASK = "action_mask"
 
@@ -43,9 +44,10 @@ class NetworkConfig:
 
     Attributes:
       torso: auto (images by nature_cnn, or impala_resnet where smaller than 36 pixels; all else by mlp), mlp,
-        nature_cnn, impala_resnet, a flax module that maps observations [..., *shape] to features [..., F], or
-        `module:Class` of one that needs no arguments.
+        nature_cnn, impala_resnet, entities (attention over sets of entities, see jsrl.networks.entities), a flax module that
+        maps observations [..., *shape] to features [..., F], or `module:Class` of one that needs no arguments.
       hidden: layer sizes of the MLP that reads all leaves that are not images. activation: its activation.
+      entities: what the torso `entities` reads; its `hidden` are the size of an embedding and of the layers after it.
       core: recurrent core: none, gru or lstm. core_size: units of the core.
       shared: share torso and core between policy and value. None: share them for images and recurrent networks.
       log_std_init: initial log standard deviation of continuous actions.
@@ -56,6 +58,7 @@ class NetworkConfig:
     torso: Any = "auto"
     hidden: tuple[int, ...] = (64, 64)
     activation: ActivationName = "tanh"
+    entities: EntityConfig = field(default_factory=EntityConfig)
     core: CoreName = "none"
     core_size: int = 128
     shared: bool | None = None
@@ -146,7 +149,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     shared = config.shared if config.shared is not None else recurrent or any(leaf.is_image for leaf in leaves)
     core = CORES[config.core](config.core_size, parent=None) if recurrent else None
     policy = _Policy(make_torso(config, leaves), core, policy_head(spec.action, config.log_std_init))
-    value = _Value(None if shared else make_torso(config, leaves), value_head())
+    value = _Value(None if shared else make_torso(config, leaves, value=True), value_head())
 
     def initial_core(batch_size: int) -> Tree:
         return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()
@@ -206,8 +209,8 @@ def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
     return tuple(leaves)
 
 
-def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...]) -> nn.Module:
-    """Return the torso module that reads these leaves.
+def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool = False) -> nn.Module:
+    """Return the torso module that reads these leaves; `value`: that of a value function alone.
 
     Raises:
       ConfigError: a torso for images and no image, an image too small, or a reference that is no flax module.
@@ -219,6 +222,9 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...]) -> nn.Module:
     images = [leaf for leaf in leaves if leaf.is_image]
     shapes = ", ".join(f"{leaf.path or 'observation'} {leaf.shape}" for leaf in leaves)
     kind = config.torso
+    if kind == "entities":
+        hidden, entities = tuple(config.hidden), config.entities
+        return make_entity_torso(entities, leaves, hidden, config.activation, config.precision, value=value)
     if kind in ("nature_cnn", "impala_resnet") and not images:
         kind_of_image = "images are uint8 [H, W, C]"
         raise ConfigError(f"torso={kind!r} needs an image ({kind_of_image}), but there is only {shapes}; use 'mlp'")

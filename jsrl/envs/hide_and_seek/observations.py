@@ -11,7 +11,7 @@
 | mask_aa_obs_spoof, ... | the same | 1: it exists |
 
 Keys of what a game has none of are left out: no stream carries an array of no entries. Positions are those of lower left
-corners, as in the original. All are float32.
+corners, as in the original. Masks are uint8, which no agent normalises; all else is float32.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def observation_spec(settings: Settings) -> dict[str, ArraySpec]:
     }
     for letter, number in (("a", others), ("b", boxes), ("r", ramps)):
         shapes[f"mask_a{letter}_obs"] = shapes[f"mask_a{letter}_obs_spoof"] = (number,)
-    return {name: ArraySpec(shape, "float32") for name, shape in shapes.items() if shape[0]}
+    kinds = {name: "uint8" if name.startswith("mask") else "float32" for name in shapes}
+    return {name: ArraySpec(shape, kinds[name]) for name, shape in shapes.items() if shape[0]}
 
 
 class Observations:
@@ -90,7 +91,7 @@ class Observations:
             shown = shown * visible[..., None]
         self.seen["agent_qpos_qvel"][:, :, :rows] = shown
         self.seen["mask_aa_obs"][:, :, :rows] = visible
-        self.seen["mask_aa_obs_spoof"][:, :, :rows] = 1.0
+        self.seen["mask_aa_obs_spoof"][:, :, :rows] = 1
 
     def _rows(self, key: str, bodies: slice) -> np.ndarray:
         """Return what all agents are shown of some objects alike, without locks, [B, k, F]."""

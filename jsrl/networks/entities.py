@@ -1,0 +1,184 @@
+"""A torso that attends over sets of entities: other agents, objects, whatever an observation lists in rows, with masks.
+
+Each entity is read together with what the agent knows of itself; entities look at each other in one residual layer of masked
+self-attention, and the mean over those that are there is joined to the agent's own embedding. Rows that a mask leaves out
+change nothing, whatever they hold, and the order of the rows does not matter.
+
+Source: Baker et al., 2020, arXiv 1909.07528, section 5 and appendix B.7.
+Differs: weights are initialised orthogonally but for the attention's; the two parts of the layer that reads entities (the
+agent's own numbers, the entity's) are multiplied apart and summed, which is the same layer and reads the former once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.networks.kernels.products import Precision, rounded_dense
+from jsrl.networks.orthogonal import orthogonal
+from jsrl.networks.torsos import ACTIVATIONS, ActivationName, Leaf, dense
+from jsrl.types import Array, Tree, named_leaves
+
+LEFT_OUT = -1e10  # logit of an entity that is not there
+RAY_FILTERS, RAY_WIDTH = 9, 3
+
+
+@dataclass(frozen=True)
+class EntityConfig:
+    """What the torso `entities` reads, and how.
+
+    Attributes:
+      leaves: sets of entities: a leaf [k, F] of the observation, and where there is one its mask [k] (1: read it), as
+        `box_obs:mask_ab_obs`. Those that an observation does not have are passed over, but one must be there.
+      value_leaves: the same for a value function with a torso of its own, which may see more; (): as `leaves`.
+      rays: leaves [n] that go around a circle, as a lidar's; passed over where they are not there.
+      heads: of the attention; they divide the first of the network's `hidden`, which is the size of an embedding. The others
+        are layers after the pooling.
+    """
+
+    leaves: tuple[str, ...] = ()
+    value_leaves: tuple[str, ...] = ()
+    rays: tuple[str, ...] = ()
+    heads: int = 4
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises ConfigError."""
+        if self.heads < 1:
+            raise ConfigError(f"entities.heads is {self.heads}; give at least 1")
+        for entry in (*self.leaves, *self.value_leaves):
+            if not entry.partition(":")[0] or entry.count(":") > 1:
+                raise ConfigError(
+                    f"entities.leaves has {entry!r}; write LEAF or LEAF:MASK, such as box_obs:mask_ab_obs"
+                )
+
+
+class EntitySet(NamedTuple):
+    """A leaf [k, F] of entities and its mask [k]; empty: all are there."""
+
+    leaf: str
+    mask: str
+
+
+class EntityAttention(nn.Module):
+    """Encode observations [..., *shape] with sets of entities into features [..., hidden[-1]].
+
+    Attributes:
+      sets: of entities. rays: leaves [n] around a circle. own: the other leaves, flattened: what the agent knows of itself.
+      hidden: size of an embedding, then of the layers after the pooling. heads: of the attention.
+      activation, precision: of the linear layers; those that read numbers multiply in float32 for every precision.
+    """
+
+    sets: tuple[EntitySet, ...]
+    rays: tuple[str, ...]
+    own: tuple[Leaf, ...]
+    hidden: tuple[int, ...] = (128, 256)
+    heads: int = 4
+    activation: ActivationName = "relu"
+    precision: Precision = "float32"
+
+    @nn.compact
+    def __call__(self, observation: Tree) -> Array:
+        """Encode."""
+        arrays, act, size = dict(named_leaves(observation)), ACTIVATIONS[self.activation], self.hidden[0]
+        own = self._read_own(arrays)
+        me = act(dense(size, name="me")(own))
+        embedded, masks = [me[..., None, :]], [jnp.ones((*own.shape[:-1], 1), bool)]
+        for leaf, mask in self.sets:
+            entities = arrays[leaf].astype(jnp.float32)
+            name = leaf.replace("/", "_")
+            seen = dense(size, 1.0, name=name)(entities)
+            context = nn.Dense(size, use_bias=False, kernel_init=orthogonal(1.0), name=f"{name}_me")(own)
+            embedded.append(act(seen + context[..., None, :]))
+            masks.append(arrays[mask] > 0 if mask else jnp.ones(entities.shape[:-1], bool))
+        x, there = jnp.concatenate(embedded, axis=-2), jnp.concatenate(masks, axis=-1)
+        x = self._attend(x, there)
+        count = jnp.sum(there, axis=-1, keepdims=True)
+        pooled = jnp.sum(jnp.where(there[..., None], x, 0.0), axis=-2) / count
+        x = nn.LayerNorm(name="joined")(jnp.concatenate([me, pooled], axis=-1))
+        for i, features in enumerate(self.hidden[1:]):
+            x = nn.LayerNorm(name=f"after_{i}_norm")(
+                act(dense(features, name=f"after_{i}", precision=self.precision)(x))
+            )
+        return x
+
+    def _read_own(self, arrays: dict[str, Array]) -> Array:
+        """Return what the agent knows of itself, [..., F]; rays are read by a convolution around their circle."""
+        parts = []
+        for leaf in self.own:
+            x = arrays[leaf.path]
+            leading = x.shape[: x.ndim - len(leaf.shape)]
+            parts.append(x.reshape(*leading, int(np.prod(leaf.shape))).astype(jnp.float32))
+        for leaf_name in self.rays:
+            x = arrays[leaf_name].astype(jnp.float32)
+            near = jnp.stack([jnp.roll(x, shift, axis=-1) for shift in (1, 0, -1)], axis=-1)
+            read = jax.nn.relu(dense(RAY_FILTERS, name=f"{leaf_name.replace('/', '_')}_rays")(near))
+            parts.append(read.reshape(*x.shape[:-1], x.shape[-1] * RAY_FILTERS))
+        return jnp.concatenate(parts, axis=-1)
+
+    def _attend(self, x: Array, there: Array) -> Array:
+        """Let entities x [..., K, E] attend to those that are `there`, bool [..., K]; return [..., K, E]."""
+        size = x.shape[-1]
+        init = nn.initializers.normal(math.sqrt(0.125 / size))
+        product = rounded_dense if self.precision == "bfloat16" else None
+        normal = nn.LayerNorm(name="before_attention")(x)
+        joint = nn.Dense(3 * size, kernel_init=init, name="query_key_value", dot_general=product)(normal)
+        query, key, value = (
+            part.reshape(*part.shape[:-1], self.heads, size // self.heads) for part in jnp.split(joint, 3, axis=-1)
+        )
+        logits = jnp.einsum("...qhd,...khd->...hqk", query, key) / math.sqrt(size // self.heads)
+        weights = jax.nn.softmax(jnp.where(there[..., None, None, :], logits, LEFT_OUT), axis=-1)
+        weights = jnp.where(there[..., None, None, :], weights, 0.0)
+        mixed = jnp.einsum("...hqk,...khd->...qhd", weights, value).reshape(x.shape)
+        out = nn.Dense(size, kernel_init=init, name="attended", dot_general=product)(mixed)
+        return nn.LayerNorm(name="after_attention")(x + out)
+
+
+def make_entity_torso(
+    config: EntityConfig,
+    leaves: tuple[Leaf, ...],
+    hidden: tuple[int, ...],
+    activation: ActivationName,
+    precision: Precision,
+    *,
+    value: bool = False,
+) -> EntityAttention:
+    """Return the torso that reads these leaves; `value`: that of a value function.
+
+    Raises:
+      ConfigError: no set of entities is among the leaves, one has another shape, or sizes do not fit.
+    """
+    shapes = {leaf.path: leaf.shape for leaf in leaves}
+    told = ", ".join(f"{path} {shape}" for path, shape in shapes.items())
+    entries = [
+        EntitySet(*entry.partition(":")[::2]) for entry in (config.value_leaves if value else ()) or config.leaves
+    ]
+    sets = tuple(entry for entry in entries if entry.leaf in shapes)
+    if not sets:
+        raise ConfigError(
+            f"torso='entities' needs sets of entities, and entities.leaves names {', '.join(config.leaves) or 'none'}; the "
+            f"observation has {told}. Name its leaves [k, F], with their masks: LEAF:MASK"
+        )
+    for leaf, mask in sets:
+        if len(shapes[leaf]) != 2 or (mask and shapes.get(mask) != shapes[leaf][:1]):
+            raise ConfigError(
+                f"entities.leaves has {leaf}:{mask}; expected a leaf [k, F] and a mask [k], and the observation has {told}"
+            )
+    if not hidden or hidden[0] % config.heads:
+        raise ConfigError(f"torso='entities' needs hidden[0], here {hidden}, in {config.heads} heads; give a multiple")
+    rays = tuple(path for path in config.rays if path in shapes)
+    every = [EntitySet(*entry.partition(":")[::2]) for entry in (*config.leaves, *config.value_leaves)]
+    taken = {name for entry in every for name in entry} | set(rays)
+    own = tuple(leaf for leaf in leaves if leaf.path not in taken)
+    if any(leaf.is_image for leaf in own) or not (own or rays):
+        raise ConfigError(
+            "torso='entities' reads sets of entities and vectors, at least one of each and no images; the observation has "
+            f"{told}"
+        )
+    return EntityAttention(sets, rays, own, hidden, config.heads, activation, precision)

@@ -1,0 +1,210 @@
+"""The torso that attends over entities: beside a slow oracle, masks, order, sizes, and agents that learn with it."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.networks.entities import EntityConfig
+from jsrl.networks.model import NetworkConfig, actor_critic
+from jsrl.types import ArraySpec, EnvSpec, MultiDiscrete
+
+SPEC = EnvSpec(
+    {
+        "observation_self": ArraySpec((10,), "float32"),
+        "agents": ArraySpec((3, 10), "float32"),
+        "boxes": ArraySpec((4, 15), "float32"),
+        "lidar": ArraySpec((6,), "float32"),
+        "sees_agents": ArraySpec((3,), "uint8"),
+        "sees_boxes": ArraySpec((4,), "uint8"),
+        "has_agents": ArraySpec((3,), "uint8"),
+        "has_boxes": ArraySpec((4,), "uint8"),
+    },
+    MultiDiscrete((11, 11, 11, 2, 2)),
+)
+ENTITIES = EntityConfig(
+    leaves=("agents:sees_agents", "boxes:sees_boxes", "ramps:sees_ramps"),
+    value_leaves=("agents:has_agents", "boxes:has_boxes"),
+    rays=("lidar",),
+    heads=2,
+)
+CONFIG = NetworkConfig(torso="entities", entities=ENTITIES, hidden=(8, 12), activation="relu")
+
+
+def rows(*leading: int, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.integers(0, 2, (*leading, *leaf.shape)).astype(np.uint8)
+        if leaf.dtype == "uint8"
+        else rng.normal(size=(*leading, *leaf.shape)).astype(np.float32)
+        for name, leaf in SPEC.observation.items()
+    }
+
+
+def norm(x: np.ndarray, weights: dict) -> np.ndarray:
+    apart = x - x.mean()
+    return apart / np.sqrt((apart**2).mean() + 1e-6) * weights["scale"] + weights["bias"]
+
+
+def linear(x: np.ndarray, weights: dict) -> np.ndarray:
+    return x @ weights["kernel"] + weights.get("bias", 0.0)
+
+
+def slow(weights: dict, seen: dict[str, np.ndarray], sets: list[tuple[str, str]], heads: int = 2) -> np.ndarray:
+    """Return the features of one observation, entity by entity."""
+    rays = seen["lidar"]
+    circle = [
+        np.maximum(linear(np.array([rays[i - 1], rays[i], rays[(i + 1) % len(rays)]]), weights["lidar_rays"]), 0.0)
+        for i in range(len(rays))
+    ]
+    own = np.concatenate([seen["observation_self"], *circle])
+    me = np.maximum(linear(own, weights["me"]), 0.0)
+    entities = [me]
+    for leaf, mask in sets:
+        for k, row in enumerate(seen[leaf]):
+            if seen[mask][k]:
+                entities.append(np.maximum(linear(row, weights[leaf]) + linear(own, weights[f"{leaf}_me"]), 0.0))
+    size = len(me) // heads
+    joint = [linear(norm(x, weights["before_attention"]), weights["query_key_value"]) for x in entities]
+    query, key, value = ([np.split(x, 3)[part].reshape(heads, size) for x in joint] for part in range(3))
+    after = []
+    for i, x in enumerate(entities):
+        mixed = []
+        for head in range(heads):
+            logits = np.array([query[i][head] @ other[head] for other in key]) / math.sqrt(size)
+            shares = np.exp(logits - logits.max())
+            shares /= shares.sum()
+            mixed.append(sum(share * other[head] for share, other in zip(shares, value, strict=True)))
+        after.append(norm(x + linear(np.concatenate(mixed), weights["attended"]), weights["after_attention"]))
+    x = norm(np.concatenate([me, np.mean(after, axis=0)]), weights["joined"])
+    return norm(np.maximum(linear(x, weights["after_0"]), 0.0), weights["after_0_norm"])
+
+
+def made(config: NetworkConfig = CONFIG):
+    network = actor_critic(config, SPEC)
+    policy, value = network.init(jax.random.key(0))
+    noise = np.random.default_rng(1)  # biases and scales that are not 0 and 1
+    policy, value = (
+        jax.tree.map(lambda x: x + 0.1 * noise.normal(size=x.shape).astype(np.float32), tree)
+        for tree in (policy, value)
+    )
+    return network, policy, value
+
+
+def features(network, policy, seen) -> np.ndarray:
+    leading = seen["lidar"].shape[:-1]
+    return np.asarray(jax.jit(network.policy)(policy, seen, np.zeros(leading, bool), ())[1])
+
+
+def test_equals_a_slow_oracle_and_the_value_function_may_see_more() -> None:
+    network, policy, value = made()
+    seen = rows(2, 3)
+    found, values = features(network, policy, seen), np.asarray(jax.jit(network.value)(value, seen, ()))
+    assert found.shape == (2, 3, 12)
+    for t in range(2):
+        for b in range(3):
+            one = {name: leaf[t, b].astype(np.float64) for name, leaf in seen.items()}
+            wanted = slow(policy["torso"], one, [("agents", "sees_agents"), ("boxes", "sees_boxes")])
+            np.testing.assert_allclose(found[t, b], wanted, atol=2e-5)
+            wanted = slow(value["torso"], one, [("agents", "has_agents"), ("boxes", "has_boxes")])
+            np.testing.assert_allclose(values[t, b], linear(wanted, value["head"])[0], atol=2e-5)
+
+
+def test_rows_that_are_left_out_change_nothing_and_order_does_not_matter() -> None:
+    network, policy, _ = made()
+    seen = rows(5)
+    before = features(network, policy, seen)
+    other = {name: leaf.copy() for name, leaf in seen.items()}
+    other["boxes"][seen["sees_boxes"] == 0] = 1e6
+    for mask in ("has_agents", "has_boxes"):
+        other[mask] = 1 - other[mask]
+    np.testing.assert_array_equal(features(network, policy, other), before)
+    for name in ("boxes", "sees_boxes"):
+        other[name] = other[name][:, ::-1]
+    np.testing.assert_allclose(features(network, policy, other), before, atol=1e-5)
+    other["boxes"] = other["boxes"] + 1.0
+    assert (np.abs(features(network, policy, other) - before).max(axis=1) > 1e-3).any()
+
+
+def test_nothing_seen_is_no_trouble() -> None:
+    network, policy, _ = made()
+    seen = {name: leaf * (0 if leaf.dtype == np.uint8 else 1) for name, leaf in rows(4).items()}
+
+    def squares(weights):
+        return jnp.sum(network.policy(weights, seen, np.zeros(4, bool), ())[1] ** 2)
+
+    gradient = jax.jit(jax.grad(squares))(policy)
+    assert np.isfinite(features(network, policy, seen)).all()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+    assert not np.any(gradient["torso"]["boxes"]["kernel"]) and np.any(gradient["torso"]["me"]["kernel"])
+
+
+def test_bfloat16_is_near() -> None:
+    network, policy, _ = made()
+    rounded = actor_critic(NetworkConfig(**{**vars(CONFIG), "precision": "bfloat16"}), SPEC)
+    seen = rows(16)
+    exact, near = features(network, policy, seen), features(rounded, policy, seen)
+    assert 1e-5 < np.abs(exact - near).max() < 0.1
+
+
+def test_the_size_of_the_published_network() -> None:
+    """Policy and value function of the main game without their cores' norms and heads: 128 wide, 256 after the pooling."""
+    shapes = {"observation_self": (10,), "agents": (5, 10), "boxes": (9, 15), "ramps": (2, 15), "lidar": (30,)}
+    spec = EnvSpec(
+        {name: ArraySpec(shape, "float32") for name, shape in shapes.items()}, MultiDiscrete((11, 11, 11, 2, 2))
+    )
+    entities = EntityConfig(leaves=("agents", "boxes", "ramps"), rays=("lidar",))
+    config = NetworkConfig(torso="entities", entities=entities, hidden=(128, 256))
+    policy, _ = actor_critic(config, spec).init(jax.random.key(0))
+    rays, me = 9 * 4, 281 * 128
+    entity = sum((280 + features + 1) * 128 for features in (10, 15, 15))
+    attention = 4 * 129 * 128 + 2 * 256
+    after = 2 * 256 + 257 * 256 + 2 * 256
+    total = sum(x.size for x in jax.tree.leaves(policy["torso"]))
+    assert total == rays + me + entity + attention + after
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"leaves": ()}, "names none; the observation has .*LEAF:MASK"),
+        ({"leaves": ("ramps:sees_ramps",)}, "names ramps:sees_ramps; the observation has"),
+        ({"leaves": ("lidar",)}, "lidar:; expected a leaf"),
+        ({"leaves": ("boxes:sees_agents",)}, "boxes:sees_agents; expected a leaf"),
+        ({"heads": 3}, "hidden.0., here .8, 12., in 3 heads"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changed: dict, told: str) -> None:
+    entities = EntityConfig(**{**vars(ENTITIES), "value_leaves": (), **changed})
+    with pytest.raises(ConfigError, match=told):
+        actor_critic(NetworkConfig(**{**vars(CONFIG), "entities": entities}), SPEC)
+    with pytest.raises(ConfigError, match="write LEAF or LEAF:MASK"):
+        EntityConfig(leaves=("boxes:sees:boxes",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_agents_learn_with_it_in_hide_and_seek(core: str) -> None:
+    """PPO with the masks of what is seen; its value function, where it has a torso of its own, with those of what is there."""
+    from jsrl.agents.check import check_agent
+    from jsrl.agents.ppo import PPOConfig, ppo
+    from jsrl.envs.hide_and_seek.observations import observation_spec
+    from jsrl.envs.hide_and_seek.settings import settings_of
+
+    entities = EntityConfig(
+        leaves=("agent_qpos_qvel:mask_aa_obs", "box_obs:mask_ab_obs", "ramp_obs:mask_ar_obs"),
+        value_leaves=() if core != "none" else ("agent_qpos_qvel:mask_aa_obs_spoof", "box_obs:mask_ab_obs_spoof"),
+        rays=("lidar",),
+    )
+    seat = observation_spec(settings_of("quadrant", {}))
+    spec = EnvSpec(
+        {name: leaf.batched(2) for name, leaf in seat.items()}, MultiDiscrete((11, 11, 11, 2, 2)), num_agents=2
+    )
+    network = NetworkConfig(torso="entities", entities=entities, hidden=(16, 16), core=core, core_size=16)
+    agent = ppo(PPOConfig(network=network, num_epochs=1, num_minibatches=1, normalize_observations=True), spec)
+    check_agent(agent, spec)
