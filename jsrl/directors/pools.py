@@ -94,6 +94,10 @@ class PoolDirector(Bookkeeping):
     """Share of assignments against the latest version; 0.8 is that of OpenAI Five."""
     pool_size: int = 1_000
     """Frozen versions of one policy to choose from: the newest ones."""
+    live: int = 0
+    """Frozen versions of one policy that are played at a time, so that batches are divided among few; 0: all."""
+    renew_games: int = 100
+    """Games after which one of the live versions makes room for another."""
     decay: float = 0.99
     """Weight of a game's result after each newer game of the same pair."""
 
@@ -104,6 +108,8 @@ class PoolDirector(Bookkeeping):
           ConfigError: one is out of its range; the message names it.
         """
         check_policies(self, self.policies, at_most=2)
+        check_range(self, 0, math.inf, live=self.live)
+        check_range(self, 1, math.inf, renew_games=self.renew_games)
         check_range(self, 0.0, 1.0, latest_share=self.latest_share, decay=self.decay)
         check_range(self, 1, math.inf, freeze_env_steps=self.freeze_env_steps, pool_size=self.pool_size)
 
@@ -112,8 +118,8 @@ class PoolDirector(Bookkeeping):
         """Return how often each opponent of the pool, oldest first, is drawn, relative to the others."""
 
     def _start(self) -> State:
-        per_policy = {"frozen": [], "num_frozen": 0, "env_steps": 0}
-        return {"payoff": {}, "pools": {policy: {**per_policy, "frozen": []} for policy in self.policies}}
+        per_policy = {"num_frozen": 0, "env_steps": 0, "live_games": 0}
+        return {"payoff": {}, "pools": {policy: {**per_policy, "frozen": [], "live": []} for policy in self.policies}}
 
     def payoff(self, state: State) -> Payoff:
         """Return the payoff table in a state."""
@@ -133,11 +139,28 @@ class PoolDirector(Bookkeeping):
             cache[home] = pool, self._weights(self.payoff(state), home, pool) if pool else []
         pool, weights = cache[home]
         against_latest = not pool or (self.latest_share > 0.0 and draws.uniform() < self.latest_share)
-        away = Player(rival) if against_latest else pool[draws.choose(weights)]
+        away = Player(rival) if against_latest else self._draw(state["pools"][rival], pool, weights, draws)
         sides = draws.permutation(2) if len(self.policies) == 1 else [side, 1 - side]
         assignment = self._assign(state, draws, (home, away), (True, away.version == LATEST), sides)
         self.payoff(state).assign(assignment.id, home, away)
         return assignment
+
+    def _draw(self, kept: State, pool: list[Player], weights: list[float], draws: Draws) -> Player:
+        """Draw an opponent: by its weight, or evenly from the live ones, which were drawn by their weights."""
+        if not 0 < self.live < len(pool):
+            return pool[draws.choose(weights)]
+        live = [name for name in kept["live"] if name in kept["frozen"]]
+        kept["live_games"] += 1
+        if kept["live_games"] >= self.renew_games:
+            kept["live_games"], live = 0, live[1:]
+        while len(live) < self.live:
+            left = [0.0 if player.version in live else weight for player, weight in zip(pool, weights, strict=True)]
+            if sum(left) <= 0.0:
+                left = [float(player.version not in live) for player in pool]
+            live.append(pool[draws.choose(left)].version)
+        kept["live"] = live
+        name = live[draws.choose([1.0] * len(live))]
+        return next(player for player in pool if player.version == name)
 
     def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
         end_match(self.payoff(state), self, record, outcome)

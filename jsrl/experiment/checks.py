@@ -58,6 +58,7 @@ def check(experiment: Experiment) -> None:
             f"are {e.groups}); the nearest that works is {nearest}."
         )
     _check_devices_and_lag(e)
+    _check_director(e)
     if e.replay is not None:
         _check_replay(e, e.replay)
     _check_split(e)
@@ -150,6 +151,21 @@ def _check_several(e: Experiment) -> None:
         )
     if e.recorder.enabled:
         raise ConfigError("recorder.enabled: environments with several policies are not filmed yet; leave it out.")
+
+
+def _check_director(e: Experiment) -> None:
+    if e.director is None:
+        return
+    if not all(callable(getattr(e.director, name, None)) for name in ("init", "propose", "report")):
+        raise ConfigError(f"director is {e.director!r}; give a director such as jsrl.directors.pools.PFSP(...).")
+    if e.recording is not None or e.record is not None:
+        option = "recording" if e.recording is not None else "record"
+        raise ConfigError(f"{option} is for runs without a director; leave one of them out.")
+    if e.deterministic and e.where.has_processes:
+        raise ConfigError(
+            "deterministic runs with a director need placement serial: in processes the order in which actors ask for games "
+            "depends on their speed. Use --placement serial, or leave --deterministic out."
+        )
 
 
 def _check_devices_and_lag(e: Experiment) -> None:

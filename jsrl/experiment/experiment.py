@@ -120,6 +120,8 @@ class Experiment:
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    director: Any = None
+    """Who plays whom, on which task: a director such as PFSP (jsrl.directors); None: the newest params play every seat."""
     policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     """Instead of agent, in environments with several seats: name -> PolicyConfig; the first is the run's main policy."""
 

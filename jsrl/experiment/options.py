@@ -165,10 +165,10 @@ def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
         name = f"{prefix}{field.name.replace('_', '-')}"
         default = getattr(value, field.name)
         if (dataclasses.is_dataclass(default) and not isinstance(default, type) and hints[field.name] is not Any) or (
-            field.name == "agent" and dataclasses.is_dataclass(default)
+            field.name in ("agent", "director") and dataclasses.is_dataclass(default)
         ):
             options |= options_of(default, f"{name}.")
-        elif field.name == "policies" and default:
+        elif field.name == "policies" and isinstance(default, dict) and default:
             for policy, config in default.items():
                 options |= options_of(config, f"{name}.{policy.replace('_', '-')}.")
         else:

@@ -212,7 +212,7 @@ class Graph:
         """Return (worker that stops first, worker that stops later) pairs.
 
         Samples: writers before readers. Inference: clients before servers. Params: the publisher before its subscribers,
-        but for those whose actions lead to its own updates.
+        but for those whose actions lead to its own updates. Workers that hear of others' events stop after all others.
         """
         pairs, leads_to = [], {worker.name: set[str]() for worker in self.workers}
         for stream in self.streams:
@@ -231,7 +231,9 @@ class Graph:
             ):
                 if not learned_from[sink.name] & {source.name, *self._publishers_before(source)}:
                     pairs.append((source.name, sink.name))
-        return pairs
+        hearing = [worker.name for worker in self.workers if find_kind(worker.kind).hears]
+        others = [worker.name for worker in self.workers if worker.name not in hearing]
+        return pairs + [(other, name) for name in hearing for other in others]
 
     def _publishers_before(self, worker: WorkerNode) -> set[str]:
         """Return the workers from which a worker's params come."""

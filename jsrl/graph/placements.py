@@ -35,6 +35,8 @@ def make_graph(experiment: Experiment) -> Graph:
         workers += _replays(e, end)
     if e.recording is None:
         workers += _actors(e, params, ends)
+    if e.director is not None:
+        workers.append(WorkerNode("director", "director"))
     for name, config in (("evaluator", e.evaluator), ("recorder", e.recorder)):
         for end in ends if config.enabled else ():
             own_first = dict.fromkeys((end, *ends))

@@ -41,6 +41,7 @@ class Controller:
         self._lives: dict[str, Life] = {}
         self._crashes: dict[str, Crash] = {}
         self._interrupted = self._asked = False
+        session.tell = self._pass_on
         self._usage = Usage(launcher.busy_s)
         self._deadlines = plan.experiment.deadlines
         self._supervision = Supervision(plan.experiment)
@@ -299,7 +300,12 @@ class Controller:
         return self._plan.kinds[life.name]
 
     def _tell(self, worker: str, command: str, **facts: Any) -> None:
-        self._control.tell(worker, self._lives[worker].job.incarnation, command, **facts)
+        self._control.tell(worker, self._lives[worker].job.incarnation, command, facts)
+
+    def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
+        """Give a worker the command of another; lost while it is replaced."""
+        if worker in self._lives:
+            self._control.tell(worker, self._lives[worker].job.incarnation, command, facts)
 
     def _stop(self, names: set[str]) -> None:
         """Stop some workers, all at once; those that save something may take as long as a snapshot."""

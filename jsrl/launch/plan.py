@@ -21,6 +21,7 @@ from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.placements import check_groups
 from jsrl.graph.policies import PolicyPart, policies_at, policies_of, policy_of
 from jsrl.launch.compilation import cache_variables
+from jsrl.launch.directing import check_director
 from jsrl.launch.filming import check_filming
 from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.interrupts import deadline
@@ -304,6 +305,8 @@ def _what_they_see(
     spec = find_spec(experiment)
     found = find_seats(experiment.policies, spec)
     seats = {name: found[name if experiment.policies else ""] for name in policies}
+    if experiment.director is not None:
+        check_director(experiment, spec, seats)
     views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}
     return seats, {name: make_schemas(policy.experiment, views[name]) for name, policy in policies.items()}
 

@@ -20,6 +20,7 @@ from jsrl.errors import ConfigError, RecordingError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO
 from jsrl.launch.controller import Controller
+from jsrl.launch.directing import check_players
 from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
 from jsrl.launch.hooks import Hooks, load_hooks
 from jsrl.launch.hosts.needs import needs_of
@@ -238,6 +239,8 @@ def ready_plan(
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, tell=tell))
     check_shared_memory(plan)
+    if resumed:
+        check_players(folder.path, [policy.folder for policy in plan.policies.values()])
     check_recording(plan.experiment, plan.schemas)
     if resumed:
         begin_life(experiment, folder)  # not before: what is refused leaves the run as it was

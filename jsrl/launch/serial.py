@@ -15,7 +15,7 @@ from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.watchdog import Watchdog
-from jsrl.runs.control import Crash, Event, Report
+from jsrl.runs.control import Command, Crash, Event, Report
 from jsrl.workers.kinds import build_worker
 
 
@@ -47,6 +47,7 @@ class SerialRun:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
+        session.tell = self._tell
         self._reports: list[str] = []
 
     def run(self) -> Result:
@@ -125,6 +126,11 @@ class SerialRun:
                 worker.close()
             except Exception as second:
                 self._session.display.message(f"while closing {name}: {second!r}")
+
+    def _tell(self, worker: str, name: str, facts: dict[str, Any]) -> None:
+        """Give a worker the command of another."""
+        if worker in self._workers:
+            self._workers[worker].command(Command(name, facts))
 
     def _loop(self) -> None:
         session = self._session

@@ -7,10 +7,11 @@ import functools
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from jsrl.envs.config import EnvConfig
@@ -26,6 +27,7 @@ from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.phases import of_main_thread
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control import AnyMessage, Event, Report
+from jsrl.runs.control_bodies import Tell
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
@@ -43,7 +45,7 @@ class Session:
     Attributes:
       policies: by name, how far each has come; the first is what lines of metrics count by.
       finals: workers whose last task is done. reason: why it shall end (None: it shall not).
-      hooks: that are called. outcome: the result, once there is one.
+      hooks: that are called. outcome: the result, once there is one. tell: gives a worker a command of another.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Session:
         self.finished_s: float | None = None
         self._closed = False
         self.outcome: Result | None = None
+        self.tell: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
 
     @property
     def env_steps(self) -> int:
@@ -147,8 +150,9 @@ class Session:
             self._trained_s, self._trained_steps = self.now(), self.env_steps
 
     def event(self, message: Event) -> None:
-        """Take an event: scores, the end of the updates, warnings."""
+        """Take an event: scores, the end of the updates, warnings, what workers tell each other."""
         facts, progress = message.facts, self.progress_of(message.worker)
+        self._pass_on(message)
         if message.name.endswith(" finally"):
             self.finals.add(message.worker)
         if message.name == "evaluated":
@@ -175,6 +179,23 @@ class Session:
             self._warning(message)
         elif message.name == "note":
             self.display.message(f"{message.worker}: {message.text}")
+
+    def _pass_on(self, message: Event) -> None:
+        """Tell those who hear of such events, and carry out what they tell others."""
+        for worker, kind in self._kinds.items():
+            if message.name in kind.hears:
+                who = {"worker": message.worker, "incarnation": message.incarnation}
+                self.tell(worker, message.name, message.facts | who)
+        if message.worker not in self._kinds or not self._kinds[message.worker].hears:
+            return
+        if message.name == "tell":
+            told = msgspec.convert(message.facts, Tell)
+            progress = self.policies.get(told.policy)
+            worker = progress.policy.learner if progress is not None else told.worker
+            if worker in self._kinds:
+                self.tell(worker, told.command, told.facts)
+        elif message.name == "stop":
+            self.end(f"{message.worker}: {message.facts.get('why') or 'stop'}")
 
     def _warning(self, message: Event) -> None:
         """Show a warning once; of those with the fact `once` the first of a worker is shown."""

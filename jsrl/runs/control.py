@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from socket import socketpair
 from typing import Any
 
@@ -379,9 +380,9 @@ class ControlServer:
                 why,
             )
 
-    def tell(self, worker: str, incarnation: int, name: str, **facts: Any) -> None:
+    def tell(self, worker: str, incarnation: int, name: str, facts: Mapping[str, Any] | None = None) -> None:
         """Send a command; lost when the worker is gone."""
-        life, frame = life_of(worker, incarnation), msgspec.msgpack.encode(Command(name, facts))
+        life, frame = life_of(worker, incarnation), msgspec.msgpack.encode(Command(name, dict(facts or {})))
         relay = self._relays.get(life)
         self._socket.send_multipart([life, frame] if relay is None else [relay, life, frame])
 

@@ -74,6 +74,78 @@ class Notice(msgspec.Struct):
     once: str = ""
 
 
+class Lease(msgspec.Struct, forbid_unknown_fields=True):
+    """An assignment on its way to an actor.
+
+    Attributes:
+      id: of the assignment. life: of the director that gave it. players: of each side, (number of the policy, version).
+      learns: whether each side's rows train. task, seed: for the environment's reset.
+    """
+
+    id: Count
+    life: Count
+    players: list[tuple[int, int]]
+    learns: list[bool]
+    seed: int = 0
+    task: Any = None
+
+
+class Played(msgspec.Struct, forbid_unknown_fields=True):
+    """How the episode of an assignment ended: its length and the returns of the sides, or why it counts as nothing."""
+
+    id: Count
+    life: Count
+    length: Count = 0
+    returns: list[float] = []
+    void: str = ""
+
+
+class Games(msgspec.Struct, forbid_unknown_fields=True):
+    """What an actor played, and how many assignments it needs.
+
+    Attributes:
+      want: that it would have. held: that it has, and plays none of yet. received: so far, in this `life` of the director.
+      slots: (group, slot) pairs that wait, where each is dealt its own in this order.
+    """
+
+    played: list[Played]
+    want: Count
+    held: Count
+    received: Count
+    life: int
+    slots: list[tuple[int, int]] = []
+
+
+class Tell(msgspec.Struct):
+    """A command for another worker, or for the learner of a policy (one of both is empty)."""
+
+    command: str
+    facts: dict[str, Any]
+    worker: str = ""
+    policy: str = ""
+
+
+class Done(msgspec.Struct):
+    """A learner did what a director's command with this ticket said; `error`: or why it could not."""
+
+    ticket: int
+    name: str = ""
+    version: int = -1
+    error: str = ""
+
+
+class Saving(msgspec.Struct):
+    """A learner is about to write a snapshot of this version."""
+
+    version: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Stopped(msgspec.Struct):
+    """A director ends the run; `why`: for people."""
+
+    why: str = ""
+
+
 EVENTS: dict[str, type[msgspec.Struct]] = {
     "finished": Finished,
     "evaluated": Evaluated,
@@ -83,6 +155,11 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "saved": Saved,
     "warning": Notice,
     "note": Notice,
+    "games": Games,
+    "tell": Tell,
+    "done": Done,
+    "saving": Saving,
+    "stop": Stopped,
 }
 
 

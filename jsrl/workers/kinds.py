@@ -95,6 +95,7 @@ class Kind(NamedTuple):
       when_due: in serial mode it works after updates, until it is no longer `due`.
       death_hint: what else is worth saying of a death without an error.
       headline: its row of the live display. is_hit: chaos hits it unless told otherwise.
+      hears: events of other workers that it is told of, as commands of the same name; it may tell other workers commands.
       relays: it lives on the host of what it reads, for workers on other hosts.
       travels: it needs no file of the run folder but keys and names, so that it may live on a host that does not see it.
       check: refuses a worker of a graph whose ports or settings cannot work.
@@ -124,6 +125,7 @@ class Kind(NamedTuple):
     death_hint: Callable[[Job], str] = lambda job: ""
     headline: Headline = Headline()
     is_hit: bool = True
+    hears: tuple[str, ...] = ()
     relays: bool = False
     travels: bool = False
     check: Callable[[Any], None] | None = None

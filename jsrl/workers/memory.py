@@ -31,6 +31,11 @@ def params_bytes(job: Job) -> int:
     return _COPIES * job.schemas.params_bytes
 
 
+def frozen_bytes(job: Job) -> int:
+    """Return what the frozen players that a worker acts with may take, one of them on its way in."""
+    return job.experiment.inference.frozen_mb * MIB + params_bytes(job) if job.experiment.director is not None else 0
+
+
 def clients_bytes(job: Job) -> int:
     """Return what the clients of an inference server may take: requests and replies of all environments."""
     rows = job.experiment.num_envs * job.end("inference").askers_per_group

@@ -25,8 +25,14 @@ def make_agent(job: Job) -> Agent:
     return build_agent(job.experiment.agent, job.schemas.env)
 
 
-def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams]:
-    """Return what makes the frozen players that an engine may act with. `background`: load beside acting."""
+def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams] | None:
+    """Return what makes the frozen players that an engine may act with; None: the run has none.
+
+    Args:
+      background: load beside acting.
+    """
+    if job.experiment.director is None:
+        return None
     load, max_bytes = job.players.load, job.experiment.inference.frozen_mb * MIB
     return functools.partial(FrozenParams, load, max_bytes=max_bytes, background=background)
 
@@ -42,6 +48,7 @@ def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> Inli
         seed=job.life_seed,
         policy=job.policy_number,
         policy_name=job.policy,
+        frozen=frozen_players(job, background=False),
     )
     engine.warm_up()
     return InlineInference(engine, subscribe(job), group_sizes, phases)

@@ -277,3 +277,28 @@ def test_draws_are_those_of_splitmix64_and_even():
     assert chisquare(counts).pvalue > 0.001 and state["draws"] == 20_000
     orders = Counter(tuple(Draws(state).permutation(3)) for _ in range(6_000))
     assert len(orders) == 6 and chisquare(list(orders.values())).pvalue > 0.001
+
+
+def test_few_versions_are_live_at_a_time_and_each_of_the_pool_is_met():
+    director = DeltaUniform(freeze_env_steps=1, live=4, renew_games=20)
+    state = director.init(3)
+    for _ in range(50):  # each game freezes one
+        state, (game,) = director.propose(state, 1)
+        state, _ = director.report(state, [Outcome(game.id, 1, (0.0, 0.0), (0.5, 0.5))])
+    frozen = list(state["pools"]["main"]["frozen"])
+    assert len(frozen) == 50
+    met, games = Counter[str](), []
+    for _ in range(600):
+        state, found = director.propose(state, 10)
+        games += [game.players[1].version for game in found]
+    for begin in range(0, len(games) - 20, 20):
+        assert len(set(games[begin : begin + 20])) <= 5, "four, and one that was renewed"
+    met.update(games)
+    assert set(met) == set(frozen)
+    assert max(met.values()) < 8 * 6000 / 50
+
+
+def test_options_of_live_versions_are_checked():
+    for wrong in ({"live": -1}, {"renew_games": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            DeltaUniform(**wrong)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from jsrl.metrics.metrics import Recorder
+from jsrl.types import leaves
+from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.environments import make_group
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.recording import recording_writer
@@ -31,7 +33,16 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
     environments = {group: partial(make_group, job, group, reporter, recorder) for group in groups}
     writer = recording_writer(job, recorder, reporter)
     policies = [_policy(part, recorder) for part in job.by_policy]
-    return Actor(job.name, settings, environments, policies, reporter, recorder, writer)
+    return Actor(job.name, settings, environments, policies, reporter, recorder, writer, _assignments(job, reporter))
+
+
+def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
+    """Return what a director assigns; None: there is no director."""
+    if job.experiment.director is None:
+        return None
+    policies = [(part.policy_number, tuple(part.seats.values())) for part in job.by_policy]
+    cores = [bool(leaves(part.schemas.act.core)) for part in job.by_policy]
+    return Assignments(policies, cores, reporter=reporter, exact=job.in_process)
 
 
 def _policy(job: Job, recorder: Recorder) -> ActingPolicy:

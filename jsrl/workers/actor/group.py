@@ -31,6 +31,7 @@ class Group:
       number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
       stepping: what to say of a step that does not return. rows: of each policy. row: the row that waits for its actions.
       missing: policies that have not said theirs yet.
+      stepped: the environments were stepped, and what came of it waits for an assignment; None: nothing waits.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Group:
     rows: list[PolicyRows]
     row: int = 0
     missing: int = 0
+    stepped: bool | None = None
 
     @property
     def made(self) -> int:
@@ -51,6 +53,10 @@ class Group:
         self.missing = len(self.rows)
         for rows in self.rows:
             rows.ask(self.row, num_rows)
+
+    def park(self, *, stepped: bool) -> None:
+        """Wait for an assignment; `stepped`: the environments were stepped already."""
+        self.stepped, self.missing = stepped, len(self.rows) + 1
 
     def write_decisions(self) -> Any:
         """Write what was decided for the next row; return the actions, by group of seats where there are seats."""
@@ -66,4 +72,4 @@ class Group:
         """Give the open trajectory up."""
         for rows in self.rows:
             rows.abandon()
-        self.row, self.missing = 0, len(self.rows)
+        self.row, self.missing, self.stepped = 0, len(self.rows), None

@@ -30,6 +30,8 @@ def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | N
         return "the run is not deterministic"
     if not e.snapshots.exact:
         return "snapshots.exact is off"
+    if e.director is not None and e.max_policy_lag != 0:
+        return "actors may be ahead of the learner, in games that journals do not hold (--max-policy-lag 0)"
     if e.env.on_fault == "restart-env":
         return "journals do not hold which environments were rebuilt (--env.on-fault restart-env)"
     if e.has_replay_workers:

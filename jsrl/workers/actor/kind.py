@@ -67,6 +67,9 @@ ACTIVITIES = (
         "near 0 when async",
         waits_for="room",
     ),
+    Activity(
+        "wait_games", "wait", "share of time waiting for a director's assignments", "near 0", waits_for="a director"
+    ),
     Activity("transport", "transport", "share of time writing rows, committing them and asking for actions"),
 )
 
@@ -75,6 +78,7 @@ METRICS = (
     Metric("episodes", "episodes finished so far", "count", "rises", "total"),
     Metric("return_mean", "raw return of the episodes since the last line", "reward", "rises", "", "actor/episodes"),
     Metric("length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
+    Metric("trained_rows_share", "share of rows that train a policy, where a director assigns", "0-1", "0.5 and above"),
     Metric("env_faults", "faulty environments that were rebuilt so far (env.on_fault)", "count", "0", "total"),
     Metric("recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"),
     Metric(

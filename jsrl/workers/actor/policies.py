@@ -11,8 +11,9 @@ import numpy as np
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.seats import SeatView, part_of
 from jsrl.errors import StreamTimeout
-from jsrl.transport.base import Block, InferenceClient, Reply, Request, SampleProducer
+from jsrl.transport.base import LATEST_VERSION, Block, InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, version_epoch, version_updates
+from jsrl.workers.actor.assignments import Cast
 from jsrl.workers.actor.streams import ActorStreams
 
 
@@ -102,6 +103,7 @@ class PolicyRows:
       made: trajectories committed to the consumer of now. sequence: of the trajectory that is being written, in this life of
         the actor. block: the room for the next. observation, extras, state: its leaves.
       reply: the actions of the row that comes next, once they are there.
+      cast: who plays the seats, where a director says so.
     """
 
     policy: ActingPolicy
@@ -115,6 +117,7 @@ class PolicyRows:
     extras: list[Array] = field(default_factory=list)
     state: list[Array] = field(default_factory=list)
     reply: Reply | None = None
+    cast: Cast | None = None
 
     def ask(self, row: int, num_rows: int) -> None:
         """Ask for the actions of a row of the trajectory."""
@@ -127,6 +130,7 @@ class PolicyRows:
             step=number * num_rows + row,  # of the row in the whole run, resumes included: it makes the row's key
             wants_core=row == 0,
             policy=settings.number,
+            version=LATEST_VERSION if self.cast is None else self.cast.asked(self.latest.acts),
         )
         self.policy.client.send(self.group, request)
 
@@ -183,7 +187,8 @@ class PolicyRows:
         for target, source in zip(self.state, leaves(self.latest.state), strict=True):
             target[row] = source
         self.block.trajectory.is_first[row] = self.latest.is_first
-        self.block.trajectory.acts[row] = self.latest.acts
+        acts = self.latest.acts
+        self.block.trajectory.acts[row] = acts if self.cast is None else self.cast.trained(acts)
 
     def committed(self) -> None:
         """Count a trajectory that was committed."""

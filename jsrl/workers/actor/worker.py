@@ -12,14 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
-from jsrl.errors import JsrlError, StreamClosed, StreamTimeout
+from jsrl.errors import ConfigError, JsrlError, StreamClosed, StreamTimeout
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Lease
 from jsrl.transport.base import Origin, ProducerId
+from jsrl.types import ACTING, GameSpec
+from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.group import EnvCall, Group
 from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
 from jsrl.workers.actor.recording import RecordingWriter
@@ -52,6 +56,7 @@ class Actor:
       name: `actor-0`. environments: group number -> the function that makes its vector environment.
       policies: that act in them, with their streams: one, or several where the environments have seats.
       writer: of the recording, where one is made (of the first policy).
+      assignments: of a director; None: the newest params play every seat.
     """
 
     def __init__(
@@ -63,9 +68,10 @@ class Actor:
         reporter: Reporter,
         recorder: Recorder | None = None,
         writer: RecordingWriter | None = None,
+        assignments: Assignments | None = None,
     ) -> None:
         self.name, self._settings, self._reporter = name, settings, reporter
-        self._policies, self._writer = list(policies), writer
+        self._policies, self._writer, self._assignments = list(policies), writer, assignments
         self._lost: StreamClosed | None = None
         self._to_renew: list[ActingPolicy] = []  # whose streams are lost
         self._environments = environments
@@ -86,16 +92,38 @@ class Actor:
             with self._watched(EnvCall(self._named("reset", number), env), number):
                 latest = env.reset()
             rows = [PolicyRows(p, number, p.part(latest), sequence=p.settings.begun) for p in self._policies]
-            self._groups[number] = Group(number, env, latest, EnvCall(self._named("step", number), env), rows)
+            group = self._groups[number] = Group(number, env, latest, EnvCall(self._named("step", number), env), rows)
+            self._join(group)
         self._reporter.stage("connecting to streams")
         for policy in self._policies:
             policy.open({n: g.env.num_envs for n, g in self._groups.items()})
         for group in self._groups.values():
+            self._begin(group)
+
+    def _join(self, group: Group) -> None:
+        """Let a director say who plays in a group."""
+        if self._assignments is not None:
+            spec = group.env.spec
+            if not isinstance(spec, GameSpec):
+                raise ConfigError(f"environment {self._settings.environment!r} has no seats, which directors assign.")
+            over = [episode.slot for episode in group.latest.episodes]  # in the last row of an earlier life
+            casts = self._assignments.join(group.number, spec, group.env.num_envs, over)
+            for rows, cast in zip(group.rows, casts, strict=True):
+                rows.cast = cast
+
+    def _begin(self, group: Group) -> None:
+        """Ask for a group's next actions, once all its slots know who plays."""
+        if self._assignments is None or self._assignments.is_seated(group.number):
             group.ask(self._settings.num_rows)
+        else:
+            group.park(stepped=False)
 
     def _restart_environments(self, group: Group) -> None:
         with self._watched(EnvCall(self._named("reset", group.number), group.env), group.number):
             group.restart(group.env.reset())
+        if self._assignments is not None:
+            self._assignments.void(group.number, None, "its streams were lost")
+            self._assignments.opened(group.number, group.latest.is_first)
 
     @contextlib.contextmanager
     def _watched(self, activity: object, number: int) -> Iterator[None]:
@@ -139,7 +167,7 @@ class Actor:
                 if rows.policy.streams is not None and rows.policy.streams.new_consumer:
                     rows.made = 0
                     rows.trajectory = None  # its updates may be fewer than those that trajectories were numbered by
-            group.ask(self._settings.num_rows)
+            self._begin(group)
         for policy in self._policies:
             assert policy.streams is not None
             policy.streams.new_consumer = False
@@ -162,7 +190,25 @@ class Actor:
                 self._to_renew.remove(policy)
         return not self._to_renew
 
+    def _take_seats(self) -> bool:
+        """Let groups go on whose slots know now who plays; return whether some group does not wait for that."""
+        assert self._assignments is not None
+        self._assignments.tell()
+        for group in self._groups.values():
+            if group.stepped is not None and self._assignments.is_seated(group.number):
+                stepped, group.stepped = group.stepped, None
+                if stepped:
+                    self._finish_row(group)
+                else:
+                    group.ask(self._settings.num_rows)
+        return any(group.stepped is None for group in self._groups.values())
+
     def _advance_one(self) -> int:
+        if self._assignments is not None and not self._take_seats():
+            self._phases.enter("wait_games")
+            self._check_peers()
+            time.sleep(min(SHORT_WAIT_S, self._settings.poll_s))
+            return 0
         stalled = sorted((g for g in self._groups.values() if not g.missing), key=lambda g: g.made)
         for group in stalled:
             if self._make_room(group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s):
@@ -179,6 +225,8 @@ class Actor:
     def _receive(self) -> Group | None:
         """Take the next actions of a policy that still owes some; return the group that they are for."""
         poll_s = self._settings.poll_s
+        if self._assignments is not None and self._assignments.waits:
+            poll_s = min(poll_s, SHORT_WAIT_S)
         if len(self._policies) == 1:
             group = self._receive_of(0, poll_s)
             if group is None:
@@ -239,21 +287,31 @@ class Actor:
 
     def _advance(self, group: Group) -> int:
         """Write row t's decisions, step the environments, write what came of it and the observations of row t+1."""
-        t = group.row
         self._step_environments(group, group.write_decisions())
+        self._counts["env_steps"] += group.env.num_envs
+        self._recorder.rate("env_steps", group.env.num_envs)
+        if self._assignments is not None:
+            self._assignments.ended(group.number, group.latest.episodes)
+            seated = self._assignments.opened(group.number, group.latest.is_first)
+            self._assignments.tell()
+            if not seated:
+                group.park(stepped=True)
+                return group.env.num_envs
+        self._finish_row(group)
+        return group.env.num_envs
+
+    def _finish_row(self, group: Group) -> None:
+        """Write what came of a row, and ask for the next one's actions."""
         for rows in group.rows:
-            rows.write_outcome(t, group.latest)
-        group.row = t + 1
+            rows.write_outcome(group.row, group.latest)
+        group.row += 1
         if group.row == self._settings.num_rows:
             self._commit(group)
         group.ask(self._settings.num_rows)
-        self._counts["env_steps"] += group.env.num_envs
-        self._recorder.rate("env_steps", group.env.num_envs)
         if group.row == 0:
             for policy in self._policies:
                 if policy.streams is not None:
                     policy.streams.check_home()
-        return group.env.num_envs
 
     def _step_environments(self, group: Group, action: Any) -> None:
         self._reporter.entering(group.stepping, self._settings.step_deadline_s)
@@ -280,6 +338,8 @@ class Actor:
         maker = ProducerId(self.name, self._settings.incarnation)
         for rows in group.rows:
             assert rows.block is not None
+            if rows.cast is not None:
+                self._recorder.mean("trained_rows_share", float(np.mean(rows.block.trajectory.acts[:-1] == ACTING)))
             copied = None if self._writer is None else self._writer.copy(rows.block.trajectory)
             entry = rows.block.commit(group.number, Origin(maker, rows.sequence))
             if self._writer is not None:
@@ -307,7 +367,10 @@ class Actor:
         return self._recorder.flush(), dict(self._counts)
 
     def command(self, command: Command) -> None:
-        """Actors take no commands but stop."""
+        """Take `games`: a director's assignments."""
+        if command.name == "games" and self._assignments is not None:
+            facts = command.facts
+            self._assignments.take(msgspec.convert(facts["leases"], list[Lease]), facts["life"], facts["sent"])
 
     def close(self) -> dict[str, Any]:
         """Abandon open trajectories, leave the streams, close the environments."""

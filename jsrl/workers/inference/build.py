@@ -9,7 +9,7 @@ from jsrl.workers.ends import bind_server, subscribe
 from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.players import make_agent
+from jsrl.workers.players import frozen_players, make_agent
 
 
 def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
@@ -30,6 +30,7 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
         number=job.index,
         policy=job.policy_number,
         policy_name=job.policy,
+        frozen=frozen_players(job, background=True),
     )
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
 

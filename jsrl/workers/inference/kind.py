@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Headline, Kind, Port
-from jsrl.workers.memory import clients_bytes, params_bytes
+from jsrl.workers.memory import clients_bytes, frozen_bytes, params_bytes
 
 ACTIVITIES = (
     Activity("act", "infer", "share of time acting", "below 0.9 (else: another server)"),
@@ -51,6 +51,6 @@ KIND = Kind(
     travels=True,
     threads=lambda e: e.inference.threads,
     metrics=METRICS,
-    declares=lambda job: params_bytes(job) + clients_bytes(job),
+    declares=lambda job: params_bytes(job) + clients_bytes(job) + frozen_bytes(job),
     headline=Headline("rows_per_s", "rows/s"),
 )

@@ -60,8 +60,14 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         poll_s=job.poll_s,
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
+        freezes=e.director is not None,
     )
-    return Learner(updater, begin, connect, check, store, settings, reporter, recorder)
+
+    def again(values: list[Any], updates: int) -> Any:
+        state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
+        return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
+
+    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, job.players, again)
 
 
 def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:

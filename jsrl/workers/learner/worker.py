@@ -12,9 +12,11 @@ from typing import Any
 import jax
 
 from jsrl.agents.base import UpdateOutput
+from jsrl.directors.messages import INITIAL
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
+from jsrl.snapshots.players import PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import make_version
@@ -31,6 +33,7 @@ class LearnerSettings:
     """What a learner has to know: when it ends, where this life begins, and how it makes updates and snapshots.
 
     Attributes:
+      freezes: its first params are frozen as `initial`, for directors.
       total_env_steps: the end. epoch: of this life. start_updates: made before it.
       start_trained: trajectories that the state it begins with was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
@@ -49,6 +52,7 @@ class LearnerSettings:
     poll_s: float = 0.1
     shares_rows: bool = False
     name: str = "learner"
+    freezes: bool = False
 
 
 class Learner:
@@ -58,6 +62,7 @@ class Learner:
       updater: makes the updates. begin: () -> the state on its devices that this life begins with.
       connect: () -> (source of batches, params publisher), called when the update is compiled.
       check: looks at each update before it is published. store: of snapshots.
+      players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
     """
 
     def __init__(
@@ -70,8 +75,11 @@ class Learner:
         settings: LearnerSettings,
         reporter: Reporter,
         recorder: Recorder | None = None,
+        players: PlayerStore | None = None,
+        again: Callable[[list[Any], int], Any] | None = None,
     ) -> None:
         self.name = settings.name
+        self._players, self._again = players, again
         self._updater, self._begin, self._connect, self._check = updater, begin, connect, check
         self._store, self._settings, self._reporter = store, settings, reporter
         self.updates, self._trained = settings.start_updates, settings.start_trained
@@ -111,7 +119,10 @@ class Learner:
         self._reporter.stage("binding streams")
         self._source, self._publisher = self._connect()
         self._open.callback(self._source.close)
-        self._publish(self._updater.fetch(self._state.params))
+        params = self._updater.fetch(self._state.params)
+        self._publish(params)
+        if self._settings.freezes and self._players is not None and INITIAL not in self._players.names():
+            self._players.freeze(INITIAL, self.version, jax.tree.leaves(params))
         self._reporter.stage("compiling the update")
         self._updater.compile(self._state, self._source.example(), self._key)
         self._source.begin()
@@ -198,6 +209,7 @@ class Learner:
     def save(self, *, wait: bool, tags: tuple[str, ...] = ("latest",)) -> None:
         """Write the whole state as a snapshot; training goes on without it when the disk does not want it."""
         self._phases.enter("snapshot")
+        self._reporter.event("saving", version=self.version)
         state = self._updater.kept(self._state)
         meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
         meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
@@ -236,10 +248,29 @@ class Learner:
         return self._source.ledger.counts
 
     def command(self, command: Command) -> None:
-        """Obey `snapshot`."""
+        """Obey `snapshot`, and a director's `freeze` and `reset`."""
         if command.name == "snapshot":
             self.save(wait=True)
             self._reporter.event("snapshotted", updates=self.updates)
+        elif command.name in ("freeze", "reset"):
+            self._directed(command)
+
+    def _directed(self, command: Command) -> None:
+        """Carry out what a director commands, and say so, or why not."""
+        done = {"ticket": command.facts["ticket"], "version": self.version}
+        try:
+            if self._players is None or self._again is None:
+                raise SnapshotError(f"{self.name} has no frozen players.")
+            if command.name == "freeze":
+                params = self._updater.fetch(self._state.params)
+                self._players.freeze(command.facts["name"], self.version, jax.tree.leaves(params))
+            else:
+                values = self._players.load(command.facts["version"])
+                self._state = self._again(values, self.updates)
+                self._publish(self._updater.fetch(self._state.params))
+        except SnapshotError as error:
+            done["error"] = str(error)
+        self._reporter.event("done", **done)
 
     def drop_pending(self) -> None:
         """Count what waits as dropped and take in nothing more; used where a step failed."""

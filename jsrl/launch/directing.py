@@ -1,0 +1,88 @@
+"""Whether a director fits a run: its policies, the sides of the environment, and frozen players that are still there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsrl.directors.messages import Assignment
+from jsrl.directors.pbt import PBT
+from jsrl.errors import ConfigError, SnapshotError
+from jsrl.experiment import Experiment
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.types import EnvSpec, GameSpec
+
+TRIED = 8  # assignments that are looked at before the start
+
+
+def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> None:
+    """Refuse a director whose assignments cannot be played.
+
+    Args:
+      spec: of the environment. seats: policy -> the seats that it plays: name -> place.
+
+    Raises:
+      ConfigError: says what it assigns, and what there is.
+    """
+    director: Any = experiment.director
+    if not isinstance(spec, GameSpec):
+        raise ConfigError(
+            f"environment {spec.name!r} has one agent and no seats, but a director ({type(director).__name__}) assigns who "
+            "plays; leave the director out, or choose an environment with seats."
+        )
+    unknown = [name for name in director.policies if name not in seats]
+    if unknown:
+        raise ConfigError(
+            f"the director assigns the policy {unknown[0]!r}, which the run does not have; it has: {', '.join(seats)}. Give "
+            f"{type(director).__name__} these names as `policies`."
+        )
+    if isinstance(director, PBT):
+        raise ConfigError("PBT copies whole policies, which runs do not do yet; use it in a program.")
+    sides = _policies_of_sides(spec, seats)
+    for one in director.propose(director.init(experiment.seed), TRIED)[1]:
+        _check_assignment(one, sides, spec)
+
+
+def _policies_of_sides(spec: GameSpec, seats: Mapping[str, Mapping[str, int]]) -> list[set[str]]:
+    """Return the policies that can play all seats of each side."""
+    numbers = spec.sides
+    found = []
+    for side in range(max(numbers) + 1):
+        places = {place for place, number in enumerate(numbers) if number == side}
+        found.append({policy for policy, own in seats.items() if places <= set(own.values())})
+    return found
+
+
+def _check_assignment(one: Assignment, sides: Sequence[set[str]], spec: GameSpec) -> None:
+    if sorted(one.sides) != list(range(len(sides))):
+        raise ConfigError(
+            f"the director assigns players to {len(one.sides)} sides, but environment {spec.name!r} has {len(sides)}; set "
+            "the director's sides (num_sides, or one policy for each), or give the seats of a team one side."
+        )
+    if one.task is not None:
+        raise ConfigError(
+            "the director assigns tasks, which runs do not give to environments yet; use it in a program."
+        )
+    if one.greedy:
+        raise ConfigError("the director wants greedy games, which actors do not play; evaluate the players instead.")
+    for player, side in zip(one.players, one.sides, strict=True):
+        if player.policy not in sides[side]:
+            names = [seat.name for seat, number in zip(spec.seats, spec.sides, strict=True) if number == side]
+            raise ConfigError(
+                f"the director lets {player.policy!r} play side {side} ({', '.join(names)}), whose seats it does not all "
+                f"have; policies that have: {', '.join(sorted(sides[side])) or 'none'}. See policies.{player.policy}.seats."
+            )
+
+
+def check_players(folder: Path, policy_folders: Sequence[str]) -> None:
+    """Check the frozen players of a run that is going to go on.
+
+    Raises:
+      ConfigError: one is gone, or has changed.
+    """
+    for policy in policy_folders:
+        try:
+            PlayerStore(folder / PLAYERS_FOLDER / policy).check()
+        except SnapshotError as error:
+            raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error

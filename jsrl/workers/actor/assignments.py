@@ -1,0 +1,189 @@
+"""The assignments of an actor's environments: who plays which seat, taken where an episode begins and kept until it ends.
+
+A director proposes them; a few are kept ahead, so that no slot waits for one. Imports no jax.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jsrl.envs.base import Episode
+from jsrl.runs.control_bodies import Games, Lease, Played
+from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
+from jsrl.types import ACTING, WAITING, Array, GameSpec
+from jsrl.workers.base import Reporter
+
+TELL_S = 0.05  # between messages to the director, where something waits for nothing
+AHEAD_S = 0.25  # for which an actor keeps assignments, beside one for each of its slots
+URGE_S = 0.5  # after which a request is said again
+MOST_AHEAD = 4096  # assignments that an actor keeps beyond one for each of its slots
+
+
+@dataclass
+class Cast:
+    """Who plays the seats of one policy in one group of environments.
+
+    Attributes:
+      version: int64 [B, N], that is to act: a frozen one, LATEST_VERSION, or NOT_PLAYED where another policy plays.
+      learns: bool [B, N], whether the seat's rows train the policy.
+      spares: seats that wait are not acted for; not where cores follow every row.
+    """
+
+    version: np.ndarray
+    learns: np.ndarray
+    spares: bool
+
+    def asked(self, acts: Array) -> Array:
+        """Return the versions to ask for on rows of these kinds [B, N]."""
+        return np.where(acts == ACTING, self.version, NOT_PLAYED) if self.spares else self.version
+
+    def trained(self, acts: Array) -> Array:
+        """Return the kinds of rows [B, N] as the learner shall see them."""
+        return np.where(self.learns, acts, WAITING).astype(acts.dtype)
+
+
+@dataclass
+class _Slots:
+    """A group's slots: what each plays now, and the casts of its policies."""
+
+    leases: list[Lease | None]
+    casts: list[Cast] = field(default_factory=list)
+
+
+class Assignments:
+    """What an actor plays, and what came of it.
+
+    Args:
+      policies: (number, places of its seats) of each policy that plays. cores: whether its agent has some.
+      reporter: through which the director is told. exact: assignments are asked for slot by slot, and none ahead.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[tuple[int, Sequence[int]]],
+        cores: Sequence[bool],
+        *,
+        reporter: Reporter,
+        exact: bool,
+    ) -> None:
+        self._policies, self._cores, self._reporter, self._exact = list(policies), list(cores), reporter, exact
+        self._slots: dict[int, _Slots] = {}
+        self._sides: tuple[int, ...] = ()
+        self._ahead: deque[Lease] = deque()
+        self._needs: list[tuple[int, int]] = []  # (group, slot), first come first served
+        self._short: Counter[int] = Counter()  # group -> slots without an assignment
+        self._played: list[Played] = []
+        self._received, self._life = 0, -1  # assignments, of this life of the director
+        # Of the last message: when, and what was received and waited for then; games that ended since, and in a second.
+        self._told_s, self._told_received, self._asked = 0.0, -1, 0
+        self._games, self._per_s = 0, 0.0
+
+    def join(self, group: int, spec: GameSpec, num_envs: int, over: Collection[int] = ()) -> list[Cast]:
+        """Take a group in, whose slots need an assignment but for those whose episode is `over`; return its casts."""
+        self._sides = spec.sides
+        slots = self._slots[group] = _Slots([None] * num_envs)
+        for (_, places), has_core in zip(self._policies, self._cores, strict=True):
+            shape = (num_envs, len(places))
+            slots.casts.append(Cast(np.full(shape, LATEST_VERSION, np.int64), np.ones(shape, bool), not has_core))
+        self._need(group, [slot for slot in range(num_envs) if slot not in over])
+        return slots.casts
+
+    def take(self, leases: Iterable[Lease], life: int, sent: int) -> None:
+        """Take assignments of the director; `sent`: how many of this life of it there are by now, these included."""
+        found = list(leases)
+        if life != self._life:
+            self._life, self._received = life, sent - len(found)
+            self._ahead.clear()  # an earlier life's, whose outcomes nobody counts
+        self._received += len(found)
+        self._ahead.extend(found)
+        self._deal()
+
+    def is_seated(self, group: int) -> bool:
+        """Return whether all slots of a group have an assignment."""
+        return not self._short[group]
+
+    def ended(self, group: int, episodes: Sequence[Episode]) -> None:
+        """Note how episodes ended."""
+        for episode in episodes:
+            self._games += 1
+            lease = self._slots[group].leases[episode.slot]
+            if lease is not None:
+                self._slots[group].leases[episode.slot] = None
+                self._report(lease, length=episode.length, returns=side_returns(self._sides, episode.returns))
+
+    def opened(self, group: int, is_first: Array) -> bool:
+        """Give each slot whose next row opens an episode an assignment; return whether all have one."""
+        slots = np.flatnonzero(is_first).tolist()
+        if slots:
+            self.void(group, slots, "its environment was rebuilt")
+            self._need(group, slots)
+            self._deal()
+        return self.is_seated(group)
+
+    def void(self, group: int, slots: Iterable[int] | None, why: str) -> None:
+        """Give the assignments of some slots (None: all) back: their episodes count as nothing."""
+        leases = self._slots[group].leases
+        for slot in range(len(leases)) if slots is None else slots:
+            lease, leases[slot] = leases[slot], None
+            if lease is not None:
+                self._report(lease, void=why)
+
+    def _report(self, lease: Lease, **facts: Any) -> None:
+        self._played.append(Played(lease.id, lease.life, **facts))
+
+    def _need(self, group: int, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if (group, slot) not in self._needs:
+                self._needs.append((group, slot))
+                self._short[group] += 1
+
+    def _deal(self) -> None:
+        """Give those who need an assignment what is there, in their order."""
+        while self._ahead and self._needs:
+            group, slot = self._needs.pop(0)
+            self._short[group] -= 1
+            self._asked = min(self._asked, len(self._needs))
+            lease = self._slots[group].leases[slot] = self._ahead.popleft()
+            for (number, places), cast in zip(self._policies, self._slots[group].casts, strict=True):
+                for seat, place in enumerate(places):
+                    side = self._sides[place]
+                    policy, version = lease.players[side]
+                    own = policy == number
+                    cast.version[slot, seat] = version if own else NOT_PLAYED
+                    cast.learns[slot, seat] = own and lease.learns[side]
+
+    def tell(self) -> None:
+        """Tell the director what was played and what is needed: at once where a slot waits, else now and then."""
+        now_s, waiting = time.monotonic(), len(self._needs)
+        ahead = 0 if self._exact else sum(len(s.leases) for s in self._slots.values()) + int(AHEAD_S * self._per_s)
+        runs_low = len(self._ahead) <= ahead // 2 and self._received != self._told_received
+        due = bool(self._played) or waiting > self._asked or (runs_low and not self._exact)
+        pause_s = now_s - self._told_s
+        if not (due and (self._exact or pause_s >= TELL_S)) and not (waiting and pause_s >= URGE_S):
+            return
+        self._per_s += 0.5 * (min(self._games / pause_s, MOST_AHEAD) - self._per_s)
+        self._games, self._told_s, self._told_received, self._asked = 0, now_s, self._received, waiting
+        needs = list(self._needs) if self._exact else []
+        played, self._played = self._played, []
+        body = Games(played, waiting + ahead, len(self._ahead), self._received, self._life, needs)
+        self._reporter.event("games", "", **msgspec.to_builtins(body))
+
+    @property
+    def waits(self) -> bool:
+        """Return whether some slot waits for an assignment."""
+        return bool(self._needs)
+
+
+def side_returns(sides: Sequence[int], returns: Sequence[float]) -> list[float]:
+    """Return the sum of the seats' returns for each side."""
+    totals = [0.0] * (max(sides) + 1)
+    for side, value in zip(sides, returns, strict=True):
+        totals[side] += float(value)
+    return totals

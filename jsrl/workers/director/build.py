@@ -1,0 +1,38 @@
+"""Building the director's worker. Never imports jax."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.workers.base import Reporter
+from jsrl.workers.director.state_file import FOLDER, StateFile
+from jsrl.workers.director.worker import DirectorWorker
+from jsrl.workers.jobs import LIVES_PER_EPOCH, Job
+from jsrl.workers.kinds import make_recorder
+
+
+def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
+    """Return the worker of a job's director."""
+    e, start = job.experiment, job.start_point
+    first = job.policies[0]
+    players = {
+        policy: PlayerStore(Path(job.folder, PLAYERS_FOLDER, "" if policy == first else policy))
+        for policy in job.policies
+    }
+    resumes = start.restore is not None and not start.params_only and not job.incarnation
+    warn = functools.partial(reporter.event, "warning", once="director")
+    states = StateFile(Path(job.folder, FOLDER), start.updates if resumes else None, warn)
+    return DirectorWorker(
+        job.name,
+        e.director,
+        e.seed,
+        players,
+        states,
+        reporter,
+        make_recorder(job),
+        life=job.incarnation + LIVES_PER_EPOCH * start.epoch,
+        exact=resumes and start.journal_epoch is not None,
+        poll_s=job.poll_s,
+    )

@@ -1,0 +1,42 @@
+"""The director's worker: what is known of it without loading it."""
+
+from __future__ import annotations
+
+from jsrl.metrics.catalogue import Metric
+from jsrl.metrics.phases import Activity
+from jsrl.workers.kinds import Headline, Kind
+
+ACTIVITIES = (
+    Activity("direct", "other", "share of time proposing games and counting their outcomes", "below 0.5"),
+    Activity("wait", "wait", "share of time in which nobody asked", "above 0.5", waits_for="actors"),
+    Activity(
+        "wait_learner",
+        "wait",
+        "share of time waiting for a learner to freeze or reset",
+        "near 0",
+        waits_for="a learner",
+    ),
+)
+
+METRICS = (
+    Metric("games_per_s", "games that ended", "1/s", "actor/episodes"),
+    Metric("assigned", "games assigned so far", "count", "finished + void + open", "total"),
+    Metric("finished", "games finished so far", "count", "rises", "total"),
+    Metric("void", "games that count as nothing so far: their actor died, or was replaced", "count", "0", "total"),
+    Metric("late", "outcomes of games that were void already", "count", "0", "total"),
+    Metric("open", "games that are played now, or wait at an actor", "count", "near the number of environments"),
+    Metric("players", "players that the payoff table has: latest and frozen ones", "count", "rises slowly"),
+    Metric("elo_best", "highest rating of a player, in Elo points, where the mean is 0", "Elo", "the latest player's"),
+    Metric("elo_latest", "highest rating of a player that learns", "Elo", "rises with the players frozen"),
+)
+
+KIND = Kind(
+    name="director",
+    plural="directors",
+    build="jsrl.workers.director.build:build_director",
+    activities=ACTIVITIES,
+    metrics=METRICS,
+    loads_jax=lambda worker: False,
+    hears=("games", "done", "saving"),
+    headline=Headline("games_per_s", "games/s"),
+)

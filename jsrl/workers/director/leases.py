@@ -1,0 +1,137 @@
+"""Who was given which assignments: each ends once, with an outcome or as void."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from jsrl.directors.messages import Assignment, Outcome
+from jsrl.runs.control_bodies import Games, Lease, Played
+
+GONE = "its actor was replaced"
+LEFT_OPEN = "the run went on from a snapshot"
+
+
+@dataclass
+class Holder:
+    """An actor that plays: its life, the assignments sent to it so far, and those that it has not ended."""
+
+    incarnation: int
+    sent: int = 0
+    open: dict[int, Lease] = field(default_factory=dict)
+    slot_of: dict[int, tuple[int, int]] = field(default_factory=dict)  # of an assignment, where that is known
+
+
+class Leases:
+    """The open assignments of all actors.
+
+    Args:
+      life: of the director, which assignments carry: an outcome of an earlier life counts as nothing.
+    """
+
+    def __init__(self, life: int) -> None:
+        self.life = life
+        self._holders: dict[str, Holder] = {}
+        self._returning: dict[
+            tuple[str, int, int], Lease
+        ] = {}  # (actor, group, slot) -> what it played before a resume
+
+    def outcomes(self, worker: str, incarnation: int, body: Games) -> list[Outcome]:
+        """Return the outcomes in an actor's message; those of its earlier life that no one plays any more are void."""
+        found: list[Outcome] = []
+        holder = self._holders.get(worker)
+        if holder is None or holder.incarnation < incarnation:
+            found += [Outcome(game, void=GONE) for game in holder.open] if holder is not None else []
+            holder = self._holders[worker] = Holder(incarnation)
+        if incarnation < holder.incarnation:
+            return found  # the last words of a life that was replaced
+        for played in body.played:
+            lease = holder.open.pop(played.id, None) if played.life == self.life else None
+            holder.slot_of.pop(played.id, None)
+            if lease is not None:
+                found.append(outcome_of(played, len(lease.players)))
+        return found
+
+    def short(self, worker: str, body: Games) -> int:
+        """Return how many assignments an actor still lacks, those on their way counted as its own."""
+        holder = self._holders[worker]
+        held, received = (body.held, body.received) if body.life == self.life else (0, 0)
+        return max(0, body.want - held - (holder.sent - received))
+
+    def given(self, worker: str, body: Games, lacks: int) -> list[Lease]:
+        """Return the assignments that the slots which an actor lacks some for were playing before a resume."""
+        slots = body.slots[len(body.slots) - lacks :] if body.slots else []
+        found = [self._returning.pop((worker, *slot), None) for slot in slots]
+        leases = [lease for lease in found if lease is not None]
+        return leases if len(leases) == lacks else []
+
+    def give(self, worker: str, leases: Sequence[Lease], body: Games) -> int:
+        """Note assignments as an actor's; return how many it was sent so far."""
+        holder = self._holders[worker]
+        slots = body.slots[len(body.slots) - len(leases) :] if body.slots else []
+        for lease in leases:
+            holder.open[lease.id] = lease
+        for lease, slot in zip(leases, slots, strict=False):
+            holder.slot_of[lease.id] = slot
+        holder.sent += len(leases)
+        return holder.sent
+
+    def is_of(self, worker: str, incarnation: int) -> bool:
+        """Return whether this is the newest known life of an actor."""
+        holder = self._holders.get(worker)
+        return holder is not None and holder.incarnation == incarnation
+
+    def kept(self) -> list[Any]:
+        """Return the assignments whose slots are known, as JSON values for `restore`."""
+        return [
+            [worker, *holder.slot_of[game], msgspec.to_builtins(lease)]
+            for worker, holder in self._holders.items()
+            for game, lease in holder.open.items()
+            if game in holder.slot_of
+        ]
+
+    def restore(self, kept: Sequence[Any]) -> set[int]:
+        """Let slots go on with what they played; return the ids of these assignments."""
+        for worker, group, slot, values in kept:
+            lease = msgspec.convert(values, Lease)
+            lease.life = self.life
+            self._returning[worker, group, slot] = lease
+        return {lease.id for lease in self._returning.values()}
+
+
+def outcome_of(played: Played, sides: int) -> Outcome:
+    """Return the outcome of a game: of several sides those with the highest return have won, alone or as a draw."""
+    if played.void:
+        return Outcome(played.id, void=played.void)
+    returns = tuple(played.returns)
+    if len(returns) != sides:
+        return Outcome(played.id, void=f"it reported {len(returns)} returns for {sides} sides")
+    return Outcome(played.id, played.length, returns, result_of(returns))
+
+
+def result_of(returns: Sequence[float]) -> tuple[float, ...] | None:
+    """Return 1 for the side with the highest return, 0.5 for several with the same, 0 for the others; None: one side."""
+    if len(returns) < 2:
+        return None
+    best = max(returns)
+    share = 1.0 if sum(value == best for value in returns) == 1 else 0.5
+    return tuple(share if value == best else 0.0 for value in returns)
+
+
+def leases_of(
+    assignments: Sequence[Assignment], life: int, numbers: dict[str, int], version_of: Any
+) -> Iterator[Lease]:
+    """Yield assignments as actors need them: the players of each side by number and version.
+
+    Args:
+      numbers: policy -> its number. version_of: player -> version of its params.
+    """
+    for one in assignments:
+        players = [(0, 0)] * len(one.sides)
+        learns = [False] * len(one.sides)
+        for player, trains, side in zip(one.players, one.learns, one.sides, strict=True):
+            players[side], learns[side] = (numbers[player.policy], version_of(player)), trains
+        yield Lease(one.id, life, players, learns, one.seed, one.task)

@@ -1,0 +1,51 @@
+"""Who beats whom, for people: ratings as metrics, and the payoff table as a file for reports."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.directors.messages import LATEST
+from jsrl.directors.ratings import rate
+from jsrl.runs.files import write_json
+
+FILE = "standings.json"
+MOST = 100  # players beside the latest ones that are rated: the newest
+PERIOD_S = 5.0  # between two looks: ratings of many players take a while
+
+
+class Standings:
+    """The newest ratings of a director's players. folder: where the table is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._due_s, self._metrics = folder, 0.0, dict[str, float]()
+
+    def look(self, director: Any, state: dict[str, Any]) -> dict[str, float]:
+        """Return the metrics of the players, no older than a few seconds."""
+        if time.monotonic() >= self._due_s:
+            self.write(director, state)
+            self._due_s = time.monotonic() + PERIOD_S
+        return self._metrics
+
+    def write(self, director: Any, state: dict[str, Any]) -> None:
+        """Rate the players and write the table."""
+        if not hasattr(director, "results"):
+            return
+        players, points, games = director.results(state)
+        if not players:
+            return
+        shown = [i for i, player in enumerate(players) if player.version == LATEST or i >= len(players) - MOST]
+        players, points, games = [players[i] for i in shown], points[np.ix_(shown, shown)], games[np.ix_(shown, shown)]
+        elo = rate(points, games).elo
+        latest = [value for value, player in zip(elo, players, strict=True) if player.version == LATEST]
+        self._metrics = {"players": float(len(players)), "elo_best": float(np.max(elo))}
+        if latest:
+            self._metrics["elo_latest"] = float(max(latest))
+        table = {"players": [str(player) for player in players], "points": points, "games": games, "elo": elo}
+        with contextlib.suppress(OSError):  # a full disk: the run goes on without a table
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_json(self._folder / FILE, table)

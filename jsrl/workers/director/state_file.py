@@ -1,0 +1,105 @@
+"""The director's state on disk: beside each snapshot of the first policy's learner, and every second as the newest.
+
+FOLDER/state-<version>.json   as it was when the learner saved that version
+FOLDER/newest.json            for a director that is replaced while the run goes on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jsrl.errors import SnapshotError
+from jsrl.runs.files import read_json, write_atomic
+from jsrl.types import version_updates
+
+FOLDER = "director"  # of a run
+KEPT = 8  # files of versions
+PERIOD_S = 1.0
+
+
+class Found(NamedTuple):
+    """A director's state, which slots played what, and the commands that were not confirmed."""
+
+    state: dict[str, Any]
+    leases: list[Any]
+    orders: list[dict[str, Any]]
+
+
+class StateFile:
+    """Where a director's state is written and read.
+
+    Args:
+      folder: of the run's director. updates: of the snapshot that the run goes on from; None: this run's own newest state,
+        if there is one. on_warning: called with a sentence where the disk does not take it.
+    """
+
+    def __init__(self, folder: Path, updates: int | None, on_warning: Callable[[str], None]) -> None:
+        self.folder, self._updates, self._on_warning = Path(folder), updates, on_warning
+        self._due_s = time.monotonic() + PERIOD_S
+
+    def read(self) -> Found | None:
+        """Return the state to begin with; None: there is none, so that the director begins anew.
+
+        Raises:
+          SnapshotError: it cannot be read.
+        """
+        path = self._path()
+        if path is None:
+            return None
+        try:
+            values = read_json(path)
+            return Found(values["state"], values["leases"], values["orders"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise SnapshotError(
+                f"the director's state {path} cannot be read ({error}); put it back, or start a new run."
+            ) from error
+
+    def _path(self) -> Path | None:
+        newest = self.folder / "newest.json"
+        if self._updates is None:
+            return newest if newest.exists() else None
+        versions = [v for v in self._versions() if version_updates(v) == self._updates]
+        if versions:
+            return self._of(versions[-1])
+        if newest.exists():
+            self._on_warning(
+                f"the director has no state of update {self._updates}; it goes on with its newest one, which may know of "
+                "later games"
+            )
+            return newest
+        return None
+
+    def _versions(self) -> list[int]:
+        found = [path.stem.removeprefix("state-") for path in self.folder.glob("state-*.json")]
+        return sorted(int(text) for text in found if text.isdigit())
+
+    def _of(self, version: int) -> Path:
+        return self.folder / f"state-{version}.json"
+
+    def write(self, version: int, values: dict[str, Any]) -> None:
+        """Write the state that belongs to a snapshot; the oldest ones go."""
+        self._write(self._of(version), values)
+        for old in self._versions()[:-KEPT]:
+            with contextlib.suppress(OSError):
+                self._of(old).unlink()
+
+    def write_now_and_then(self, values: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
+        """Write the newest state, if a second has passed."""
+        if now or time.monotonic() >= self._due_s:
+            self._write(self.folder / "newest.json", values(), durable=now)
+            self._due_s = time.monotonic() + PERIOD_S
+
+    def _write(self, path: Path, values: dict[str, Any], *, durable: bool = True) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, msgspec.json.encode(values), durable=durable)
+        except OSError as error:
+            self._on_warning(
+                f"the director's state could not be written ({error}); a resume would begin with an older one"
+            )

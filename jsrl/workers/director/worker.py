@@ -1,0 +1,233 @@
+"""The director's worker: proposes games to actors, counts outcomes, and has learners freeze and reset their params."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from jsrl.directors.base import Report, State, open_assignments
+from jsrl.directors.messages import INITIAL, LATEST, Freeze, Outcome, Player, Reset, Stop, from_json, to_json
+from jsrl.directors.messages import Command as Order
+from jsrl.errors import ConfigError, SnapshotError
+from jsrl.metrics.metrics import Recorder
+from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Done, Games
+from jsrl.snapshots.players import PlayerStore
+from jsrl.transport.base import LATEST_VERSION
+from jsrl.workers.base import Reporter
+from jsrl.workers.director.leases import LEFT_OPEN, Leases, leases_of
+from jsrl.workers.director.standings import Standings
+from jsrl.workers.director.state_file import StateFile
+
+AGAIN_S = 2.0  # after which a command that was not confirmed is given again
+WAIT_S = 0.002  # between looks at what has come
+
+
+class DirectorWorker:
+    """A worker that joins a director, which is pure, to a run.
+
+    What the director commands is confirmed by learners before it proposes again.
+
+    Args:
+      director: decides. seed: of its draws. players: policy -> its frozen players; in the order of their numbers.
+      states: of the director, written beside snapshots. start: the state that this life begins with, None: a new one.
+      exact: the environments go on where that state left them, and so do their assignments.
+      life: of this worker; higher than that of any before it. poll_s: for how long a step may wait.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        director: Any,
+        seed: int,
+        players: Mapping[str, PlayerStore],
+        states: StateFile,
+        reporter: Reporter,
+        recorder: Recorder,
+        *,
+        life: int,
+        exact: bool = False,
+        poll_s: float = 0.1,
+    ) -> None:
+        self.name, self._director, self._seed, self._players = name, director, seed, dict(players)
+        self._numbers = {policy: number for number, policy in enumerate(players)}
+        self._states, self._reporter, self.recorder, self._recorder = states, reporter, recorder, recorder
+        self._phases, self._poll_s, self._exact = recorder.phases, poll_s, exact
+        self._leases = Leases(life)
+        self._inbox: deque[Command] = deque()
+        self._asking: dict[str, Games] = {}  # the newest message of each actor that was not answered
+        self._orders: deque[Order] = deque()  # the first one is being carried out
+        self._ticket, self._given_s = 0, 0.0  # of the first one: its number, and when it was given last
+        self._versions: dict[Player, int] = {}
+        self._standings = Standings(states.folder)
+
+    def setup(self) -> None:
+        """Take up the state of an earlier life; its games that nobody plays any more are void."""
+        self._reporter.stage("reading the director's state")
+        found = self._states.read()
+        if found is None:
+            self._state: State = self._director.init(self._seed)
+            return
+        self._state = found.state
+        self._orders.extend(from_json(order) for order in found.orders)  # type: ignore[misc]
+        going_on = self._leases.restore(found.leases) if self._exact else set()
+        void = [Outcome(game, void=LEFT_OPEN) for game in open_assignments(self._state) if game not in going_on]
+        self._report(void)
+
+    def step(self) -> int:
+        """Hear what has come, carry out commands, answer actors; return how much was done."""
+        self._phases.enter("direct")
+        done = self._hear()
+        self._carry_out()
+        while not self._orders and self._can_propose() and (given := self._propose()):
+            done += given
+            if self._poll_s == 0.0:
+                self._hear()
+        self._states.write_now_and_then(self._kept)
+        if not done and self._poll_s:
+            self._phases.enter("wait_learner" if self._orders else "wait")
+            time.sleep(WAIT_S)
+        self._phases.rest()
+        return done
+
+    def command(self, command: Command) -> None:
+        """Take what the controller passes on: `games` of actors, `done` and `saving` of learners."""
+        self._inbox.append(command)
+        if command.name == "saving":
+            self._hear()
+            self._carry_out()
+
+    def _hear(self) -> int:
+        """Take all that has come; return how many messages. Outcomes are reported at once, which copies the state once."""
+        heard, saving, outcomes = len(self._inbox), None, list[Outcome]()
+        for _ in range(heard):
+            command = self._inbox.popleft()
+            facts = dict(command.facts)
+            worker, incarnation = facts.pop("worker", ""), facts.pop("incarnation", 0)
+            if command.name == "games":
+                outcomes += self._hear_actor(worker, incarnation, msgspec.convert(facts, Games))
+            elif command.name == "done":
+                self._confirmed(msgspec.convert(facts, Done))
+            elif command.name == "saving":
+                saving = int(facts["version"])
+        self._report(outcomes)
+        self._recorder.rate("games", sum(not outcome.void for outcome in outcomes))
+        if saving is not None:
+            self._states.write(saving, self._kept())
+        return heard
+
+    def _hear_actor(self, worker: str, incarnation: int, body: Games) -> list[Outcome]:
+        outcomes = self._leases.outcomes(worker, incarnation, body)
+        if self._leases.is_of(worker, incarnation):
+            self._asking[worker] = body
+        return outcomes
+
+    def _report(self, reports: Sequence[Report]) -> None:
+        if reports:
+            self._state, orders = self._director.report(self._state, reports)
+            self._orders.extend(orders)
+
+    # -- what the director commands -----------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        """Give the first command to its learner, and again where it was not confirmed for a while."""
+        while self._orders and isinstance(order := self._orders[0], Stop):
+            self._orders.popleft()
+            self._reporter.event("stop", why=order.reason or "the director ended the run")
+        if not self._orders or (self._given_s and time.monotonic() - self._given_s < AGAIN_S):
+            return
+        order = self._orders[0]
+        if not self._given_s:
+            self._ticket += 1
+        self._given_s = time.monotonic()
+        if isinstance(order, Freeze):
+            self._tell_learner(order.policy, "freeze", name=order.name)
+        elif isinstance(order, Reset):
+            source = Player(order.policy, order.source)
+            self._tell_learner(order.policy, "reset", version=self._version_of(source))
+        else:
+            raise ConfigError(
+                f"the director commands {order}, which runs cannot do yet; Freeze, Reset and Stop they can."
+            )
+
+    def _tell_learner(self, policy: str, command: str, **facts: Any) -> None:
+        self._reporter.event("tell", policy=policy, command=command, facts=facts | {"ticket": self._ticket})
+
+    def _confirmed(self, done: Done) -> None:
+        if done.ticket != self._ticket or not self._orders:
+            return  # it was given twice
+        order = self._orders.popleft()
+        self._given_s = 0.0
+        if done.error:
+            raise SnapshotError(f"the director's command {order} failed: {done.error}")
+        if isinstance(order, Freeze):
+            self._versions[Player(order.policy, order.name)] = done.version
+        self._carry_out()
+
+    # -- assignments --------------------------------------------------------------------------------------------------
+
+    def _can_propose(self) -> bool:
+        """Return whether every policy has its first params, which games may be played with."""
+        return all(self._has_initial(policy) for policy in self._players)
+
+    def _has_initial(self, policy: str) -> bool:
+        player = Player(policy, INITIAL)
+        if player not in self._versions:
+            try:
+                self._versions[player] = self._players[policy].version(INITIAL)
+            except SnapshotError:
+                return False
+        return True
+
+    def _version_of(self, player: Player) -> int:
+        if player.version == LATEST:
+            return LATEST_VERSION
+        if player not in self._versions:
+            self._versions[player] = self._players[player.policy].version(player.version)
+        return self._versions[player]
+
+    def _propose(self) -> int:
+        """Answer the actors that lack assignments; return how many those are."""
+        asking, self._asking = self._asking, {}
+        lacks = {worker: self._leases.short(worker, body) for worker, body in asking.items()}
+        given = {worker: self._leases.given(worker, asking[worker], count) for worker, count in lacks.items()}
+        new = sum(count for worker, count in lacks.items() if not given[worker])
+        if new:
+            self._state, found = self._director.propose(self._state, new)
+            leases = leases_of(found, self._leases.life, self._numbers, self._version_of)
+            for worker, count in lacks.items():
+                given[worker] = given[worker] or list(itertools.islice(leases, count))
+        for worker, own in given.items():
+            if own:
+                sent = self._leases.give(worker, own, asking[worker])
+                told = [msgspec.to_builtins(lease) for lease in own]
+                body = {"leases": told, "life": self._leases.life, "sent": sent}
+                self._reporter.event("tell", worker=worker, command="games", facts=body)
+        return sum(lacks.values())
+
+    # -- the rest of a worker -----------------------------------------------------------------------------------------
+
+    def _kept(self) -> dict[str, Any]:
+        orders = [to_json(order) for order in self._orders]
+        return {"state": self._state, "leases": self._leases.kept(), "orders": orders}
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return how many games were assigned and ended, and the ratings of the players."""
+        for name in ("assigned", "finished", "void", "late"):
+            self._recorder.last(name, self._state[name])
+        self._recorder.last("open", len(self._state["open"]))
+        for name, value in self._standings.look(self._director, self._state).items():
+            self._recorder.last(name, value)
+        return self._recorder.flush(), {"games": self._state["finished"]}
+
+    def close(self) -> dict[str, Any]:
+        """Write the state a last time; what is still open stays so, and is void in a later life of the run."""
+        self._hear()
+        self._states.write_now_and_then(self._kept, now=True)
+        self._standings.write(self._director, self._state)
+        return {"games": self._state["finished"]}

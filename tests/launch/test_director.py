@@ -1,0 +1,118 @@
+"""A director in a run: who it assigns plays, frozen players stay what they were, and only rows of learning seats train."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.directors.fixed import LatestSelfPlay
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl.launch.run import run
+from jsrl.types import version_updates
+from tests.duel import MarkedConfig, Watched
+
+DUEL = Experiment(
+    env=EnvConfig("tests.duel:Duel"),
+    name="duel",
+    policies={"main": PolicyConfig(MarkedConfig())},
+    director=Watched(freeze_env_steps=60, latest_share=0.2),
+    num_envs=4,
+    num_groups=2,
+    num_actors=1,
+    rollout_length=8,
+    total_env_steps=30 * 32,
+    placement="serial",
+    evaluator=EvaluatorConfig(enabled=False),
+)
+
+
+def state_of(result) -> dict:
+    return json.loads(Path(result.folder, "director", "newest.json").read_text())["state"]
+
+
+def versions_of(result) -> dict[str, int]:
+    return {
+        path.stem: json.loads(path.read_text())["version"] for path in Path(result.folder, "players").glob("*.json")
+    }
+
+
+def check_games(result, *, void: int = 0) -> Counter:
+    """Check every counted game: each frozen side was paid its version at each step. Return how often each player played."""
+    state, versions, players = state_of(result), versions_of(result), Counter[str]()
+    assert state["assigned"] == state["finished"] + state["void"] + len(state["open"])
+    assert state["void"] <= void and len(state["seen"]) == state["finished"] + state["void"] > 100
+    for _, names, sides, length, returns, why in state["seen"]:
+        players.update(names)
+        for name, side in zip(names, sides, strict=True):
+            version = name.partition("@")[2]
+            if not why and version != "latest":
+                assert returns[side] == length * version_updates(versions[version]), (name, length, returns)
+    return players
+
+
+@pytest.mark.parametrize("core", [False, True])
+@pytest.mark.parametrize(
+    "placement",
+    ["serial", pytest.param("inline", marks=pytest.mark.slow), pytest.param("served", marks=pytest.mark.slow)],
+)
+def test_each_seat_is_played_by_the_version_that_is_assigned(placement: str, core: bool, tmp_path: Path) -> None:
+    actors = 1 if placement == "serial" else 2
+    policies = {"main": PolicyConfig(MarkedConfig(core=core))}
+    duel = dataclasses.replace(DUEL, placement=placement, num_actors=actors, policies=policies, total_env_steps=60 * 32)
+    result = run(duel, runs_dir=tmp_path, display="quiet")
+    assert result.updates == 60 and result.ledger["in_flight"] == 0
+    players = check_games(result)
+    frozen = {name for name in players if name != "main@latest"}
+    assert len(frozen) >= (10 if placement == "serial" else 1), players
+    assert all("frozen-" in name for name in frozen)
+    assert versions_of(result)["initial"] & 0xFFFFFFFFFF == 0
+    lines = [json.loads(line) for line in Path(result.folder, "metrics.jsonl").read_text().splitlines()]
+    assert all(line["learner/loss"] == 0 for line in lines if "learner/loss" in line), "rows of others were trained on"
+    shares = [line["learner/trained"] for line in lines if "learner/trained" in line]
+    assert 0.5 <= np.mean(shares) < 1.0
+
+
+def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -> None:
+    """12 updates at once, and 6 + 6: the same pool, payoffs, open games and draws."""
+    whole = run(DUEL, runs_dir=tmp_path, name="whole", display="quiet", total_env_steps=12 * 32)
+    first = run(DUEL, runs_dir=tmp_path, name="half", display="quiet", total_env_steps=6 * 32)
+    assigned = state_of(first)["assigned"]
+    second = run(DUEL, runs_dir=tmp_path, resume="half", display="quiet", total_env_steps=12 * 32)
+    assert assigned < state_of(second)["assigned"]
+    assert state_of(whole) == state_of(second)
+    updates = [{name: version_updates(v) for name, v in versions_of(result).items()} for result in (whole, second)]
+    assert updates[0] == updates[1]
+    assert state_of(whole)["void"] == 0
+
+
+def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:
+    result = run(DUEL, runs_dir=tmp_path, name="one", display="quiet", total_env_steps=6 * 32)
+    name, version = sorted(versions_of(result).items())[0]
+    (file,) = Path(result.folder, "players").glob(f"{version}-*.npz")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(ConfigError, match=f"(?s){version}.*changed|cannot be read"):
+        run(DUEL, runs_dir=tmp_path, resume="one", display="quiet", total_env_steps=12 * 32)
+    assert name
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"director": Watched(policies=("other",))}, "other.*main"),
+        ({"director": LatestSelfPlay(policies=("main",), num_sides=3)}, "3 sides.*2"),
+        ({"director": "pfsp"}, "give a director"),
+        ({"placement": "inline", "deterministic": True}, "placement serial"),
+        ({"env": EnvConfig("probe:continuous")}, "no seats"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+        run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")
+    assert not any(tmp_path.iterdir())

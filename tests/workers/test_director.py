@@ -1,0 +1,280 @@
+"""The director's worker and the assignments of actors, joined without processes: nobody is lost, and nothing counts twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.directors.fixed import Fixed, LatestSelfPlay, Match
+from jsrl.directors.messages import Freeze, Reset, Stop
+from jsrl.directors.pools import DeltaUniform
+from jsrl.envs.base import Episode
+from jsrl.errors import SnapshotError
+from jsrl.metrics.metrics import Recorder
+from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Games, Lease
+from jsrl.snapshots.players import PlayerStore
+from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
+from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
+from jsrl.workers.actor.assignments import Assignments
+from jsrl.workers.base import NullReporter
+from jsrl.workers.director import worker as module
+from jsrl.workers.director.leases import Leases, result_of
+from jsrl.workers.director.state_file import StateFile
+from jsrl.workers.director.worker import DirectorWorker
+
+SPEC = GameSpec(tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2)) for name in ("left", "right")), "duel")
+SLOTS = 3
+
+
+class Wire(NullReporter):
+    """What a worker says, by kind of event."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, dict]] = []
+
+    def event(self, name: str, text: str = "", **facts) -> None:
+        self.said.append((name, json.loads(json.dumps(facts))))
+
+
+class Fleet:
+    """Actors, a learner and a director whose messages are carried by hand, and lost where one of them dies."""
+
+    def __init__(self, folder: Path, director, actors: int = 3, *, exact: bool = False) -> None:
+        self.folder, self.plan, self.exact = folder, director, exact
+        self.store = PlayerStore(folder / "players")
+        self.store.freeze("initial", 0, [np.zeros(1)])
+        self.updates, self.lives, self.played, self.stops = 0, 0, [], []
+        self.actors = {f"actor-{i}": self._actor(0) for i in range(actors)}
+        self.start_director()
+
+    def start_director(self) -> None:
+        self.wire = Wire()
+        states = StateFile(self.folder / "director", None, pytest.fail)
+        self.worker = DirectorWorker(
+            "director", self.plan, 7, {"main": self.store}, states, self.wire, Recorder("director"), life=self.lives,
+            poll_s=0.0,
+        )  # fmt: skip
+        self.lives += 1
+        self.worker.setup()
+
+    def _actor(self, incarnation: int):
+        wire = Wire()
+        assignments = Assignments([(0, (0, 1))], [False], reporter=wire, exact=self.exact)
+        assignments.join(0, SPEC, SLOTS)
+        return assignments, wire, incarnation
+
+    def kill_actor(self, name: str) -> None:
+        self.actors[name] = self._actor(self.actors[name][2] + 1)
+
+    def turn(self, rng: np.random.Generator) -> None:
+        """Let everybody do something, and carry all messages."""
+        for name, (assignments, wire, incarnation) in self.actors.items():
+            self._play(name, assignments, rng)
+            assignments.tell()
+            for event, facts in wire.said:
+                self.worker.command(Command(event, facts | {"worker": name, "incarnation": incarnation}))
+            wire.said.clear()
+        self.worker.step()
+        self.deliver()
+
+    def deliver(self) -> None:
+        said, self.wire.said = self.wire.said, []
+        for event, facts in said:
+            if event == "stop":
+                self.stops.append(facts["why"])
+            elif facts.get("policy"):
+                self._learn(facts["command"], facts["facts"])
+            else:
+                body = facts["facts"]
+                leases = [Lease(**{**one, "players": [tuple(p) for p in one["players"]]}) for one in body["leases"]]
+                self.actors[facts["worker"]][0].take(leases, body["life"], body["sent"])
+
+    def _learn(self, command: str, facts: dict) -> None:
+        self.updates += 1
+        if command == "freeze":
+            self.store.freeze(facts["name"], make_version(0, self.updates), [np.full(1, self.updates)])
+        done = {"ticket": facts["ticket"], "version": make_version(0, self.updates)}
+        self.worker.command(Command("done", done | {"worker": "learner", "incarnation": 0}))
+
+    def _play(self, name: str, assignments: Assignments, rng: np.random.Generator) -> None:
+        if not assignments.is_seated(0):
+            return
+        over = np.flatnonzero(rng.random(SLOTS) < 0.3).tolist()
+        for slot in over:
+            lease = assignments._slots[0].leases[slot]
+            assert lease is not None
+            self.played.append((lease.life, lease.id))
+            wins = rng.random() < 0.5
+            returns = (1.0, -1.0) if wins else (-1.0, 1.0)
+            length = 10 if returns[0] > 0 else 100
+            assignments.ended(0, [Episode(slot, 0.0, length, True, {}, returns)])
+        if over:
+            is_first = np.zeros(SLOTS, bool)
+            is_first[over] = True
+            assignments.opened(0, is_first)
+
+    @property
+    def state(self) -> dict:
+        return self.worker._state
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch) -> None:
+    """Nothing waits for the clock."""
+    monkeypatch.setattr("jsrl.workers.actor.assignments.TELL_S", 0.0)
+    monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    monkeypatch.setattr("jsrl.workers.director.state_file.PERIOD_S", 0.01)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_assignment_ends_once_whoever_dies(tmp_path: Path, seed: int, exact: bool) -> None:
+    rng = np.random.default_rng(seed)
+    fleet = Fleet(tmp_path, DeltaUniform(freeze_env_steps=2000), exact=exact)
+    for turn in range(200):
+        fleet.turn(rng)
+        event = rng.random()
+        if event < 0.05:
+            fleet.kill_actor(f"actor-{rng.integers(3)}")
+        elif event < 0.08:
+            if rng.random() < 0.5:
+                fleet.worker.close()  # else it goes on from what it wrote last
+            fleet.start_director()
+        state = fleet.state
+        assert state["assigned"] == state["finished"] + state["void"] + len(state["open"]), turn
+    assert len(set(fleet.played)) == len(fleet.played), "an assignment was played twice"
+    state = fleet.state
+    assert state["finished"] > 250 and state["void"] > 10 and state["pools"]["main"]["num_frozen"] > 3
+    assert all(
+        assignments.is_seated(0) or len(assignments._needs) <= SLOTS for assignments, _, _ in fleet.actors.values()
+    )
+    for _ in range(3):
+        fleet.turn(rng)
+    assert all(assignments.is_seated(0) for assignments, _, _ in fleet.actors.values()), "an actor waits for ever"
+
+
+def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
+    """The opponent wins in 10 steps and loses in 100; half of all assigned games are won, whoever dies in them."""
+    rng = np.random.default_rng(1)
+    fleet = Fleet(tmp_path, Fixed((Match(("main", "main@initial")),)))
+    wins: list[float] = []
+    report = fleet.worker._director.report
+
+    class Counting:
+        policies = ("main",)
+        init, propose = fleet.plan.init, fleet.plan.propose
+
+        def report(self, state, reports):
+            wins.extend(outcome.result[0] for outcome in reports if not outcome.void)
+            return report(state, reports)
+
+    fleet.worker._director = Counting()
+    for turn in range(300):
+        fleet.turn(rng)
+        if turn % 7 == 0:
+            fleet.kill_actor(f"actor-{turn % 3}")
+    assert len(wins) > 250 and abs(np.mean(wins) - 0.5) < 0.08
+    assert fleet.state["void"] > 20
+
+
+def test_casts_follow_sides_and_only_learning_seats_train() -> None:
+    assignments = Assignments([(1, (0, 1))], [False], reporter=NullReporter(), exact=True)
+    (cast,) = assignments.join(4, SPEC, 2)
+    assert not assignments.is_seated(4)
+    leases = [Lease(0, 0, [(1, 5), (1, LATEST_VERSION)], [False, True]), Lease(1, 0, [(1, -1), (2, 9)], [True, True])]
+    assignments.take(leases, 0, 2)
+    assert assignments.is_seated(4)
+    assert cast.version.tolist() == [[5, LATEST_VERSION], [LATEST_VERSION, NOT_PLAYED]]
+    acts = np.array([[1, 1], [1, 2]], np.uint8)
+    assert cast.trained(acts).tolist() == [[0, 1], [1, 0]]
+    assert cast.asked(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
+
+
+def test_seats_with_cores_are_acted_for_while_they_wait() -> None:
+    assignments = Assignments([(0, (0, 1))], [True], reporter=NullReporter(), exact=True)
+    (cast,) = assignments.join(0, SPEC, 1)
+    assignments.take([Lease(0, 0, [(0, 5), (0, LATEST_VERSION)], [False, True])], 0, 1)
+    assert cast.asked(np.zeros((1, 2), np.uint8)).tolist() == [[5, LATEST_VERSION]]
+
+
+class Orders:
+    """A director that gives these orders with its first report."""
+
+    policies = ("main",)
+
+    def __init__(self, *orders) -> None:
+        self.orders, self.inner = list(orders), LatestSelfPlay(("main",), num_sides=2)
+        self.init, self.propose = self.inner.init, self.inner.propose
+
+    def report(self, state, reports):
+        orders, self.orders = self.orders, []
+        return self.inner.report(state, reports)[0], orders
+
+
+def test_nothing_is_proposed_before_orders_are_confirmed_and_lost_ones_are_given_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    fleet = Fleet(tmp_path, Orders(Freeze("main", "a"), Reset("main", "a"), Stop("done")))
+    kept, fleet._learn = fleet._learn, lambda command, facts: asked.append((command, facts))
+    asked: list = []
+    while not asked:
+        fleet.turn(rng)
+    assigned = fleet.state["assigned"]
+    for _ in range(5):
+        fleet.turn(rng)
+    assert fleet.state["assigned"] == assigned and {command for command, _ in asked} == {"freeze"} and len(asked) > 3
+    kept(*asked[0])
+    fleet._learn = kept
+    for _ in range(5):
+        fleet.turn(rng)
+    assert fleet.stops == ["done"] and fleet.state["assigned"] > assigned
+
+
+def test_an_order_that_was_not_confirmed_is_given_by_the_next_life(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    fleet = Fleet(tmp_path, Orders(Freeze("main", "a"), Freeze("main", "b")))
+    kept, fleet._learn = fleet._learn, lambda command, facts: None
+    while not fleet.worker._orders:
+        fleet.turn(rng)
+    fleet.worker.close()
+    fleet._learn = kept
+    fleet.start_director()
+    for _ in range(6):
+        fleet.turn(rng)
+    assert {"a", "b"} <= fleet.store.names().keys() and not fleet.worker._orders
+
+
+def test_a_command_that_a_learner_cannot_carry_out_ends_the_director(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    fleet = Fleet(tmp_path, Orders(Freeze("main", "a")))
+    fleet._learn = lambda command, facts: fleet.worker.command(
+        Command("done", {"ticket": facts["ticket"], "error": "the disk is full"})
+    )
+    with pytest.raises(SnapshotError, match="the disk is full"):
+        for _ in range(50):
+            fleet.turn(rng)
+
+
+def test_slots_go_on_with_what_they_played_before_a_resume() -> None:
+    leases, body = Leases(3), Games([], 2, 0, 0, -1, [(0, 1), (0, 2)])
+    leases.outcomes("actor-0", 0, body)
+    given = [Lease(5, 3, [(0, -1)], [True]), Lease(6, 3, [(0, -1)], [True])]
+    assert leases.short("actor-0", body) == 2
+    leases.give("actor-0", given, body)
+    later = Leases(9)
+    assert later.restore(json.loads(json.dumps(leases.kept()))) == {5, 6}
+    later.outcomes("actor-0", 0, body)
+    assert [(lease.id, lease.life) for lease in later.given("actor-0", body, 2)] == [(5, 9), (6, 9)]
+    assert later.given("actor-0", body, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("returns", "result"),
+    [((1.0, -1.0), (1.0, 0.0)), ((2.0, 2.0), (0.5, 0.5)), ((0.0, 3.0, 3.0), (0.0, 0.5, 0.5)), ((4.0,), None)],
+)
+def test_the_side_with_the_highest_return_wins(returns, result) -> None:
+    assert result_of(returns) == result
