@@ -121,7 +121,7 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     beside = "" if name == first else name  # files of the first policy lie in no folder of its own
     experiment = experiment_of(folder, beside)
     game = make_spec(experiment.env)
-    seats = find_seats(several, game)[(name or first) if several else ""]
+    seats = find_seats(several, game, shared=True)[(name or first) if several else ""]
     spec = game.view(list(seats)) if isinstance(game, GameSpec) else game
     agent = build_agent(resolved_agent(experiment), spec)
     version, values, meta = _params_of(folder, f"{beside}/{plain}" if beside else plain, runs_dir)
@@ -166,9 +166,13 @@ def load_players(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: st
     first = load_policy(run, tag, runs_dir=runs_dir)
     several = list(policies_in(RunFolder.open(run, runs_dir)))
     name, _, plain = tag.rpartition("/")
-    others = [other for other in several if other != (name or several[0])]
-    tags = {other: plain if other == several[0] else f"{other}/{plain}" for other in others}
-    return [first, *(load_policy(run, tags[other], runs_dir=runs_dir) for other in others)]
+    played = [first]
+    for other in several:
+        if other != (name or several[0]):
+            policy = load_policy(run, plain if other == several[0] else f"{other}/{plain}", runs_dir=runs_dir)
+            if not any(policy.seats == one.seats for one in played):  # one policy for each group of seats
+                played.append(policy)
+    return played
 
 
 def check_alone(policy: Policy, what: str) -> Policy:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.directors.league import League
 from jsrl.directors.pools import DeltaUniform
 
 
@@ -80,9 +81,8 @@ def marked(config: MarkedConfig, spec) -> Agent:
     return ac.for_agents(Agent(init, initial_core, act, update), spec.num_agents)
 
 
-@dataclass(frozen=True)
-class Watched(DeltaUniform):
-    """Delta-uniform self-play that keeps every outcome in its state."""
+class Watching:
+    """Keeps every outcome in the state of a director."""
 
     def _ended(self, state, record, outcome):
         kept = [
@@ -95,3 +95,13 @@ class Watched(DeltaUniform):
         ]
         state.setdefault("seen", []).append(kept)
         return super()._ended(state, record, outcome)
+
+
+@dataclass(frozen=True)
+class Watched(Watching, DeltaUniform):
+    """Delta-uniform self-play that keeps every outcome in its state."""
+
+
+@dataclass(frozen=True)
+class WatchedLeague(Watching, League):
+    """A league that keeps every outcome in its state."""

@@ -45,6 +45,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "workers": (
         {
             "agents",
+            "directors",
             "envs",
             "errors",
             "experiment",
@@ -59,11 +60,12 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "transport",
             "types",
         },
-        {"jax", "numpy"},
+        {"jax", "msgspec", "numpy"},
     ),
     "graph": ({"errors", "experiment", "references", "transport", "workers"}, set()),
     "launch": (
         {
+            "directors",
             "rate_limit",
             "envs",
             "errors",
@@ -328,6 +330,7 @@ NOT_KINDS = {
     "experiment/settings.py": "actor-critic: how the learner is split",
     "experiment/checks.py": "an experiment's field",
     "graph/policies.py": "an experiment's field",
+    "directors/base.py": "a key of a state",
     "replay/host/files.py": "a file's name",
     "transport/inference/local.py": "a thread's name",
     "launch/local/actor_host.py": "the actor host is no worker",

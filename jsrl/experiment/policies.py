@@ -51,11 +51,14 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:
             raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
 
 
-def find_seats(policies: Mapping[str, PolicyConfig], spec: EnvSpec | GameSpec) -> dict[str, dict[str, int]]:
+def find_seats(
+    policies: Mapping[str, PolicyConfig], spec: EnvSpec | GameSpec, *, shared: bool = False
+) -> dict[str, dict[str, int]]:
     """Return policy -> the seats that it plays: name -> place in the order of all; of an environment without seats {}.
 
     Args:
       policies: of the experiment; {}: one that plays all seats, which is called "" here.
+      shared: several policies may be for the same seats, all of them or none: a director says which one plays.
 
     Raises:
       ConfigError: a pattern matches no seat, a seat has no policy or two, or the environment has no seats.
@@ -74,18 +77,26 @@ def find_seats(policies: Mapping[str, PolicyConfig], spec: EnvSpec | GameSpec) -
     found: dict[str, dict[str, int]] = {}
     owner: dict[str, str] = {}
     for policy, config in policies.items():
+        mine: dict[str, None] = {}
         for pattern in config.patterns:
             matching = [name for name in names if fnmatchcase(name, pattern)]
             if not matching:
                 raise ConfigError(
                     f"policies.{policy}.seats: {pattern!r} matches no seat of {spec.name!r}; it has: {', '.join(names)}."
                 )
-            for name in matching:
-                if owner.setdefault(name, policy) != policy:
-                    raise ConfigError(
-                        f"the seat {name} of {spec.name!r} is played by both {owner[name]} and {policy}; give it to one."
+            mine |= dict.fromkeys(matching)
+        found[policy] = {name: place for place, name in enumerate(names) if name in mine}
+        for name in found[policy]:
+            other = owner.setdefault(name, policy)
+            if other != policy and not (shared and found[other] == found[policy]):
+                raise ConfigError(
+                    f"the seat {name} of {spec.name!r} is played by both {other} and {policy}; give it to one"
+                    + (
+                        ", or both the same seats."
+                        if shared
+                        else ", or have a director say who plays (docs/populations.md)."
                     )
-        found[policy] = {name: place for place, name in enumerate(names) if owner.get(name) == policy}
+                )
     if free := [name for name in names if name not in owner]:
         raise ConfigError(
             f"nobody plays the seats {', '.join(free)} of {spec.name!r}; add them to the seats of a policy, or give them one."

@@ -276,6 +276,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> 
             policy_folder=policy.folder,
             policies=tuple(plan.policies),
             seats=seats[name],
+            seat_group=next(first for first in seats if seats[first] == seats[name]),
             plays_along=len(experiment.policies) > 1,
         )
 
@@ -303,7 +304,7 @@ def _what_they_see(
     Policies of a changed graph have environments of their own, and all of their seats.
     """
     spec = find_spec(experiment)
-    found = find_seats(experiment.policies, spec)
+    found = find_seats(experiment.policies, spec, shared=experiment.director is not None)
     seats = {name: found[name if experiment.policies else ""] for name in policies}
     if experiment.director is not None:
         check_director(experiment, spec, seats)

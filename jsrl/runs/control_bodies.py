@@ -125,7 +125,7 @@ class Tell(msgspec.Struct):
     policy: str = ""
 
 
-class Done(msgspec.Struct):
+class Directed(msgspec.Struct):
     """A learner did what a director's command with this ticket said; `error`: or why it could not."""
 
     ticket: int
@@ -157,7 +157,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "note": Notice,
     "games": Games,
     "tell": Tell,
-    "done": Done,
+    "done": Directed,
     "saving": Saving,
     "stop": Stopped,
 }

@@ -69,6 +69,7 @@ class Job:
       policy: which it trains, acts with or watches. policy_folder: of that policy, under folders of the run; empty: the
         folder itself. policies: the names of all that the run has, in the order of their numbers.
       seats: that the policy plays: name -> place in the order of all; empty where the environment has one agent.
+      seat_group: what environments call these seats: the first policy that plays them.
       others: what the worker does for further policies that play in its environments: jobs that differ in the policy, and
         what follows from it.
       plays_along: further policies play in the environments that this one's rows come from, and may be trained for longer.
@@ -93,6 +94,7 @@ class Job:
     policy_folder: str = ""
     policies: tuple[str, ...] = (POLICY,)
     seats: Mapping[str, int] = field(default_factory=dict)
+    seat_group: str = ""
     others: tuple[Job, ...] = ()
     plays_along: bool = False
 
@@ -103,13 +105,13 @@ class Job:
 
     @property
     def seat_groups(self) -> dict[str, tuple[str, ...]]:
-        """Return policy -> the names of its seats, for jsrl.envs.make.make; empty where the environment has one agent."""
-        return {job.policy: tuple(job.seats) for job in (self, *self.others) if job.seats}
+        """Return group -> the names of its seats, for jsrl.envs.make.make; empty where the environment has one agent."""
+        return {job.seat_group: tuple(job.seats) for job in (self, *self.others) if job.seats}
 
     @property
     def view(self) -> SeatView | None:
         """Return what this policy sees of environments with seats."""
-        return view_of(self.policy, tuple(self.seats.values()))
+        return view_of(self.seat_group, tuple(self.seats.values()))
 
     def end(self, port: str) -> End:
         """Return this worker's end of the stream at a port.

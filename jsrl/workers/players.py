@@ -55,12 +55,15 @@ def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> Inli
 
 
 def played_policies(job: Job) -> list[PlayedPolicy]:
-    """Return the policies that a player plays: its own first, then those of the other seats."""
+    """Return the policies that a player plays: its own first, then one for each group of other seats."""
+    of_group: dict[str, Job] = {}
+    for part in job.by_policy:
+        of_group.setdefault(part.seat_group, part)
     return [
         PlayedPolicy(
             make_agent(part), part.schemas.env, functools.partial(subscribe, part), part.experiment.seed + 1, part.view
         )
-        for part in job.by_policy
+        for part in of_group.values()
     ]
 
 

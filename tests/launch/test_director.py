@@ -15,8 +15,9 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.launch.run import run
+from jsrl.snapshots.players import PlayerStore
 from jsrl.types import version_updates
-from tests.duel import MarkedConfig, Watched
+from tests.duel import MarkedConfig, Watched, WatchedLeague
 
 DUEL = Experiment(
     env=EnvConfig("tests.duel:Duel"),
@@ -37,23 +38,28 @@ def state_of(result) -> dict:
     return json.loads(Path(result.folder, "director", "newest.json").read_text())["state"]
 
 
+def store_of(result, policy: str = "") -> PlayerStore:
+    return PlayerStore(Path(result.folder, "players", policy))
+
+
 def versions_of(result) -> dict[str, int]:
-    return {
-        path.stem: json.loads(path.read_text())["version"] for path in Path(result.folder, "players").glob("*.json")
-    }
+    return store_of(result).names()
 
 
 def check_games(result, *, void: int = 0) -> Counter:
-    """Check every counted game: each frozen side was paid its version at each step. Return how often each player played."""
-    state, versions, players = state_of(result), versions_of(result), Counter[str]()
+    """Check every counted game: each frozen side was paid what its params say, at each step. Return who played how often."""
+    state, players, marks = state_of(result), Counter[str](), dict[str, float]()
     assert state["assigned"] == state["finished"] + state["void"] + len(state["open"])
     assert state["void"] <= void and len(state["seen"]) == state["finished"] + state["void"] > 100
     for _, names, sides, length, returns, why in state["seen"]:
         players.update(names)
         for name, side in zip(names, sides, strict=True):
-            version = name.partition("@")[2]
+            policy, _, version = name.partition("@")
             if not why and version != "latest":
-                assert returns[side] == length * version_updates(versions[version]), (name, length, returns)
+                if name not in marks:
+                    store = store_of(result, "" if policy == "main" else policy)
+                    marks[name] = float(store.load(store.version(version))[0][0])
+                assert returns[side] == length * marks[name], (name, length, returns)
     return players
 
 
@@ -77,6 +83,32 @@ def test_each_seat_is_played_by_the_version_that_is_assigned(placement: str, cor
     assert all(line["learner/loss"] == 0 for line in lines if "learner/loss" in line), "rows of others were trained on"
     shares = [line["learner/trained"] for line in lines if "learner/trained" in line]
     assert 0.5 <= np.mean(shares) < 1.0
+
+
+POLICIES = ("main", "hunter", "rover")
+
+
+@pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
+def test_several_policies_may_play_the_same_seats(placement: str, tmp_path: Path) -> None:
+    """A league: three policies of one symmetric game, frozen and reset; each trains on its own rows alone."""
+    league = WatchedLeague(
+        main=("main",), main_exploiters=("hunter",), league_exploiters=("rover",), min_env_steps=100, max_env_steps=200
+    )
+    policies = {name: PolicyConfig(MarkedConfig()) for name in POLICIES}
+    changes = {"policies": policies, "director": league, "placement": placement, "total_env_steps": 60 * 32}
+    result = run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")
+    players = check_games(result)
+    assert {name.partition("@")[0] for name in players} == set(POLICIES)
+    assert any("@" in name and not name.endswith("latest") for name in players)
+    lines = [json.loads(line) for line in Path(result.folder, "metrics.jsonl").read_text().splitlines()]
+    for prefix in ("", "hunter/", "rover/"):
+        losses = [line[f"{prefix}learner/loss"] for line in lines if f"{prefix}learner/loss" in line]
+        assert losses and max(losses) == 0.0, prefix
+    names = [f"{prefix}learner/trained" for prefix in ("", "hunter/", "rover/")]
+    trained = sum(np.mean([line[name] for line in lines if name in line]) for name in names)
+    assert 0.4 < trained < 1.0
+    if placement == "serial":
+        assert store_of(result, "hunter").names()["initial"] == 0
 
 
 def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -> None:

@@ -44,6 +44,13 @@ class Cast:
         """Return the versions to ask for on rows of these kinds [B, N]."""
         return np.where(acts == ACTING, self.version, NOT_PLAYED) if self.spares else self.version
 
+    def laid_over(self, others: Array | None, action: Array) -> Array:
+        """Return the actions [B, N, ...] of the seats that the policy plays, those of `others` for the rest."""
+        if others is None:
+            return action
+        plays = self.version != NOT_PLAYED
+        return np.where(plays.reshape(plays.shape + (1,) * (action.ndim - plays.ndim)), action, others)
+
     def trained(self, acts: Array) -> Array:
         """Return the kinds of rows [B, N] as the learner shall see them."""
         return np.where(self.learns, acts, WAITING).astype(acts.dtype)

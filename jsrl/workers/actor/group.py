@@ -7,6 +7,7 @@ from typing import Any
 
 from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
 from jsrl.envs.seats import actions_of
+from jsrl.types import Array
 from jsrl.workers.actor.journaled import where
 from jsrl.workers.actor.policies import PolicyRows
 
@@ -31,6 +32,7 @@ class Group:
       number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
       stepping: what to say of a step that does not return. rows: of each policy. row: the row that waits for its actions.
       missing: policies that have not said theirs yet.
+      shared: several policies may play the same seats.
       stepped: the environments were stepped, and what came of it waits for an assignment; None: nothing waits.
     """
 
@@ -42,6 +44,7 @@ class Group:
     row: int = 0
     missing: int = 0
     stepped: bool | None = None
+    shared: bool = False
 
     @property
     def made(self) -> int:
@@ -60,7 +63,14 @@ class Group:
 
     def write_decisions(self) -> Any:
         """Write what was decided for the next row; return the actions, by group of seats where there are seats."""
-        return actions_of((rows.policy.settings.view, rows.write_decision(self.row)) for rows in self.rows)
+        chosen = [(rows.policy.settings.view, rows.write_decision(self.row)) for rows in self.rows]
+        if not self.shared:
+            return actions_of(chosen)
+        actions: dict[str, Array] = {}
+        for (view, action), rows in zip(chosen, self.rows, strict=True):
+            assert view is not None and rows.cast is not None
+            actions[view.group] = rows.cast.laid_over(actions.get(view.group), action)
+        return actions
 
     def restart(self, latest: EnvStep | GameStep) -> None:
         """Go on from a reset."""

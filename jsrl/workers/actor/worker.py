@@ -110,6 +110,8 @@ class Actor:
             casts = self._assignments.join(group.number, spec, group.env.num_envs, over)
             for rows, cast in zip(group.rows, casts, strict=True):
                 rows.cast = cast
+            views = [policy.settings.view for policy in self._policies]
+            group.shared = len({view.group for view in views if view is not None}) < len(views)
 
     def _begin(self, group: Group) -> None:
         """Ask for a group's next actions, once all its slots know who plays."""

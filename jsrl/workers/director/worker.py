@@ -16,7 +16,7 @@ from jsrl.directors.messages import Command as Order
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Done, Games
+from jsrl.runs.control_bodies import Directed, Games
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION
 from jsrl.workers.base import Reporter
@@ -112,7 +112,7 @@ class DirectorWorker:
             if command.name == "games":
                 outcomes += self._hear_actor(worker, incarnation, msgspec.convert(facts, Games))
             elif command.name == "done":
-                self._confirmed(msgspec.convert(facts, Done))
+                self._confirmed(msgspec.convert(facts, Directed))
             elif command.name == "saving":
                 saving = int(facts["version"])
         self._report(outcomes)
@@ -158,7 +158,7 @@ class DirectorWorker:
     def _tell_learner(self, policy: str, command: str, **facts: Any) -> None:
         self._reporter.event("tell", policy=policy, command=command, facts=facts | {"ticket": self._ticket})
 
-    def _confirmed(self, done: Done) -> None:
+    def _confirmed(self, done: Directed) -> None:
         if done.ticket != self._ticket or not self._orders:
             return  # it was given twice
         order = self._orders.popleft()

@@ -61,6 +61,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
         freezes=e.director is not None,
+        on_policy=e.replay is None,
     )
 
     def again(values: list[Any], updates: int) -> Any:

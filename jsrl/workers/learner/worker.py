@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from jsrl.agents.base import UpdateOutput
 from jsrl.directors.messages import INITIAL
@@ -33,7 +34,8 @@ class LearnerSettings:
     """What a learner has to know: when it ends, where this life begins, and how it makes updates and snapshots.
 
     Attributes:
-      freezes: its first params are frozen as `initial`, for directors.
+      freezes: its first params are frozen as `initial`, for directors. on_policy: rows that params chose from before a
+        director's reset train nothing (replay keeps them).
       total_env_steps: the end. epoch: of this life. start_updates: made before it.
       start_trained: trajectories that the state it begins with was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
@@ -53,6 +55,7 @@ class LearnerSettings:
     shares_rows: bool = False
     name: str = "learner"
     freezes: bool = False
+    on_policy: bool = True
 
 
 class Learner:
@@ -88,6 +91,7 @@ class Learner:
         self._phases = self.recorder.phases
         self._replay_metrics: dict[str, float] = {}
         self._finished = False
+        self._reset_at = -1  # updates by which a director reset the params last
         self._open = contextlib.ExitStack()  # the source, once it is bound
         self._trained_s = 0.0
         self._snapshot_at = time.monotonic() + settings.snapshot_period_s
@@ -147,7 +151,7 @@ class Learner:
             self._phases.mark("queue depth", self._source.pending())
         before = self.updates
         for _ in range(self._settings.calls_per_batch):
-            output = self._learn(batch)
+            output = self._learn(batch) if self._is_of_this_life(batch) else self._skip()
         self._trained += len(batch.lags)
         self._phases.enter("other")
         rows = self._source.used(batch, output)
@@ -180,6 +184,20 @@ class Learner:
         self._phases.mark("updates", self.updates)
         self._publish(params)
         return UpdateOutput(metrics, output.priorities)
+
+    def _is_of_this_life(self, batch: Batch) -> bool:
+        """Return whether params of since the last reset chose all rows of a batch."""
+        if self._reset_at < 0 or not self._settings.on_policy:
+            return True
+        made = np.asarray(batch.trajectory.version)[:, :-1] & 0x7FFFFFFF
+        return int(made.min()) > self._reset_at
+
+    def _skip(self) -> UpdateOutput:
+        """Count an update that changes nothing, so that actors go on."""
+        self.updates += self._settings.updates_per_call
+        self._recorder.count("skipped", self._settings.updates_per_call)
+        self._publish(self._updater.fetch(self._state.params))
+        return UpdateOutput({}, None)
 
     def _publish(self, params: Any) -> None:
         self._phases.enter("publish")
@@ -266,7 +284,7 @@ class Learner:
                 self._players.freeze(command.facts["name"], self.version, jax.tree.leaves(params))
             else:
                 values = self._players.load(command.facts["version"])
-                self._state = self._again(values, self.updates)
+                self._state, self._reset_at = self._again(values, self.updates), self.updates
                 self._publish(self._updater.fetch(self._state.params))
         except SnapshotError as error:
             done["error"] = str(error)
