@@ -40,6 +40,8 @@ class LoadedPlayer(NamedTuple):
 def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> LoadedPlayer:
     """Load the player that `RUN@TAG` or `RUN@POLICY/TAG` names; without a policy, all policies of the run that have the tag.
 
+    Of several policies for the same seats the first one plays.
+
     Args:
       text: RUN as for `load_policy`. TAG: best (the default), latest, final, or a frozen player such as frozen-3.
 
@@ -52,7 +54,9 @@ def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> Load
     found, refusals = list[Policy](), list[ConfigError]()
     for each in [f"{name}/{tag}" for name in several] or [tag]:
         try:
-            found.append(load_policy(run, each, runs_dir=os.fspath(runs_dir)))
+            policy = load_policy(run, each, runs_dir=os.fspath(runs_dir))
+            if not any(set(policy.seats) & set(other.seats) for other in found):  # of rivals the first one plays
+                found.append(policy)
         except ConfigError as error:
             refusals.append(error)
     if not found:
@@ -115,8 +119,8 @@ class Arena:
         self.spec: GameSpec = game.spec
         game.close()
         for player in loaded[1:]:
-            _check_same(loaded[0], player, self.spec)
-        self._contestants = [_contestant(player, number, greedy) for number, player in enumerate(loaded)]
+            check_same(loaded[0].name, loaded[0].experiment, player, self.spec)
+        self._contestants = [contestant_of(player, number, greedy) for number, player in enumerate(loaded)]
 
     def can_play(self, home: int, away: int) -> bool:
         """Return whether two players have the seats for a match."""
@@ -192,12 +196,17 @@ def _tell(progress: Progress, number: int, matches: int, names: str, played: int
     progress(f"match {number + 1} of {matches}, {names}", played, games)
 
 
-def _contestant(player: LoadedPlayer, number: int, greedy: bool) -> Contestant:
+def contestant_of(player: LoadedPlayer, number: int, greedy: bool) -> Contestant:
+    """Return a loaded player as matches take it, with recurrent states and random numbers of its own.
+
+    Args:
+      number: another one for each player of a match. greedy: take the most likely actions instead of sampling.
+    """
     parts = []
     for policy in player.policies:
         assert policy.view is not None
         facts = (policy.experiment, policy.spec, policy.params, policy.version, policy.meta, policy.view, policy.seats)
-        own = Policy(*facts, stream=number)  # with recurrent states and random numbers of its own
+        own = Policy(*facts, stream=number)
         parts.append(SeatPolicy(policy.view.places, functools.partial(_act, own, greedy)))
     return Contestant(player.name, tuple(parts))
 
@@ -206,11 +215,18 @@ def _act(policy: Policy, greedy: bool, observation: Tree, is_first: Array) -> np
     return policy(observation, is_first, greedy=greedy, raw=True)
 
 
-def _check_same(first: LoadedPlayer, other: LoadedPlayer, spec: GameSpec) -> None:
-    """Refuse a player that was trained in another environment."""
-    here, there = first.experiment.env.id, other.experiment.env.id
+def check_same(name: str, experiment: Experiment, other: LoadedPlayer, spec: GameSpec) -> None:
+    """Refuse a player that was trained in another environment.
+
+    Args:
+      name: of the player or run whose environment it is. experiment: of it. spec: of the environment.
+
+    Raises:
+      ConfigError: says in what they differ.
+    """
+    here, there = experiment.env.id, other.experiment.env.id
     if here != there:
-        raise ConfigError(f"{first.name} was trained in {here!r}, {other.name} in {there!r}; they never meet.")
+        raise ConfigError(f"{name} was trained in {here!r}, {other.name} in {there!r}; they never meet.")
     for policy in other.policies:
         known = set(policy.seats) <= set(spec.names)
         own = spec.view(policy.seats) if known else None
@@ -225,6 +241,6 @@ def _check_same(first: LoadedPlayer, other: LoadedPlayer, spec: GameSpec) -> Non
         else:
             reason = f"its seats {', '.join(policy.seats)} are not those of {', '.join(spec.names)}"
         raise ConfigError(
-            f"{other.name} cannot play in the environment of {first.name}, {spec.name!r}: {reason}. Their options "
+            f"{other.name} cannot play in the environment of {name}, {spec.name!r}: {reason}. Their options "
             "(env.kwargs) differ."
         )

@@ -193,6 +193,7 @@ class GameSpec:
       state: schema of the global state for central critics, None: there is none.
       action_repeat: as in EnvSpec.
       symmetric: seats may be exchanged without changing the game.
+      zero_sum: what one side gains the others lose, so that a mean return says nothing of players that play each other.
       death: what a seat's death before the end of the episode means. `ends`: its episode terminates, and it is absent from
         then on. `team`: it goes on receiving its team's rewards, so that its rows still train the value function.
     """
@@ -203,6 +204,7 @@ class GameSpec:
     action_repeat: int = 1
     symmetric: bool = False
     death: Literal["ends", "team"] = "ends"
+    zero_sum: bool = False
 
     def __post_init__(self) -> None:
         """Check that there are seats, each with a name of its own."""

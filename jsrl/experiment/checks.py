@@ -39,6 +39,7 @@ def check(experiment: Experiment) -> None:
         raise ConfigError(
             f"stop_at_return={e.stop_at_return} is decided by the evaluator, which is off; set evaluator.enabled."
         )
+    _check_against(e)
     if e.num_envs % e.groups:
         raise ConfigError(
             f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use "
@@ -139,6 +140,34 @@ def _check_recorder(e: Experiment) -> None:
         raise ConfigError(f"recorder.max_seconds is {seconds} and recorder.fps {fps}; they must be above 0.")
     if not 0 <= e.recorder.niceness <= 19:
         raise ConfigError(f"recorder.niceness is {e.recorder.niceness}; it must be from 0 to 19.")
+
+
+def _check_against(e: Experiment) -> None:
+    opponents = e.evaluator.against
+    if not opponents:
+        return
+    if not e.evaluator.enabled:
+        raise ConfigError(
+            f"evaluator.against is {', '.join(opponents)}, but the evaluator is off; set evaluator.enabled."
+        )
+    if len(set(opponents)) < len(opponents):
+        raise ConfigError(f"evaluator.against names one twice: {', '.join(opponents)}.")
+    goal, frozen = e.stop_at_return, [name for name in opponents if "@" not in name]
+    if goal is not None and not 0 < goal <= 1:
+        raise ConfigError(
+            f"stop_at_return is {goal:g}, but with evaluator.against the score is a win rate; give a number from 0 to 1."
+        )
+    later = [name for name in frozen if name.rpartition("/")[2] != "initial"]
+    if later and e.director is None:
+        raise ConfigError(
+            f"evaluator.against names the frozen player {later[0]!r}, and only a director freezes players; name initial, or "
+            "a snapshot of another run: RUN@TAG."
+        )
+    if len(later) == len(opponents):
+        raise ConfigError(
+            f"evaluator.against names only players that are frozen later ({', '.join(later)}); add initial, so that there is "
+            "somebody to play against from the start."
+        )
 
 
 def _check_several(e: Experiment) -> None:

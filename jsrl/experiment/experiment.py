@@ -63,7 +63,8 @@ class Experiment:
     max_minutes: float | None = None
     """Stop this many minutes after the first update; making environments and compiling do not count."""
     stop_at_return: float | None = None
-    """Stop when a greedy evaluation reaches this mean return, and a second one of the same params, with other seeds, too."""
+    """Stop when a greedy evaluation reaches this mean return (with evaluator.against: win rate), and a second one of the
+    same params, with other seeds, too."""
     seed: int = 0
     """Seed of environments, acting and learning; evaluations use other seeds."""
 

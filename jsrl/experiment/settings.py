@@ -122,6 +122,9 @@ class EvaluatorConfig:
     """Environments stepped together; each plays the same number of episodes."""
     period_env_steps: int | None = None
     """Env steps of training between evaluations; None: a fortieth of the total."""
+    against: tuple[str, ...] = ()
+    """Opponents, in environments with seats: frozen players of this run (initial, frozen-3) or RUN@TAG. The score is then the
+    mean result of `episodes` games against each (win 1, draw 0.5) instead of the mean return. Opponents sample actions."""
     env: dict[str, Any] = field(default_factory=dict)
     """Options that differ from the training environment (rewards are always raw, lives never end an episode)."""
 

@@ -27,6 +27,7 @@ from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.interrupts import deadline
 from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.launch.links import bind_addresses, ends_of, keys_folder
+from jsrl.launch.opponents import check_scores
 from jsrl.launch.recording_plan import recording_lines
 from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_stream_bytes
 from jsrl.transport.base import InferenceSpec
@@ -145,7 +146,7 @@ class Plan:
     Attributes:
       policies: by name, the first learner's first. schemas_of: a policy, by its name -> what its streams carry.
       memory_folder: of its shared memory. keys: folder of its keys, where its streams go over TCP.
-      changed: the graph is another one than the experiment's own. hosts: of its workers.
+      changed: the graph is another one than the experiment's own. hosts: of its workers. warnings: for people.
     """
 
     experiment: Experiment
@@ -157,6 +158,7 @@ class Plan:
     keys: str | None = None
     changed: bool = False
     hosts: Hosts = ALONE
+    warnings: tuple[str, ...] = ()
 
     @property
     def schemas(self) -> Schemas:
@@ -241,9 +243,10 @@ def make_plan(
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.recorder.enabled:
         check_filming(experiment)
-    seats, schemas = _what_they_see(experiment, policies)
+    seats, schemas, warnings = _what_they_see(experiment, policies)
     _check_same_rows(resolved, schemas)
-    alone = _with_jobs(Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed), seats, folder)
+    alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed, warnings=tuple(warnings))
+    alone = _with_jobs(alone, seats, folder)
     hosts = place(alone)
     return alone if hosts == ALONE else _with_jobs(dataclasses.replace(alone, hosts=hosts), seats, folder)
 
@@ -298,8 +301,8 @@ def counts_within(kinds: Iterable[str]) -> list[int]:
 
 def _what_they_see(
     experiment: Experiment, policies: Mapping[str, PolicyPart]
-) -> tuple[dict[str, dict[str, int]], dict[str, Schemas]]:
-    """Return policy -> the seats that it plays (see find_seats), and policy -> what its streams carry.
+) -> tuple[dict[str, dict[str, int]], dict[str, Schemas], list[str]]:
+    """Return policy -> the seats that it plays (see find_seats), policy -> what its streams carry, and warnings.
 
     Policies of a changed graph have environments of their own, and all of their seats.
     """
@@ -309,7 +312,8 @@ def _what_they_see(
     if experiment.director is not None:
         check_director(experiment, spec, seats)
     views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}
-    return seats, {name: make_schemas(policy.experiment, views[name]) for name, policy in policies.items()}
+    schemas = {name: make_schemas(policy.experiment, views[name]) for name, policy in policies.items()}
+    return seats, schemas, check_scores(experiment, spec, seats)
 
 
 def _resolved(policy: PolicyPart) -> PolicyPart:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
+from jsrl.metrics.scores import WIN_RATE, score_name, score_of, score_title
 
 MOST_PROGRESS = 4096  # points of env steps by updates
 
@@ -21,7 +22,7 @@ class Progress:
     Attributes:
       env_steps, updates: trained so far. ended: why its training has ended; empty: it goes on.
       evaluation: the last score, or the one that reached `stop_at_return`. final: that of fresh episodes after the end.
-      curve: (env steps, mean return) of each evaluation.
+      curve: (env steps, score) of each evaluation.
     """
 
     def __init__(self, policy: PolicyPart, start_updates: int = 0) -> None:
@@ -72,21 +73,20 @@ class Progress:
         """Take a score; one that ended the training stays the `evaluation`."""
         if self.ended != "stop_at_return":
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
-        self.curve.append((facts["env_steps"], facts["return_mean"]))
+        self.curve.append((facts["env_steps"], score_of(facts)))
 
     def confirmed(self, facts: dict[str, Any]) -> str:
         """Take the second score of params whose first one reached the goal; it may end the training. Return a sentence."""
         goal = self._experiment.stop_at_return
-        score, episodes = facts["return_mean"], int(facts["episodes"])
+        score, episodes, first = score_of(facts), int(facts["episodes"]), self.evaluation
         if self.ended or goal is None or facts["updates"] <= self._start_updates:
             return ""  # it has ended already, or these are the params that it began with: no reason to end it
-        again = (
-            f"{self.evaluation.get('return_mean', goal):.1f}, and {score:.1f} over {episodes} episodes with other seeds"
-        )
+        digits, before = (3 if score_name(facts) == WIN_RATE else 1), score_of(first) if first else goal
+        again = f"{before:.{digits}f}, and {score:.{digits}f} over {episodes} episodes with other seeds"
         if score < goal:
-            return f"a return of {again}: below the goal of {goal:g}, so training goes on"
+            return f"a {score_title(facts)} of {again}: below the goal of {goal:g}, so training goes on"
         self.end("stop_at_return")
-        return f"a return of {again}: the goal of {goal:g} is reached"
+        return f"a {score_title(facts)} of {again}: the goal of {goal:g} is reached"
 
     def end(self, reason: str) -> None:
         """Note why its training has ended; the first reason stays."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jsrl.metrics.scores import score_text
 from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
@@ -121,5 +122,4 @@ def contradicted(result: dict[str, Any]) -> bool:
 
 def score(facts: dict[str, float]) -> str:
     """Return an evaluation's score as text."""
-    mean, half, episodes = facts["return_mean"], facts["return_ci95"], int(facts["episodes"])
-    return f"return {mean:.1f} ± {half:.1f} (95% CI, {episodes} greedy episodes)"
+    return f"{score_text(facts).removesuffix(')')}, {int(facts['episodes'])} greedy episodes)"

@@ -28,6 +28,7 @@ from jsrl.launch.interrupts import remembered
 from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, learner_hop
 from jsrl.launch.local.launcher import Local
+from jsrl.launch.opponents import check_initial, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
 from jsrl.launch.progress import Progress
 from jsrl.launch.recording_plan import begin_record, check_recording
@@ -91,7 +92,7 @@ def run(
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
       WorkerDied: a worker failed; says which and why.
     """
-    experiment, resumed = dataclasses.replace(experiment, **changes), resume is not None
+    experiment, resumed = found_opponents(dataclasses.replace(experiment, **changes), runs_dir), resume is not None
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     begun, made = threading.Event(), [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
     if resume is not None:
@@ -214,7 +215,7 @@ def ready_plan(
     launcher: Launcher,
     *,
     resumed: bool,
-    tell: Callable[[str], None],
+    tell: Callable[..., None],
 ) -> Plan:
     """Return the plan of a run whose folder, graph.json, recording and keys are ready, after checking what it needs.
 
@@ -237,10 +238,13 @@ def ready_plan(
             f"{str(error).removesuffix('.')}. The run goes on with the changed graph that it was started with ({FILE}); leave "
             "out the options that do not go with it, or give --graph to change the experiment's graph again."
         ) from error
+    for line in plan.warnings:
+        tell(line, "warning")
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, tell=tell))
     check_shared_memory(plan)
     if resumed:
         check_players(folder.path, [policy.folder for policy in plan.policies.values()])
+        check_initial(plan.experiment, folder.path, [policy.folder for policy in plan.policies.values()])
     check_recording(plan.experiment, plan.schemas)
     if resumed:
         begin_life(experiment, folder)  # not before: what is refused leaves the run as it was

@@ -25,6 +25,7 @@ from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState, OtherPolicy, Waiting, WorkerRow
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.phases import of_main_thread
+from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control import AnyMessage, Event, Report
 from jsrl.runs.control_bodies import Tell
@@ -215,7 +216,7 @@ class Session:
         line = progress.confirmed(facts)
         if line:
             self.display.message(f"policy {progress.policy.name}: {line}" if progress is not self._first else line)
-        metric = {"evaluator/confirmation_return_mean": facts["return_mean"]}
+        metric = {f"evaluator/confirmation_{score_name(facts)}": score_of(facts)}
         self._write(progress, metric, progress.env_steps, progress.updates)
         self._end_with_policies()
 

@@ -15,6 +15,7 @@ from jsrl.report.run_report import flat_options
 from jsrl.runs.runs import Run
 
 END_METRICS = (
+    "evaluator/win_rate",
     "evaluator/return_mean",
     "actor/return_mean",
     "actor/env_steps_per_s",

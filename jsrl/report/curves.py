@@ -37,7 +37,9 @@ def learning(report: RunReport) -> list[str]:
         returns += _with_interval(report, _named(policy, "evaluator/return_mean"), f"evaluation{of}")
         returns += _curves(report, {f"training{of}": _named(policy, "actor/return_mean")})
     lengths = {policy or FIRST: _named(policy, "actor/length_mean") for policy in report.policies}
+    wins = {policy or FIRST: _named(policy, "evaluator/win_rate") for policy in report.policies}
     drawn = [
+        chart("Win rate against named opponents", STEPS, _curves(report, wins), x_range=_steps(report)),
         chart("Return of an episode", STEPS, returns, x_range=_steps(report)),
         chart("Length of an episode in training, steps", STEPS, _curves(report, lengths), x_range=_steps(report)),
     ]

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from jsrl.metrics.display_state import clock, short
+from jsrl.metrics.scores import score_of
 from jsrl.plain_files import open_plain
 from jsrl.report.html import body, mood_of
 from jsrl.report.run_report import RUNS, how_it_ended, make_report, read_result
@@ -169,7 +170,8 @@ def row_of(run: Path) -> RunRow:
     running = not result and bool(held_by(run))
     last, updated_s = last_values(run / "metrics.jsonl")
     score = result.get("final") or result.get("evaluation") or {}
-    value = score.get("return_mean", last.get("evaluator/return_mean", last.get("actor/return_mean")))
+    names = ("evaluator/win_rate", "evaluator/return_mean", "actor/return_mean")
+    value = score_of(score) if score else next((last[name] for name in names if name in last), None)
     return RunRow(
         state=RUNS if running else how_it_ended(run),
         env_steps=result.get("env_steps", last.get("env_steps")),

@@ -19,6 +19,7 @@ from jsrl.experiment import Experiment
 from jsrl.graph.policies import folder_of
 from jsrl.launch.graph_file import graph_of, kinds_of, workers_of
 from jsrl.metrics.phases import by_phase
+from jsrl.metrics.scores import WIN_RATE, score_of, score_title
 from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
@@ -120,7 +121,10 @@ class RunReport:
         """
         facts = self.result.get("final") or self.result.get("evaluation") or {}
         if facts:
-            return "return", facts["return_mean"], facts["return_ci95"]
+            half = (facts["win_rate_high"] - facts["win_rate_low"]) / 2 if WIN_RATE in facts else facts["return_ci95"]
+            return score_title(facts), score_of(facts), half
+        if (value := self.last("evaluator/win_rate")) is not None:
+            return "win rate, newest evaluation", value, None
         if (value := self.last("evaluator/return_mean")) is not None:
             return "return, newest evaluation", value, self.last("evaluator/return_ci95")
         value = self.last("actor/return_mean")

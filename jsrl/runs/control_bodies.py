@@ -35,6 +35,9 @@ class Score(msgspec.Struct):
     episodes: Count
     return_std: float = 0.0
     length_mean: float = 0.0
+    win_rate: float | None = None
+    win_rate_low: float = 0.0
+    win_rate_high: float = 1.0
 
 
 class Evaluated(Score, kw_only=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 LEAVE_S = 20.0  # for an orderly end
-SCORE = "evaluator/return_mean"
+SCORE, WIN_RATE = "evaluator/return_mean", "evaluator/win_rate"  # the latter where opponents are named
 
 
 class Child:
@@ -54,8 +54,9 @@ class Child:
                 row = json.loads(line)
             except ValueError:  # a full disk cut it off
                 continue
-            if isinstance(row.get(SCORE), int | float):
-                yield int(row["env_steps"]), float(row[SCORE])
+            score = row.get(WIN_RATE, row.get(SCORE))
+            if isinstance(score, int | float):
+                yield int(row["env_steps"]), float(score)
 
     def outcome(self) -> tuple[float | None, str]:
         """Return (score of the ended run, what is wrong); the final score, where there is one, else the last one."""
@@ -66,7 +67,7 @@ class Child:
             result = {}
         facts = result.get("final") or result.get("evaluation") or {}
         if status == 0 and "return_mean" in facts:
-            return float(facts["return_mean"]), ""
+            return float(facts.get("win_rate", facts["return_mean"])), ""
         said = self._output.read_text(errors="replace").strip().splitlines()
         return None, said[-1] if said and status else f"it ended with status {status} and has no score"
 

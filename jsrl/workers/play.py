@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -98,6 +98,16 @@ class Seated:
 
     engine: Engine
     view: SeatView | None = None
+
+
+class Playing(Protocol):
+    """Whole episodes, in bounded steps."""
+
+    score: Any
+
+    def advance(self, budget_s: float) -> bool:
+        """Play until all are over (True) or the time is up (False)."""
+        ...
 
 
 class Play:
@@ -234,7 +244,7 @@ class Player(Generic[PlayedEnv]):
         self.recorder = recorder or Recorder(name)
         self._phases = self.recorder.phases
         self._envs: dict[tuple[int, int], PlayedEnv] = {}
-        self._play: Play | None = None
+        self._play: Playing | None = None
         self._next_updates = settings.start_updates
 
     def _set_up_player(self, slots: int) -> None:
@@ -316,14 +326,16 @@ class Player(Generic[PlayedEnv]):
         self._phases.enter("other")
         if self._play is None:
             self._begin()
-        assert self._play is not None
+        if self._play is None:  # who plays along is not there yet
+            time.sleep(0.01)
+            return 0
         if not self._play.advance(STEP_S):
             return 0
         self._complete()
         return 1
 
     def _begin(self) -> None:
-        """Begin to play: set `_play`."""
+        """Begin to play: set `_play`, where all that it needs is there."""
         raise NotImplementedError
 
     def _complete(self) -> None:

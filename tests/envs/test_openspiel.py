@@ -29,6 +29,7 @@ def test_holds_the_protocol(name: str, kwargs: dict, waits: bool) -> None:
     report = check_env(EnvConfig(f"openspiel:{name}", kwargs=kwargs), steps=60, num_envs=3)
     assert report.episodes > 0 and ("no seat waited, so that was not seen" in report.notes) is not waits
     assert len(report.spec.seats) == kwargs.get("players", 2)
+    assert report.spec.zero_sum == (name != "coop_box_pushing")
     assert {seat.side for seat in report.spec.seats} == ({"team"} if name == "coop_box_pushing" else {""})
 
 

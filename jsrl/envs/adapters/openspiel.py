@@ -90,7 +90,9 @@ class SpielGame:
         )
         self._num_actions = game.num_distinct_actions()
         action = spaces.Discrete(self._num_actions)
-        side = "team" if game.get_type().utility == spiel.GameType.Utility.IDENTICAL else ""
+        utilities, utility = spiel.GameType.Utility, game.get_type().utility
+        self.zero_sum = utility in (utilities.ZERO_SUM, utilities.CONSTANT_SUM)
+        side = "team" if utility == utilities.IDENTICAL else ""
         self._names = tuple(f"player_{i}" for i in range(game.num_players()))
         self.seats = tuple(SeatSpaces(name, seen, action, side) for name in self._names)
         self._rng = np.random.default_rng()

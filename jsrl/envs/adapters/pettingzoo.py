@@ -2,8 +2,8 @@
 
 A module is played through its `parallel_env` where it has one, else through its `env`; kwargs `api: aec` or `parallel` say
 otherwise. `sides: {PATTERN: SIDE}` says whose agents win and lose together; `death: team` keeps the dead for their side (see
-jsrl.types.GameSpec; without `sides`, all agents are one). `symmetric: true` says that its seats may be exchanged. All other
-kwargs are the environment's.
+jsrl.types.GameSpec; without `sides`, all agents are one). `symmetric: true` says that its seats may be exchanged,
+`zero_sum: true` that one side gains what the others lose. All other kwargs are the environment's.
 
 In the AEC form a step is one agent's move: the others wait, and see what the environment observes for them. Rewards are each
 agent's entry of `rewards` after a move: what happens while an agent waits is paid in that very step. Dead agents are stepped
@@ -60,8 +60,8 @@ def make_pettingzoo(
             f"environment {config.id!r} was given death={death!r}, api={api!r}, sides={sides!r}; death is ends or team, "
             'api is aec or parallel, sides are like {"red_*": "red", "blue_*": "blue"}'
         )
-    symmetric = bool(kwargs.pop("symmetric", False))
-    build = partial(_build, config, factory or find_factory(config.id, api), kwargs, sides, symmetric)
+    facts = {name: bool(kwargs.pop(name, False)) for name in ("symmetric", "zero_sum")}
+    build = partial(_build, config, factory or find_factory(config.id, api), kwargs, sides, facts)
     return SyncVectorGame(build, config, num_envs, seed, group, groups, death=death)
 
 
@@ -123,7 +123,11 @@ def _siblings(target: str, error: ImportError) -> list[str]:
 
 
 def _build(
-    config: EnvConfig, factory: Callable[..., Any], kwargs: dict[str, Any], sides: dict[str, str], symmetric: bool
+    config: EnvConfig,
+    factory: Callable[..., Any],
+    kwargs: dict[str, Any],
+    sides: dict[str, str],
+    facts: dict[str, bool],
 ) -> Any:
     try:
         env = factory(**kwargs)
@@ -136,14 +140,14 @@ def _build(
             "ParallelEnv or AECEnv that names all agents that may ever play"
         )
     game = TurnGame(env, sides) if hasattr(env, "last") else ParallelGame(env, sides)
-    game.symmetric = symmetric
+    game.symmetric, game.zero_sum = facts["symmetric"], facts["zero_sum"]
     return game
 
 
 class _Wrapped:
     """What both forms share: the seats, and which of them are out."""
 
-    symmetric = False
+    symmetric = zero_sum = False
 
     def __init__(self, env: Any, sides: Mapping[str, str]):
         self.env = env

@@ -143,7 +143,8 @@ class SyncVectorGame:
             state = self._state_layout.spec
             self._state, self._state_arrays = self._state_layout.buffers(self.num_envs)
         seats = tuple(reader.seat for reader in self._readers)
-        self.spec = GameSpec(seats, config.id, state, symmetric=env.symmetric, death=death)
+        opposed = bool(getattr(env, "zero_sum", False))
+        self.spec = GameSpec(seats, config.id, state, symmetric=env.symmetric, death=death, zero_sum=opposed)
 
     def reset(self) -> GameStep:
         """Reset every slot; the first time with its seed, later with the random state it has come to."""

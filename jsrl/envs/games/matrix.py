@@ -65,12 +65,14 @@ class MatrixGame:
         self._following = following.reshape(stages, -1)
         team = all(np.array_equal(payoffs[:, 0], payoffs[:, i]) for i in range(players))
         exchangeable = stages == 1 and players == 2 and np.array_equal(payoffs[0, 1], payoffs[0, 0].T)
+        opposed = players == 2 and np.ptp(payoffs.sum(axis=1)) == 0.0
         size = stages + (sum(actions) if see_last else 0)
         seats = tuple(
             Seat(f"player_{i}", ArraySpec((size,), "float32"), Discrete(count), "team" if team else "")
             for i, count in enumerate(actions)
         )
-        self.spec = GameSpec(seats, config.id, ArraySpec((size,), "float32"), symmetric=exchangeable)
+        state = ArraySpec((size,), "float32")
+        self.spec = GameSpec(seats, config.id, state, symmetric=exchangeable, zero_sum=bool(opposed))
         self._groups = SeatGroups(self.spec, groups)
         self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
         self._rows = GameRows(self.spec, config, num_envs, slot_seeds(seed, group, num_envs))

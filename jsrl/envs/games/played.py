@@ -45,7 +45,7 @@ class PlayedGame(Protocol):
 
     Attributes:
       seats: all that may ever play, in their order. state_space: of the global state, None: there is none.
-      symmetric: as in GameSpec.
+      symmetric: as in GameSpec; so is `zero_sum`, where there is one.
     """
 
     seats: tuple[SeatSpaces, ...]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
+from jsrl.matches.players import Contestant
 from jsrl.workers.base import Reporter
+from jsrl.workers.evaluator.opponents import FrozenOpponent, FrozenPolicy, LoadedOpponent, Opponent
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.players import params_store, played_policies, what_players_share
+from jsrl.workers.players import make_agent, params_store, played_policies, what_players_share
 
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
@@ -28,7 +31,42 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
 
     def make_env(num_envs: int, seed: int) -> VectorEnv | VectorGame:
         tell = functools.partial(reporter.event, "warning")
-        return make(e.evaluation_env, num_envs, seed, group=0, groups=job.seat_groups or None, tell=tell)
+        groups = None if e.evaluator.against else job.seat_groups or None
+        return make(e.evaluation_env, num_envs, seed, group=0, groups=groups, tell=tell)
 
-    store = params_store(job, reporter)
-    return Evaluator(played_policies(job), settings, make_env, store, reporter, make_recorder(job))
+    store, opponents = params_store(job, reporter), functools.partial(make_opponents, job)
+    return Evaluator(played_policies(job), settings, make_env, store, reporter, make_recorder(job), opponents)
+
+
+def make_opponents(job: Job) -> list[Opponent]:
+    """Return the opponents of a job's evaluator.
+
+    Raises:
+      ConfigError, SnapshotError: one of another run cannot be loaded.
+    """
+    of_group: dict[str, Job] = {}
+    for part in job.by_policy:
+        of_group.setdefault(part.seat_group, part)
+    found: list[Opponent] = []
+    for number, name in enumerate(job.experiment.evaluator.against):
+        if "@" in name:
+            found.append(LoadedOpponent(name, functools.partial(_load, number)))
+            continue
+        policy, _, player = name.rpartition("/")
+        parts = [part for part in job.by_policy if part.policy == policy] if policy else list(of_group.values())
+        found.append(FrozenOpponent(name, player, [_frozen(part, number) for part in parts]))
+    return found
+
+
+def _frozen(part: Job, number: int) -> FrozenPolicy:
+    assert part.view is not None
+    seed = part.experiment.seed + 2 + number
+    return FrozenPolicy(part.players, make_agent(part), part.schemas.env, part.view, seed)
+
+
+def _load(number: int, name: str) -> Contestant:
+    from jsrl.contest import contestant_of, load_player
+
+    run, _, tag = name.rpartition("@")
+    label = f"{Path(run).parent.name}/{Path(run).name}@{tag}"
+    return contestant_of(load_player(name)._replace(name=label), number + 1, greedy=False)

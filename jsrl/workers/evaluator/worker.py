@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -14,16 +14,19 @@ from jsrl.agents.base import ActParams
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.scores import score_of
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
+from jsrl.workers.evaluator.matches import Matches, ScoreOfMatches
+from jsrl.workers.evaluator.opponents import Opponent
 from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorSettings(PlayerSettings):
-    """What an evaluator has to know; see EvaluatorConfig. goal: the mean return that ends the run; None: there is none."""
+    """What an evaluator has to know; see EvaluatorConfig. goal: the score that ends the run; None: there is none."""
 
     episodes: int
     sampled_episodes: int
@@ -43,6 +46,8 @@ class Evaluator(Player[VectorEnv | VectorGame]):
     Args:
       policies: that play; the first is scored. make_env: (number of environments, seed) -> vector environment.
       store: where params snapshots go (`best`).
+      opponents: (none: episodes of these policies together are scored) of matches; each seat of an environment of
+        `make_env` is then a group of its own.
     """
 
     def __init__(
@@ -53,17 +58,20 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         store: SnapshotStore,
         reporter: Reporter,
         recorder: Recorder | None = None,
+        opponents: Callable[[], Sequence[Opponent]] = tuple,
     ) -> None:
         super().__init__(settings.name or "evaluator", policies, settings, make_env, reporter, recorder)
         self._settings, self._store = settings, store
         self._plan: list[tuple[str, bool, int]] = []
-        self._best = -math.inf
+        self._make_opponents, self._opponents = opponents, list[Opponent]()
+        self._best, self._best_against = -math.inf, list[str]()
         self._best_params: tuple[int, list[np.ndarray]] | None = None
         self._metrics: dict[str, float] = {}
         self._final = False
 
     def setup(self) -> None:
-        """Make the environments, compile, connect."""
+        """Make the environments, compile, connect, load opponents."""
+        self._opponents = list(self._make_opponents())
         self._set_up_player(min(self._settings.num_envs, self._settings.episodes))
         self._load_best()
 
@@ -76,7 +84,9 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         except SnapshotError as error:
             self._reporter.event("warning", f"snapshot `best` is not used, the next evaluation replaces it: {error}")
             return
-        self._best = float(meta.get("return_mean", self._best))
+        if ("win_rate" in meta) != bool(self._opponents):
+            return  # it was scored otherwise
+        self._best, self._best_against = score_of(meta), list(meta.get("against", ()))
         self._best_params = version, jax.tree.leaves(tree["params"])
 
     def _params_shapes(self) -> ActParams:
@@ -95,12 +105,19 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             self._plan.append(("evaluator", True, self._settings.episodes))
         name, greedy, episodes = self._plan[0]
         slots = min(self._settings.num_envs, episodes)
-        policies = self._seated(greedy, slots)
-        self._play = Play(policies, self._env(slots, SEEDS.get(name, 1)), episodes, self._watched, self._phases)
+        there = [one for opponent in self._opponents if (one := opponent.contestant(slots)) is not None]
+        if self._opponents and not there:
+            return
+        policies, env = self._seated(greedy, slots), self._env(slots, SEEDS.get(name, 1))
+        if there:
+            self._play = Matches(policies, there, cast(VectorGame, env), episodes, self._watched, self._phases)
+        else:
+            self._play = Play(policies, env, episodes, self._watched, self._phases)
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None
         score, (name, greedy, _) = self._play.score, self._plan.pop(0)
+        against = [match.away for match in score.matches] if isinstance(score, ScoreOfMatches) else []
         self._play = None
         facts = score.facts()
         if self._final:
@@ -111,16 +128,20 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             self._reporter.event("confirmed", updates=updates, **facts)
             return
         if not greedy:
-            self._metrics |= {f"evaluator/sampled_{k}": v for k, v in facts.items() if k.startswith("return")}
+            told = ("return", "win_rate")
+            self._metrics |= {f"evaluator/sampled_{k}": v for k, v in facts.items() if k.startswith(told)}
             return
         self._metrics |= {f"{name}/{key}": value for key, value in facts.items()}
-        if facts["return_mean"] > self._best:
-            self._best, self._best_params = facts["return_mean"], self._params
-            self._save(score.version, facts)
+        if isinstance(score, ScoreOfMatches):
+            self._metrics |= {f"{name}/{key}": value for key, value in score.by_opponent().items()}
+        if score_of(facts) > self._best or against != self._best_against:  # scores against others do not compare
+            self._best, self._best_against, self._best_params = score_of(facts), against, self._params
+            self._save(score.version, facts | ({"against": against} if against else {}))
         env_steps = self._env_steps(updates)
         metrics, self._metrics = self._metrics, {}
         self._reporter.event("evaluated", updates=updates, env_steps=env_steps, metrics=metrics, **facts)
-        if self._settings.goal is not None and facts["return_mean"] >= self._settings.goal:
+        complete = len(against) == len(self._opponents)
+        if self._settings.goal is not None and complete and score_of(facts) >= self._settings.goal:
             self._plan.append(("evaluator/confirmation", True, self._settings.episodes))
 
     def _save(self, version: int, facts: dict[str, Any]) -> None:

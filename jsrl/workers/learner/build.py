@@ -9,7 +9,9 @@ from typing import Any
 import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
+from jsrl.directors.messages import INITIAL
 from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
@@ -60,7 +62,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         poll_s=job.poll_s,
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
-        freezes=e.director is not None,
+        freezes=e.director is not None or (_plays_initial(e) and not job.start_point.updates),
         on_policy=e.replay is None,
     )
 
@@ -69,6 +71,11 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
 
     return Learner(updater, begin, connect, check, store, settings, reporter, recorder, job.players, again)
+
+
+def _plays_initial(experiment: Experiment) -> bool:
+    """Return whether evaluations play against the params that the policy began with."""
+    return any(name.rpartition("/")[2] == INITIAL for name in experiment.evaluator.against if "@" not in name)
 
 
 def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:

@@ -1,0 +1,29 @@
+"""Which number of an evaluation is its score: the win rate where opponents are named, else the mean return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+WIN_RATE, RETURN = "win_rate", "return_mean"
+
+
+def score_name(facts: Mapping[str, float]) -> str:
+    """Return which of an evaluation's numbers is its score."""
+    return WIN_RATE if WIN_RATE in facts else RETURN
+
+
+def score_of(facts: Mapping[str, float]) -> float:
+    """Return an evaluation's score."""
+    return float(facts[score_name(facts)])
+
+
+def score_title(facts: Mapping[str, float]) -> str:
+    """Return what people call an evaluation's score."""
+    return "win rate" if score_name(facts) == WIN_RATE else "return"
+
+
+def score_text(facts: Mapping[str, float]) -> str:
+    """Return a score and its 95% interval as text."""
+    if score_name(facts) == WIN_RATE:
+        return f"win rate {facts[WIN_RATE]:.3f} (95%: {facts['win_rate_low']:.3f} to {facts['win_rate_high']:.3f})"
+    return f"return {facts[RETURN]:.1f} ± {facts['return_ci95']:.1f} (95% CI)"

@@ -1,0 +1,92 @@
+"""Matches as an evaluation: the newest params against each opponent in turn; the score is the mean result."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from jsrl.directors.ratings import win_rate_interval
+from jsrl.envs.base import VectorGame
+from jsrl.matches.match import Match, MatchScore
+from jsrl.matches.players import Contestant, SeatPolicy, places_of_sides
+from jsrl.metrics.phases import Phases
+from jsrl.types import version_updates
+from jsrl.workers.evaluator.opponents import Acting
+from jsrl.workers.play import Seated
+
+
+class ScoreOfMatches:
+    """What the matches of one snapshot brought."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.matches: list[MatchScore] = []
+
+    def facts(self) -> dict[str, Any]:
+        """Return the win rate over all opponents with its 95% interval, and return, length and games as of any evaluation."""
+        games = [game for match in self.matches for game in match.games]
+        points, returns = sum(game.points for game in games), np.array([game.home_return for game in games])
+        low, high = win_rate_interval(points, len(games))
+        std = float(returns.std(ddof=1)) if len(games) > 1 else 0.0
+        return {
+            "win_rate": points / len(games),
+            "win_rate_low": low,
+            "win_rate_high": high,
+            "draw_rate": sum(game.points == 0.5 for game in games) / len(games),
+            "opponents": len(self.matches),
+            "return_mean": float(returns.mean()),
+            "return_std": std,
+            "return_ci95": 1.96 * std / math.sqrt(len(games)),
+            "length_mean": float(np.mean([game.length for game in games])),
+            "episodes": len(games),
+            "version_updates": version_updates(self.version),
+        }
+
+    def by_opponent(self) -> dict[str, float]:
+        """Return the win rate against each opponent, as a metric's name says it."""
+        return {
+            f"win_rate_{re.sub('[^a-zA-Z0-9_.-]', '_', match.away)}": match.points / len(match.games)
+            for match in self.matches
+        }
+
+
+class Matches:
+    """Matches of one snapshot against some opponents, in bounded steps; see jsrl.workers.play.Play.
+
+    Args:
+      policies: that play the seats of the run, the scored one first. episodes: games against each opponent.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[Seated],
+        opponents: Sequence[Contestant],
+        env: VectorGame,
+        episodes: int,
+        watch: Callable[[], AbstractContextManager[None]],
+        phases: Phases,
+    ) -> None:
+        self.score = ScoreOfMatches(policies[0].engine.version)
+        home = Contestant("newest", tuple(_seat_policy(policy, env.num_envs) for policy in policies))
+        scored = policies[0].view
+        assert scored is not None
+        sides = [side for side, own in enumerate(places_of_sides(env.spec)) if own & set(scored.places)]
+        self._matches = [
+            Match(env, home, one, episodes, sides=sides, watch=watch, enter=phases.enter) for one in opponents
+        ]
+
+    def advance(self, budget_s: float) -> bool:
+        """Play until all matches are over (True) or the time is up (False)."""
+        if self._matches[0].advance(budget_s):
+            self.score.matches.append(self._matches.pop(0).score)
+        return not self._matches
+
+
+def _seat_policy(policy: Seated, slots: int) -> SeatPolicy:
+    assert policy.view is not None
+    return SeatPolicy(policy.view.places, Acting(policy.engine, slots))

@@ -1,0 +1,97 @@
+"""The opponents of an evaluator: frozen players of its own run, as soon as they are frozen, and players of other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from jsrl.agents.base import Agent
+from jsrl.envs.seats import SeatView
+from jsrl.matches.players import Contestant, SeatPolicy
+from jsrl.snapshots.players import PlayerStore
+from jsrl.transport.base import Request
+from jsrl.types import Array, EnvSpec, Tree
+from jsrl.workers.acting import Engine, GroupSlots
+
+
+class Opponent(Protocol):
+    """Somebody to play against."""
+
+    name: str
+
+    def contestant(self, slots: int) -> Contestant | None:
+        """Return it for matches in so many slots; None: it is not there yet."""
+        ...
+
+
+class Acting:
+    """An engine as a match asks it: it counts its own steps, by which random numbers differ."""
+
+    def __init__(self, engine: Engine, slots: int) -> None:
+        self.engine, self._step = engine, 0
+        self._served = GroupSlots(0, np.arange(slots, dtype=np.int32))
+
+    def __call__(self, observation: Tree, is_first: Array) -> np.ndarray:
+        """Return the actions of all slots."""
+        self._step += 1
+        return np.array(self.engine.act(self._served, Request(observation, is_first, step=self._step)).action)
+
+
+@dataclass(frozen=True)
+class FrozenPolicy:
+    """A policy of the run whose frozen versions may be opponents: its store, and what acts with their params."""
+
+    store: PlayerStore
+    agent: Agent
+    spec: EnvSpec
+    view: SeatView
+    seed: int
+
+
+@dataclass
+class FrozenOpponent:
+    """Those of a run's policies that have a frozen player of one name."""
+
+    name: str
+    player: str
+    policies: Sequence[FrozenPolicy]
+    _made: dict[int, Contestant] = field(default_factory=dict)
+
+    def contestant(self, slots: int) -> Contestant | None:
+        """Return it, once all of these policies have the player.
+
+        Raises:
+          SnapshotError: a file of it is gone, or has changed.
+        """
+        if slots in self._made:
+            return self._made[slots]
+        versions = [policy.store.names().get(self.player) for policy in self.policies]
+        parts = [
+            SeatPolicy(policy.view.places, _acting(policy, version, slots))
+            for policy, version in zip(self.policies, versions, strict=True)
+            if version is not None
+        ]
+        if len(parts) < len(self.policies):
+            return None
+        self._made[slots] = Contestant(self.name, tuple(parts))
+        return self._made[slots]
+
+
+def _acting(policy: FrozenPolicy, version: int, slots: int) -> Acting:
+    engine = Engine(policy.agent, policy.spec, num_slots=slots, sizes=[slots], seed=policy.seed)
+    engine.set_params(version, policy.store.load(version))
+    return Acting(engine, slots)
+
+
+class LoadedOpponent:
+    """A player of another run; `load` returns it, sampling its actions."""
+
+    def __init__(self, name: str, load: Callable[[str], Any]) -> None:
+        self.name, self._found = name, load(name)
+
+    def contestant(self, slots: int) -> Contestant | None:
+        """Return it."""
+        return self._found
