@@ -15,6 +15,7 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import Machine, settled
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
+from jsrl.experiment.dividing import divided, may_need_policies
 from jsrl.experiment.policies import find_seats
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, Link, WorkerNode
@@ -368,8 +369,18 @@ def this_machine() -> Machine:
 
 
 def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
-    """Return the experiment with `auto` decided for this machine, and a sentence about it; None: nothing was `auto`."""
-    return settled(experiment, this_machine(), lambda: spec_for_one(find_spec(experiment)))
+    """Return the experiment with what it leaves open decided, and lines about it; None: it left nothing open.
+
+    That is `auto`, for this machine, and the policies of unlike seats.
+
+    Raises:
+      ConfigError, EnvironmentFault: its environment cannot be made.
+    """
+    line = None
+    if may_need_policies(experiment):
+        experiment, line = divided(experiment, find_spec(experiment))
+    experiment, chosen = settled(experiment, this_machine(), lambda: spec_for_one(find_spec(experiment)))
+    return experiment, "\n".join(filter(None, (line, chosen))) or None
 
 
 def devices_of(plan: Plan, gpus: list[str]) -> dict[str, list[str]]:

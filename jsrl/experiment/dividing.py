@@ -1,0 +1,57 @@
+"""One agent for an environment whose seats are not alike: a policy for each group of alike seats."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from jsrl.envs.games.make import SUITES
+from jsrl.experiment.experiment import Experiment
+from jsrl.experiment.policies import PolicyConfig
+from jsrl.types import EnvSpec, GameSpec, Seat
+
+
+def may_need_policies(experiment: Experiment) -> bool:
+    """Return whether an experiment has one agent for an environment of a suite with seats, which may be unlike."""
+    scheme = str(experiment.env.id).partition(":")[0]
+    return experiment.agent is not None and not experiment.policies and scheme in SUITES
+
+
+def divided(experiment: Experiment, spec: EnvSpec | GameSpec) -> tuple[Experiment, str | None]:
+    """Return an experiment with a policy for each group of alike seats, and a line about it; itself where all are alike.
+
+    Raises:
+      ConfigError: an option of the experiment does not go with several policies.
+    """
+    groups = alike_seats(spec.seats) if isinstance(spec, GameSpec) else {}
+    if len(groups) < 2:
+        return experiment, None
+    policies = {name: PolicyConfig(experiment.agent, seats=seats) for name, seats in groups.items()}
+    told = "; ".join(f"{name} plays {', '.join(seats)}" for name, seats in groups.items())
+    line = (
+        f"the seats of {spec.name!r} are not alike, so there are {len(groups)} policies with the same options: {told}"
+    )
+    return dataclasses.replace(experiment, agent=None, policies=policies), line
+
+
+def alike_seats(seats: tuple[Seat, ...]) -> dict[str, tuple[str, ...]]:
+    """Return name -> the names of seats that see and do the same, in the order of their first seats.
+
+    A group is called after what its seats' names begin with: `adversary` for adversary_0 and adversary_1.
+    """
+    groups: list[list[Seat]] = []
+    for seat in seats:
+        alike = [own for own in groups if (own[0].observation, own[0].action) == (seat.observation, seat.action)]
+        if alike:
+            alike[0].append(seat)
+        else:
+            groups.append([seat])
+    found: dict[str, tuple[str, ...]] = {}
+    for number, group in enumerate(groups):
+        names = tuple(seat.name for seat in group)
+        length = next((n for n, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), None)
+        common = re.sub(r"[^a-z0-9]+", "_", names[0][:length].lower())
+        common = re.sub(r"[_0-9]+$", "", common)
+        name = common if re.match(r"[a-z]", common) and common not in found else f"policy_{number}"
+        found[name] = names
+    return found

@@ -1,0 +1,77 @@
+"""Unlike seats and one agent: a policy for each group of alike seats, named after them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.cli import run as command
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_spec
+from jsrl.errors import ConfigError
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl.experiment.dividing import alike_seats, divided, may_need_policies
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.types import ArraySpec, Discrete, Seat
+
+TAG = EnvConfig("particle:simple_tag_v3")
+PPO = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
+TAGGED = Experiment(
+    agent=PPO,
+    env=TAG,
+    name="tagged",
+    num_envs=4,
+    rollout_length=8,
+    total_env_steps=2 * 32,
+    placement="serial",
+    evaluator=EvaluatorConfig(enabled=False),
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("adversary_0:1 adversary_1:1 agent_0:2", {"adversary": ["adversary_0", "adversary_1"], "agent": ["agent_0"]}),
+        ("eve_0:1 bob_0:2 alice_0:2", {"eve": ["eve_0"], "policy_1": ["bob_0", "alice_0"]}),
+        ("Seeker-10:1 hider:2 Seeker-11:1", {"seeker": ["Seeker-10", "Seeker-11"], "hider": ["hider"]}),
+        ("1:1 2:2", {"policy_0": ["1"], "policy_1": ["2"]}),
+        ("a_0:1 a_1:2", {"a": ["a_0"], "policy_1": ["a_1"]}),
+        ("a_0:1 b_0:1", {"policy_0": ["a_0", "b_0"]}),
+    ],
+)
+def test_groups_are_called_after_what_their_seats_have_in_common(names, expected):
+    sized = [name.split(":") for name in names.split()]
+    seats = tuple(Seat(name, ArraySpec((int(size),), "float32"), Discrete(2)) for name, size in sized)
+    assert {name: list(own) for name, own in alike_seats(seats).items()} == expected
+
+
+def test_unlike_seats_have_policies_with_the_same_options_and_alike_ones_have_one():
+    made, line = divided(TAGGED, make_spec(TAG))
+    assert made.agent is None and list(made.policies) == ["adversary", "agent"]
+    assert made.policies["agent"] == PolicyConfig(PPO, seats=("agent_0",))
+    assert (
+        "2 policies with the same options: adversary plays adversary_0, adversary_1, adversary_2; agent plays agent_0"
+        in line
+    )
+    spread = EnvConfig("particle:simple_spread_v3")
+    assert divided(dataclasses.replace(TAGGED, env=spread), make_spec(spread))[1] is None
+    assert not may_need_policies(dataclasses.replace(TAGGED, env=EnvConfig()))
+    assert not may_need_policies(made)
+    with pytest.raises(ConfigError, match="stop_at_return"):
+        divided(dataclasses.replace(TAGGED, stop_at_return=1.0), make_spec(TAG))
+
+
+@pytest.mark.slow
+def test_a_run_makes_them_says_so_and_can_be_resumed(tmp_path, monkeypatch, capsys):
+    result = run(TAGGED, runs_dir=tmp_path, name="one", display="quiet")
+    assert result.updates == 2 and result.others["agent"]["updates"] == 2
+    assert "adversary plays adversary_0" in (result.folder / "logs" / "controller.log").read_text()
+    again = run(TAGGED, runs_dir=tmp_path, resume="one", display="quiet", total_env_steps=4 * 32)
+    assert again.updates == 4 and again.others["agent"]["updates"] == 4
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["mappo", "--env.id", "particle:simple_speaker_listener_v4", "--plan"]) == 0
+    text = capsys.readouterr().out
+    assert "speaker plays speaker_0; listener plays listener_0" in text and "learner-listener" in text
