@@ -24,7 +24,7 @@ from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
-from jsrl.types import EnvSpec, GameSpec, leaves, to_environment
+from jsrl.types import EnvSpec, GameSpec, leaves, named_leaves, to_environment
 from jsrl.workers.acting import Engine
 
 
@@ -124,15 +124,18 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     seats = find_seats(several, game, shared=True)[(name or first) if several else ""]
     spec = game.view(list(seats)) if isinstance(game, GameSpec) else game
     agent = build_agent(resolved_agent(experiment), spec)
-    version, values, meta = _params_of(folder, f"{beside}/{plain}" if beside else plain, runs_dir)
     shapes = jax.eval_shape(agent.init, jax.random.key(0)).params
+    names = [leaf for leaf, _ in named_leaves(shapes)]
+    version, values, meta = _params_of(folder, f"{beside}/{plain}" if beside else plain, runs_dir, names)
     params = jax.tree.unflatten(jax.tree.structure(shapes), values)
     view = view_of(name or first or "all", tuple(seats.values()))
     return Policy(experiment, spec, params, version, meta, view, tuple(seats))
 
 
-def _params_of(folder: RunFolder, tag: str, runs_dir: str) -> tuple[int, list[Any], dict[str, Any]]:
-    """Return version, leaves and meta of a snapshot, or of a frozen player where no snapshot has the tag."""
+def _params_of(
+    folder: RunFolder, tag: str, runs_dir: str, leaf_names: Sequence[str]
+) -> tuple[int, list[Any], dict[str, Any]]:
+    """Return version, leaves (in the order of their names) and meta of a snapshot, or where none has the tag of a player."""
     from jsrl.launch.resume import params_source
 
     policy, _, plain = tag.rpartition("/")
@@ -148,7 +151,8 @@ def _params_of(folder: RunFolder, tag: str, runs_dir: str) -> tuple[int, list[An
         raise
     snapshot = SnapshotStore(source).load_snapshot(selector)
     tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]
-    return snapshot.version, jax.tree.leaves(tree), snapshot.meta
+    found = dict(named_leaves(tree))  # dicts, whose leaves are in another order than those of the tuples they were
+    return snapshot.version, [found[leaf] for leaf in leaf_names], snapshot.meta
 
 
 def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:

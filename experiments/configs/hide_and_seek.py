@@ -28,7 +28,7 @@ def config() -> Experiment:
         name="hide_and_seek",
         env=EnvConfig(
             "hide_and_seek:empty",
-            kwargs={"n_hiders": 1, "n_seekers": 1, "hide_unseen": True, "seekers_wait": True},
+            kwargs={"n_hiders": 1, "n_seekers": 1, "relative": True, "hide_unseen": True, "seekers_wait": True},
             episode_metrics=STATISTICS,
         ),
         policies={"hiders": PolicyConfig(agent, seats="hider_*"), "seekers": PolicyConfig(agent, seats="seeker_*")},

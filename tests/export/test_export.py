@@ -323,7 +323,7 @@ def test_a_file_says_what_it_reads_and_returns(folder):
 
 @pytest.mark.slow
 def test_the_command_exports_what_a_run_has_learned(tmp_path, capsys):
-    experiment = Experiment(agent=PPOConfig(network=SMALL), total_env_steps=2000)
+    experiment = Experiment(agent=PPOConfig(network=SMALL, normalize_observations=True), total_env_steps=2000)
     run(experiment, placement="serial", runs_dir=str(tmp_path), name="short", display="quiet")
     at, written = ["--runs-dir", str(tmp_path)], str(tmp_path / "policy.zip")
     assert export.main(["short@latest", written, "--onnx", *at]) == 0

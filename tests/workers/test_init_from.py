@@ -8,6 +8,8 @@ import pytest
 from jsrl.agents.base import Agent, AgentState
 from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.dqn import DQNConfig, dqn
+from jsrl.agents.normalization import Moments
+from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.networks.model import NetworkConfig
@@ -61,6 +63,19 @@ def test_target_networks_are_the_loaded_ones(name, tmp_path):
     target = TARGETS[name](begun.learner_params)
     jax.tree.map(np.testing.assert_array_equal, target, other.params.weights.network)
     jax.tree.map(np.testing.assert_array_equal, begun.params.weights.network, other.params.weights.network)
+
+
+def test_moments_of_observations_are_loaded_too(tmp_path):
+    agent = ppo(PPOConfig(network=FLAT, normalize_observations=True), CHOICE)
+    other = jax.jit(agent.init)(jax.random.key(1))
+    moments = Moments(jnp.float32(7.0), jnp.float32([1.0, 2.0, 3.0]), jnp.float32([4.0, 5.0, 6.0]))
+    other = other._replace(params=other.params._replace(moments=moments))
+    store = SnapshotStore(tmp_path)
+    store.save(1, {"params": jax.device_get(other.params)}, meta={}, tags=("best",), wait=True)
+    store.close()
+    start_point = StartPoint(restore=f"{tmp_path}@best", params_only=True)
+    begun = restore(start_point, agent, lambda: agent.init(jax.random.key(2)))
+    jax.tree.map(np.testing.assert_array_equal, begun.params, other.params)
 
 
 def test_what_was_not_loaded_is_fresh(tmp_path):

@@ -73,6 +73,8 @@ class Observations:
         own[:, :, :4], own[:, :, 4:8] = worlds.position[:, :agents], worlds.velocity[:, :agents]
         own[:, :, 9] = prepared[:, None]
         self.seen["observation_self"][:] = own
+        if self._settings.relative:
+            self.seen["observation_self"][..., 3] = _within_a_turn(own[..., 3])
         if "lidar" in self.seen:
             self.seen["lidar"][:] = self._sight.lidar
         self._build_others(own)
@@ -87,6 +89,10 @@ class Observations:
         rows = self._settings.n_agents - 1
         visible = self._sight.seen[:, self._me, self._others]
         shown = own[:, self._others]
+        if self._settings.relative:
+            shown[..., :3] -= own[:, :, None, :3]
+            bearing = np.arctan2(shown[..., 1], shown[..., 0]) - (own[:, :, None, 3] - np.pi / 2)
+            shown[..., 3] = _within_a_turn(bearing)
         if self._settings.hide_unseen:
             shown = shown * visible[..., None]
         self.seen["agent_qpos_qvel"][:, :, :rows] = shown
@@ -108,6 +114,9 @@ class Observations:
         """Write the rows of some objects, with their locks, and their masks."""
         settings, seen, width = self._settings, self.seen[key], rows.shape[-1]
         seen[..., :width] = rows[:, None]
+        if settings.relative:
+            own = self._agents[:, :, None, :3]
+            seen[..., :3] -= own * self._worlds.present[:, None, bodies, None]
         if seen.shape[-1] > width:
             locked, owner = (array[:, None, self._objects(bodies)] for array in (self._hands.locked, self._hands.owner))
             team = self._hands.team
@@ -129,6 +138,11 @@ class Observations:
     def _objects(self, bodies: slice) -> slice:
         agents = self._settings.n_agents
         return slice(bodies.start - agents, None if bodies.stop is None else bodies.stop - agents)
+
+
+def _within_a_turn(angle: np.ndarray) -> np.ndarray:
+    """Return angles within -pi and pi."""
+    return (angle + np.pi) % (2 * np.pi) - np.pi
 
 
 def state_size(settings: Settings) -> int:

@@ -43,6 +43,8 @@ class Settings:
       corner_bias: the view cone is tested between corners, as in the original, else between centres.
       seekers_wait: while hiders prepare, seekers do not act (`acts` 0), so that nothing is learned from actions that do
         nothing; else their actions are taken and disregarded, as in the original.
+      relative: positions of others are differences from the agent's, along the world's axes, and the angle of another agent is
+        where it stands as seen from where the agent looks; the agent's own angle is within a turn. For small networks.
       hide_unseen: rows of entities that an agent does not see are zeros, for networks that do not read the masks.
     """
 
@@ -72,6 +74,7 @@ class Settings:
     lidar_range: float = 6.0
     corner_bias: bool = True
     seekers_wait: bool = False
+    relative: bool = False
     hide_unseen: bool = False
 
     def __post_init__(self) -> None:

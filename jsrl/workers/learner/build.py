@@ -15,7 +15,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
-from jsrl.types import leaves, spec_of
+from jsrl.types import named_leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher
@@ -87,10 +87,11 @@ def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentStat
     loaded = store.load(selector).tree
     params = loaded["params"] if "params" in loaded else loaded["state"]["params"]
     state = jax.device_get(jax.jit(fresh)())
-    wanted, given = leaves(spec_of(state.params)), leaves(spec_of(params))
+    wanted, given = dict(named_leaves(spec_of(state.params))), dict(named_leaves(spec_of(params)))
     if wanted != given:
         raise ConfigError(
             f"the params in {start_point.restore} are not this experiment's: expected {wanted}, found {given}; "
             "`init-from` needs the same network and spaces."
         )
-    return adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), leaves(params)))
+    found = dict(named_leaves(params))  # dicts, whose leaves are in another order than those of the tuples they were
+    return adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), [found[name] for name in wanted]))

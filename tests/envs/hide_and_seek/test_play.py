@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -82,6 +85,38 @@ def test_random_policies_in_the_main_game() -> None:
 @pytest.mark.parametrize(("scenario", "share"), [("empty", 0.82), ("quadrant", 0.70)])
 def test_a_seeker_that_runs_straight_to_the_hider(scenario: str, share: float) -> None:
     assert play(scenario, BARE, 100, oracle=True)["seen_share"] >= share
+
+
+DIGEST = """
+import hashlib
+import numpy as np
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_game
+from jsrl.envs.random_play import random_joint_actions
+
+metrics = ("max_box_move", "num_box_lock", "seen_share")
+config = EnvConfig("hide_and_seek:randomwalls", kwargs={"horizon": 50}, episode_metrics=metrics)
+game, rng, told = make_game(config, 2, 3), np.random.default_rng(0), hashlib.sha256()
+step = game.reset()
+for _ in range(120):
+    step = game.step(random_joint_actions(game, step.observation, rng))
+    for seat in game.spec.names:
+        for leaf in step.observation[seat].values():
+            told.update(np.ascontiguousarray(leaf).tobytes())
+    told.update(step.reward.tobytes())
+    told.update(repr([(episode.returns, episode.metrics) for episode in step.episodes]).encode())
+game.close()
+print(told.hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_play_the_same_bits() -> None:
+    digests = [
+        subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, timeout=120, check=True).stdout
+        for _ in range(2)
+    ]
+    assert digests[0] == digests[1] and len(digests[0].strip()) == 64
 
 
 def robust(decisions: int) -> None:

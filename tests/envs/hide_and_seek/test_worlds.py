@@ -19,6 +19,7 @@ from jsrl.envs.hide_and_seek.worlds import build_world
 from jsrl.envs.make import import_modules, make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
+from tests.envs.hide_and_seek.scenes import EAST, scene
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -87,6 +88,13 @@ def test_random_walls_and_objects_are_drawn_as_in_the_original() -> None:
         for team in (slice(0, 2), slice(2, 4)):
             cells = layout.cells[team]
             assert np.abs(cells - cells[0]).max() <= 3
+
+
+@pytest.mark.slow
+def test_ten_thousand_worlds_find_their_places() -> None:
+    for scenario, options in (("randomwalls", {"n_hiders": 3, "n_seekers": 3}), ("quadrant", {})):
+        _, drawn = layouts(scenario, 10_000, **options)
+        assert np.mean([layout.attempts for layout in drawn]) < 1.2
 
 
 def test_doors_are_wide_enough() -> None:
@@ -211,6 +219,18 @@ def test_a_world_that_finds_no_place_is_told_wherever_it_is_built() -> None:
         for episode in range(2):
             ahead.take(0, episode)
     ahead.close()
+
+
+def test_positions_may_be_relative_to_the_agent() -> None:
+    """An agent at (3, 3) that looks east; another 1 m north and 1 m east of it; a box 2 m west."""
+    for relative, place, angle in ((False, (3.85, 3.85), 7.0), (True, (1.0, 1.0), np.pi / 4)):
+        game = scene([(3, 3, EAST), (4, 4, 7.0)], boxes=[(1, 3)], relative=relative)
+        seen = {name: leaf[0, 0] for name, leaf in game.refresh().observation["hider_0"].items()}
+        np.testing.assert_allclose(seen["agent_qpos_qvel"][0, :4], (*place, 0.0, angle), atol=1e-5)
+        box = (1 - 0.25 - 2.85, 2.75 - 2.85) if relative else (0.75, 2.75)
+        np.testing.assert_allclose(seen["box_obs"][0, :4], (*box, 0.0, 1.0), atol=1e-5)
+        other = game.refresh().observation["seeker_0"]["observation_self"][0, 0, 3]
+        assert other == pytest.approx(7.0 - 2 * np.pi if relative else 7.0, abs=1e-5)
 
 
 def test_slots_do_not_depend_on_each_other() -> None:
