@@ -39,7 +39,8 @@ def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
         engine = Ssh(options.hosts.split(","), options.host_python or sys.executable)
         count = len(engine.hosts)
     host, port = parse_listen(options.listen) if options.listen else (towards(options.hosts or ""), 0)
-    own, tokens = own_facts(socket.gethostname(), host), Path(options.runs_dir, f"join-{host}-{port or os.getpid()}")
+    own = own_facts(socket.gethostname(), host)
+    tokens = Path(options.tokens_dir or Path(options.runs_dir, f"join-{host}-{port or os.getpid()}"))
     tell = functools.partial(print, file=sys.stderr, flush=True)
     launcher = JoinedHosts(Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s)
     try:

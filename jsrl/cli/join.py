@@ -22,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("address", nargs="?", help="HOST:PORT of the controller, as `jsrl run --listen` prints it")
     parser.add_argument("--token-file", help="one of the files that `jsrl run --listen` wrote; each host needs its own")
     parser.add_argument(
+        "--from", dest="folder", help="folder of tokens of a run, seen from here: take one, and wait for it"
+    )
+    parser.add_argument(
         "--name", default=socket.gethostname(), help="of this host, unique in the run (default: its own)"
     )
     parser.add_argument("--patience-s", type=float, default=120.0, help="how long to look for the controller")
@@ -32,13 +35,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(json.dumps(dataclasses.asdict(own_facts(options.name, ""))))
         return 0
-    if options.address is None or options.token_file is None:
-        parser.error("give HOST:PORT of a controller and --token-file")
+    given = options.address is not None and options.token_file is not None
+    if given == (options.folder is not None):
+        parser.error("give HOST:PORT of a controller and --token-file, or --from FOLDER")
     try:
+        if options.folder is not None:
+            options.address, options.token_file = claimed(Path(options.folder), options.patience_s)
         return join(options.address, options.token_file, options.name, options.patience_s)
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+
+
+def claimed(folder: Path, timeout_s: float) -> tuple[str, str]:
+    """Return (address, token file) out of a folder of tokens."""
+    from jsrl.launch.hosts.tokens import claim
+
+    address, path = claim(folder, timeout_s)
+    return address, str(path)
 
 
 def join(address: str, token_file: str, name: str, patience_s: float) -> int:

@@ -82,6 +82,10 @@ def command(words: list[str]) -> int:
         print(full_help(default) if every else short_help(default, usage(), summaries()))
         return 0
     asked = cli.parse(words, default)
+    if asked.run.launcher == "slurm":
+        from jsrl.cli.slurm import submit
+
+        return submit(name, words, asked)
     return execute(asked)
 
 

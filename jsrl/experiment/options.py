@@ -79,6 +79,34 @@ class WandbOptions:
 
 
 @dataclass(frozen=True)
+class SlurmOptions:
+    """How a run is submitted with `--launcher slurm`."""
+
+    partition: str | None = None
+    """Partition of the controller and the learners."""
+    actor_partition: str | None = None
+    """Partition of the actor hosts, such as a preemptible one (default: the same)."""
+    gres: str | None = None
+    """Generic resources of the controller's job, such as gpu:4."""
+    cpus: int | None = None
+    """Cores of the controller's job."""
+    actor_cpus: int | None = None
+    """Cores of each actor host."""
+    account: str | None = None
+    """Account of both jobs."""
+    qos: str | None = None
+    """Quality of service of both jobs."""
+    time: str | None = None
+    """Time limit of both jobs, as sbatch takes it."""
+    constraint: str | None = None
+    """Features of the nodes of both jobs."""
+    setup: str | None = None
+    """Shell commands before jsrl, such as `module load cuda`; JSRL_ADDRESS=IP there says how the others reach this host."""
+    extra: tuple[str, ...] = ()
+    """Further options of sbatch for both jobs, without their dashes: exclusive mem=0."""
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """What is not part of the experiment."""
 
@@ -111,7 +139,14 @@ class RunOptions:
     listen: str | None = None
     """Let other hosts run actors: wait for them (`jsrl join`) at this IP address of this host, perhaps with a port."""
     num_hosts: int = 1
-    """With --listen: how many other hosts to wait for."""
+    """With --listen or --launcher slurm: how many other hosts to wait for."""
+    tokens_dir: str | None = None
+    """With --listen: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
+    launcher: typing.Literal["local", "slurm"] = "local"
+    """slurm: submit a job for the controller and an array of num-hosts jobs for the actors, and return."""
+    print: bool = False
+    """With --launcher slurm: print the script, and submit nothing."""
+    slurm: SlurmOptions = SlurmOptions()
     hosts: str | None = None
     """Let these hosts run actors, such as a,b,me@10.0.0.7: they are reached by ssh, with keys that are there."""
     host_python: str | None = None

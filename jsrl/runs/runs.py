@@ -35,6 +35,21 @@ _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
 RUNNING = "running"  # the file that a run's own process holds locked
 
 
+def new_run_name(seed: int | None = None) -> str:
+    """Return the name of a run that was given none: the time, and the seed."""
+    return time.strftime("%Y%m%d-%H%M%S") + (f"-seed{seed}" if seed is not None else "")
+
+
+def check_run_name(name: str) -> None:
+    """Refuse a name that no folder of a run can have.
+
+    Raises:
+      ConfigError: it is one.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot name a run: use letters, digits and _ . + = , - (no slashes).")
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One run's folder; see the module's picture."""
@@ -62,10 +77,9 @@ class RunFolder:
         Raises:
           ConfigError: the name cannot be a folder, is taken, or the place cannot be written.
         """
-        chosen = name or time.strftime("%Y%m%d-%H%M%S") + (f"-seed{seed}" if seed is not None else "")
-        for part in (experiment, chosen):
-            if not _NAME.fullmatch(part):
-                raise ConfigError(f"{part!r} cannot name a run: use letters, digits and _ . + = , - (no slashes).")
+        chosen = name or new_run_name(seed)
+        check_run_name(experiment)
+        check_run_name(chosen)
         parent = Path(runs_dir).expanduser().absolute() / experiment
         try:
             path = cls._claim(parent, chosen, overwrite=overwrite, may_number=name is None)

@@ -80,6 +80,7 @@ class JoinedHosts:
         try:
             if engine is None:
                 self.token_files = [self._tokens.make() for _ in range(count)]
+                self._tokens.publish(self.address)
             else:
                 self._keeper = Keeper(engine, self.address, self._tokens.make, self._lose, tell)
         except ConfigError:

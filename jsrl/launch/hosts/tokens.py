@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.transport.meeting.keys import make_server_keys, write_client_keys
 from jsrl.transport.memory.segment import make_folder
+
+LOOK_S = 0.5
+ADDRESS, CLAIMED = "address", ".claimed"  # file in a folder of tokens; suffix of a token that an agent has taken
+
+
+def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
+    """Return (address, token file) out of a folder of tokens, waiting for them; nobody else gets the file.
+
+    Raises:
+      ConfigError: there was none in time.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        for path in sorted(folder.glob("*.token")):
+            with contextlib.suppress(FileNotFoundError):  # another was faster, or the run has ended
+                address = (folder / ADDRESS).read_text().strip()
+                return address, path.rename(path.with_suffix(CLAIMED))
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"no token was found in {folder} within {timeout_s:g} s; is a run there (`jsrl run --listen`), and does it "
+                "wait for more hosts?"
+            )
+        time.sleep(LOOK_S)
 
 
 @dataclass
@@ -54,6 +78,10 @@ class Tokens:
         self._by_key[public] = Token(f"{path.stem}-{secrets.token_hex(4)}", path)
         return path
 
+    def publish(self, address: str) -> None:
+        """Write the address to join at, for those who see the folder (see `claim`)."""
+        (self._folder / ADDRESS).write_text(f"{address}\n")
+
     def admits(self, key: bytes) -> str:
         """Return the name of the token whose key this is; empty: there is none, or it was taken back."""
         token = self._by_key.get(key)
@@ -72,12 +100,15 @@ class Tokens:
     def revoke(self, name: str) -> None:
         """Take a token back, with what joined with it."""
         for key in [key for key, token in self._by_key.items() if token.name == name]:
-            self._by_key.pop(key).path.unlink(missing_ok=True)
+            path = self._by_key.pop(key).path
+            path.unlink(missing_ok=True)
+            path.with_suffix(CLAIMED).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Take all of them back."""
         for token in list(self._by_key.values()):
             self.revoke(token.name)
+        (self._folder / ADDRESS).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # somebody else has put something there
             for made in self._made_folders:
                 made.rmdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -209,7 +208,7 @@ def test_an_agent_that_is_told_to_end_leaves_in_order(tmp_path: Path) -> None:
         assert handle.wait(LOST_S - 1.0) and "its agent was told to end" in handle.exit.text
         status, text = agent.ends()
         assert status == 0 and text.endswith("this host has left the run\n")
-        assert not list(Path(f"/tmp/jsrl-hosts-{os.getuid()}").glob("*/jobs"))
+        assert not Path(handle.life.host.folder).exists()
 
 
 @pytest.mark.slow

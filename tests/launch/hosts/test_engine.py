@@ -150,7 +150,7 @@ def test_a_host_behind_a_real_sshd(tmp_path: Path) -> None:
         if not names:
             pytest.skip("network namespaces are not allowed here (they need root)")
         other = f"{address.rpartition('.')[0]}.2"
-        command = served_by_sshd(tmp_path, names[0])
+        server, command = served_by_sshd(tmp_path, names[0])
         launcher = JoinedHosts(
             Local(), own_facts("here", address), 0, 1, tmp_path / "join", lambda line: None,
             engine=Ssh([other], f"{sys.executable}", command),
@@ -161,14 +161,13 @@ def test_a_host_behind_a_real_sshd(tmp_path: Path) -> None:
             assert (host.name, host.facts.address) == (other, other)
         finally:
             launcher.close()
-            for process in psutil.process_iter():
-                if str(tmp_path / "sshd.conf") in process.cmdline():
-                    process.kill()
+            server.kill()
+            server.wait(10)
         assert not agents_of(launcher.address)
 
 
-def served_by_sshd(folder: Path, namespace: str) -> list[str]:
-    """Start sshd in a namespace, for this user's new key alone; return the ssh command that reaches it."""
+def served_by_sshd(folder: Path, namespace: str) -> tuple[subprocess.Popen[bytes], list[str]]:
+    """Start sshd in a namespace, for this user's new key alone; return it, and the ssh command that reaches it."""
     for name in ("user", "host"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=20
@@ -178,10 +177,8 @@ def served_by_sshd(folder: Path, namespace: str) -> list[str]:
         f"PasswordAuthentication no\nPidFile none\nSetEnv PYTHONPATH={os.environ['PYTHONPATH']}\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
-    subprocess.run(
-        ["ip", "netns", "exec", namespace, str(SSHD), "-f", str(folder / "sshd.conf")], check=True, timeout=20
-    )
-    return [
+    server = subprocess.Popen(["ip", "netns", "exec", namespace, str(SSHD), "-D", "-f", str(folder / "sshd.conf")])
+    return server, [
         "ssh", "-F", "none", "-i", str(folder / "user"), "-o", "StrictHostKeyChecking=no",
         "-o", f"UserKnownHostsFile={folder}/known",
     ]  # fmt: skip

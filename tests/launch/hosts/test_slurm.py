@@ -1,0 +1,155 @@
+"""The Slurm script of a run, played with a Python that only writes down what it is asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli import run as command
+from jsrl.cli.slurm import without
+from jsrl.errors import ConfigError
+from jsrl.experiment.options import SlurmOptions
+from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
+from jsrl.launch.hosts.tokens import ADDRESS, Tokens, claim
+from tests.launch.hosts.agents import await_that
+
+PYTHON = """#!/bin/bash
+echo "$*" >> "$LOG"
+[ "$3" = run ] && [ -n "$WAITS" ] && { trap 'echo told >> "$LOG"' TERM; sleep 30 & wait $!; sleep 0.3; exit 130; }
+[ "$3" = join ] && [ "$(wc -l < "$LOG")" = 2 ] && touch "$TOKENS.ended"
+exit "${STATUS:-0}"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> SlurmRun:
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    options = SlurmOptions(
+        partition="gpu",
+        actor_partition="cheap",
+        gres="gpu:4",
+        actor_cpus=8,
+        time="1:00:00",
+        extra=("exclusive", "mem=0"),
+    )
+    words = ("--env.id", "it's a game", "--num-actors", "8")
+    return SlurmRun("ppo", words, tmp_path / "my runs" / "ppo" / "x", 3, str(python), options)
+
+
+def play(run: SlurmRun, **variables: str) -> subprocess.Popen[bytes]:
+    """Start the script as Slurm would."""
+    path = run.folder.parents[2] / "script.sh"
+    path.write_text(slurm_script(run).replace("sleep 5", "sleep 0.05"))
+    run.tokens.parent.mkdir(exist_ok=True)
+    known = {"LOG": str(log_of(run)), "TOKENS": str(run.tokens), "SLURM_JOB_ID": "7", "JSRL_ADDRESS": "10.0.0.5"}
+    words = ["bash", "-u", str(path)]
+    return subprocess.Popen(
+        words, start_new_session=True, env=os.environ | {"SLURM_ARRAY_TASK_ID": ""} | known | variables
+    )
+
+
+def log_of(run: SlurmRun) -> Path:
+    return run.folder.parents[2] / "log"
+
+
+def asked(run: SlurmRun) -> list[str]:
+    """Return what its Python was asked for."""
+    return log_of(run).read_text().splitlines() if log_of(run).exists() else []
+
+
+def test_the_script_says_how_to_submit_it(slurm: SlurmRun):
+    lines = slurm_script(slurm).splitlines()
+    assert "#   sbatch --job-name=jsrl-x --partition=gpu --gres=gpu:4 jsrl-x.sh" in lines
+    assert "#   sbatch --job-name=jsrl-x-actors --array=1-3 --partition=cheap --cpus-per-task=8 jsrl-x.sh" in lines
+    assert {"#SBATCH --requeue", "#SBATCH --time=1:00:00", "#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(lines)
+    assert not [line for line in lines if "@" in line.replace("B:USR1@", "").replace("{begin[@]}", "")]
+
+
+def test_a_new_run_begins_and_one_with_a_snapshot_goes_on(slurm: SlurmRun):
+    assert play(slurm).wait(20) == 0
+    runs = slurm.folder.parents[1]
+    assert asked(slurm) == [
+        f"-m jsrl.cli.main run ppo --run-name x --overwrite --env.id it's a game --num-actors 8 --runs-dir {runs} "
+        f"--display plain --listen 10.0.0.5 --num-hosts 3 --tokens-dir {slurm.tokens} --join-s 86400"
+    ]
+    assert slurm.ended.exists()
+    tags = slurm.folder / "snapshots" / "state" / "tags"
+    tags.mkdir(parents=True)
+    (tags / "latest.json").touch()
+    assert play(slurm, STATUS="1").wait(20) == 1
+    assert asked(slurm)[-1].startswith(f"-m jsrl.cli.main run --resume {slurm.folder} --env.id it's a game")
+
+
+@pytest.mark.parametrize("who", ["everybody", "the shell"])
+def test_a_run_that_is_stopped_from_outside_is_told_once_and_has_not_ended(slurm: SlurmRun, who: str):
+    script = play(slurm, WAITS="1")
+    await_that(lambda: asked(slurm))
+    time.sleep(0.3)  # its Python sets its trap
+    if who == "everybody":  # a requeue, a preemption, scancel
+        os.killpg(script.pid, signal.SIGTERM)
+    else:  # before the time limit
+        script.send_signal(signal.SIGUSR1)
+    assert script.wait(20) == 130 and not slurm.ended.exists()
+    assert asked(slurm)[1:] == ["told"]
+
+
+def test_an_actor_host_joins_until_the_run_has_ended(slurm: SlurmRun):
+    assert play(slurm, SLURM_ARRAY_TASK_ID="2").wait(20) == 0
+    first, second = asked(slurm)
+    assert first == second and first.startswith(f"-m jsrl.cli.main join --from {slurm.tokens} --name ")
+    assert first.endswith("-7 --patience-s 600")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [({"num_hosts": 0}, "has at least one actor host"), ({"folder": Path("/runs/ppo/a b")}, "'a b' cannot name a run")],
+)
+def test_what_no_script_can_be_made_of(slurm: SlurmRun, changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        SlurmRun(**{name: getattr(slurm, name) for name in SlurmRun.__dataclass_fields__} | changes)
+
+
+def test_options_that_the_script_says_itself_are_left_out():
+    own = ["--launcher", "slurm", "--print", "--slurm.extra", "a=1", "b", "--run-name=x", "--no-display"]
+    assert without(["--num-envs", "8", *own, "--agent.gamma", "0.9"]) == ("--num-envs", "8", "--agent.gamma", "0.9")
+
+
+def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["ppo_cartpole", "--launcher", "slurm", "--num-hosts", "2", "--run-name", "x"]
+    assert command.main([*words, "--print"]) == 0
+    assert subprocess.run(["bash", "-n"], input=capsys.readouterr().out.encode(), check=False).returncode == 0
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command.main(words) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+    assert command.main([*words, "--seeds", "0-3"]) == 2
+    assert "--seeds does not go with --launcher slurm" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_many_that_want_a_token_each_gets_another_one(tmp_path: Path):
+    tokens, found = Tokens(tmp_path / "join"), []
+    wanting = [threading.Thread(target=lambda: found.append(claim(tmp_path / "join", 20.0))) for _ in range(6)]
+    for thread in wanting:
+        thread.start()  # before there is anything to take
+    paths = [tokens.make() for _ in range(6)]
+    tokens.publish("10.0.0.5:7000")
+    for thread in wanting:
+        thread.join(20)
+    assert {address for address, _ in found} == {"10.0.0.5:7000"}
+    assert {path.stem for _, path in found} == {path.stem for path in paths} and not any(
+        path.exists() for path in paths
+    )
+    with pytest.raises(ConfigError, match="no token was found"):
+        claim(tmp_path / "join", 0.0)
+    assert (tmp_path / "join" / ADDRESS).exists()
+    tokens.close()
+    assert not (tmp_path / "join").exists()
