@@ -22,7 +22,7 @@ from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.transport.meeting.handshake import hello_frames
-from jsrl.transport.meeting.keys import load_client_keys, make_keys
+from jsrl.transport.meeting.keys import add_guest, load_client_keys, make_keys
 from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from tests.contracts.inference_contract import SPEC, Serving, check_answer, make_request
@@ -259,6 +259,21 @@ def test_the_control_road_with_keys(world: Path) -> None:
             end.close()
         server.close()
     assert server.refused == 0
+
+
+@slow
+@pytest.mark.parametrize("road", ROADS)
+def test_a_guest_is_let_in_until_its_key_is_taken_back(world: Path, tmp_path: Path, road: str) -> None:
+    path, content = add_guest(world / "run")
+    own = tmp_path / "client.key"
+    own.write_bytes(content)
+    own.chmod(0o600)
+    with opened(road, world / "run") as end:
+        end.use("actor-0", own)
+        path.unlink()
+        with pytest.raises(AccessDenied, match="refused this end's key"):
+            end.use("actor-1", own)
+        end.use("actor-2", world / "run")
 
 
 # -- at the level of sockets

@@ -22,7 +22,7 @@ from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, tcp
 from jsrl.references.reference import to_json
-from jsrl.transport.meeting.keys import CLIENT_FILE
+from jsrl.transport.meeting.keys import add_guest
 from jsrl.workers.jobs import Job
 
 JOIN_S = 600.0
@@ -66,14 +66,13 @@ class JoinedHosts:
             raise ConfigError(f"num_hosts is {count}; wait for at least one other host, or leave out --listen.")
         self._here, self._own, self._count, self._join_s, self._tell = here, own, count, join_s, tell
         self._tokens = Tokens(tokens)
-        self.members = Members(
-            self._tokens, lease_s, lost_s, own=own.name, successor=self._successor if engine is None else lambda: ""
-        )
+        self.members = Members(self._tokens, lease_s, lost_s, own=own.name, on_loss=self._after_loss)
         self._port = HostPort(tcp(own.address, port), self._tokens, self.members, tell)
         self.address = self._port.address.removeprefix("tcp://")
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
+        self._guests: dict[int, Path] = {}  # host epoch -> the file that lets its key in to the streams
         self._serves = self._closed = False
         self._keeper: Keeper | None = None
         self.token_files: list[Path] = []
@@ -87,8 +86,12 @@ class JoinedHosts:
             self.close()
             raise
 
-    def _successor(self) -> str:
-        """Return who may take the place of a lost host: whoever has the new token."""
+    def _after_loss(self, host: JoinedHost) -> str:
+        """Take back the key of a lost host; return who may take its place: whoever has the new token, or its engine's next."""
+        if (guest := self._guests.pop(host.epoch, None)) is not None:
+            guest.unlink(missing_ok=True)
+        if self._keeper is not None:
+            return ""
         try:
             return f"another may join with {self._tokens.make()}"
         except ConfigError as error:
@@ -163,7 +166,8 @@ class JoinedHosts:
             self._archives[modules] = archive(set(modules))
         digest, content = self._archives[modules]
         if self._is_new(host, KEYS):
-            self._port.send(host, Keys(host.epoch, Path(job.keys, CLIENT_FILE).read_bytes()))
+            self._guests[host.epoch], key = add_guest(job.keys)
+            self._port.send(host, Keys(host.epoch, key))
         if digest and self._is_new(host, digest):
             for at in range(0, len(content), CHUNK_BYTES):
                 part = content[at : at + CHUNK_BYTES]
@@ -195,6 +199,8 @@ class JoinedHosts:
             if self._keeper is not None:
                 self._keeper.close()
             self._tokens.close()
+            for guest in self._guests.values():
+                guest.unlink(missing_ok=True)
         self._here.close()
 
 

@@ -1,7 +1,8 @@
 """The hosts that have joined a run, as the controller knows them: who may join, what their workers do, who is lost.
 
 Nothing here sends or waits: `hear` takes a message and returns what to answer. Times are of this host's monotonic clock.
-`own` is the name of this host, which no other may have; `successor` says, for people, who takes the place of a lost host.
+`own` is the name of this host, which no other may have; `on_loss` is called with a lost host and says, for people, who takes
+its place.
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ class Members:
         lost_s: float = LOST_S,
         clock: Callable[[], float] = time.monotonic,
         own: str = "",
-        successor: Callable[[], str] = lambda: "",
+        on_loss: Callable[[JoinedHost], str] = lambda host: "",
     ) -> None:
-        self._successor = successor
+        self._on_loss = on_loss
         self._tokens, self._lease_s, self._lost_s, self._clock, self._own = tokens, lease_s, lost_s, clock, own
         self.hosts: list[JoinedHost] = []
         self.words: list[bytes] = []
@@ -210,5 +211,5 @@ class Members:
         """Give a host up."""
         host.lose(why)
         self.hosts.remove(host)
-        more = self._successor()
+        more = self._on_loss(host)
         self.news.append(f"host {host.name} is gone: {why}{f' ({more})' if more else ''}")

@@ -146,7 +146,11 @@ class Agent:
                 f"{self._address} does not take this token: used up, taken back, or of another run ({error})",
             )
             return
-        self._hear()
+        try:
+            self._hear()
+        except OSError as error:  # a full disk
+            self._leave(1, f"this host cannot keep the run's files ({error})")
+            return
         self._road.listen()
         if self._epoch:
             self._report()
@@ -154,9 +158,13 @@ class Agent:
             self._beat_at_s = now_s() + BEAT_S
             self._beat()
         if self._asked_to_leave and self._end is None:
-            self._children.kill_all()
-            self._say(Leaving(self._epoch, "its agent was told to end"))
-            self._end = (0, "this host has left the run")
+            self._leave(0, "its agent was told to end")
+
+    def _leave(self, status: int, why: str) -> None:
+        """End the workers and tell the controller why this host leaves."""
+        self._children.kill_all()
+        self._say(Leaving(self._epoch, why))
+        self._end = (status, f"this host has left the run: {why}")
 
     def _check_lease(self) -> None:
         silent_s = now_s() - self._lease_from_s

@@ -84,7 +84,7 @@ def bind_guarded(
 ) -> tuple[str, Gate | None]:
     """Bind a socket, encrypted and behind a gate where there are keys; return the endpoint that it got, and the gate.
 
-    `admits` says who is let in, which may change; without it, who holds the one client key. Call it after the socket's other
+    `admits` says who is let in, which may change; without it, the keys do. Call it after the socket's other
     options are set, and close both with `shut`. Where `bind` raises, they are closed.
     """
     _prepare(socket, endpoint, keys)
@@ -93,7 +93,7 @@ def bind_guarded(
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        gate = Gate(socket.context, admits or only(keys.client))
+        gate = Gate(socket.context, admits or keys.admits)
     try:
         bound = bind(socket, endpoint)
     except BaseException:
@@ -102,11 +102,6 @@ def bind_guarded(
     if gate is not None:
         gate.endpoint = bound
     return bound, gate
-
-
-def only(client: bytes) -> Admits:
-    """Return the function that admits the holder of one key alone."""
-    return lambda key: "client" if key == client else ""
 
 
 def outgoing(frames: list[Any], keys: object | None) -> list[Any]:

@@ -2,9 +2,10 @@
 
     RUN/keys/server.key    for the ends that bind: never leaves its host
     RUN/keys/client.key    for the ends that connect: all that another host needs
+    RUN/keys/guests/       public keys of further ends that may connect, one empty file each; a host that joined has its own
 
-A server takes connections of one client key only, and a client talks to one server key only, so that either file of
-another run is worth nothing here. Keys are CURVE's (Curve25519, 32 bytes) as text of 40 letters (Z85).
+A server takes connections of the client key and of its guests only, and a client talks to one server key only, so that
+either file of another run is worth nothing here. Keys are CURVE's (Curve25519, 32 bytes) as text of 40 letters (Z85).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,7 +26,7 @@ from zmq.utils import z85
 from jsrl.errors import ConfigError
 from jsrl.plain_files import open_plain
 
-SERVER_FILE, CLIENT_FILE = "server.key", "client.key"
+SERVER_FILE, CLIENT_FILE, GUESTS = "server.key", "client.key", "guests"
 KeyPath: TypeAlias = str | os.PathLike[str] | None
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 _MAX_FILE_BYTES = 4096
@@ -32,14 +34,24 @@ _MAX_FILE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What an end that binds needs: its own pair, and the public key of those that it lets in."""
+    """What an end that binds needs: its own pair, and the public key of those that it lets in.
+
+    `guests` is a folder of further keys that are let in while they are there (see `add_guest`); None: there are none.
+    """
 
     public: bytes
     secret: bytes = field(repr=False)
     client: bytes
+    guests: Path | None = None
 
     def __post_init__(self) -> None:
         _check_pair(self.public, self.secret)
+
+    def admits(self, key: bytes) -> str:
+        """Return the name of who holds a key; empty: nobody who is let in."""
+        if key == self.client:
+            return "client"
+        return "guest" if self.guests is not None and (self.guests / key.hex()).exists() else ""
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,22 @@ def make_server_keys() -> ServerKeys:
     return ServerKeys(public, secret, client)
 
 
+def add_guest(folder: str | os.PathLike[str]) -> tuple[Path, bytes]:
+    """Make a key of its own for one who connects to the ends of a run; return (file, content of its client.key).
+
+    The key is let in from now on, and no more for new connections once the file is removed.
+
+    Raises:
+      OSError: it cannot be written. ConfigError: the folder has no keys of a run.
+    """
+    public, secret = zmq.curve_keypair()
+    path = Path(folder) / GUESTS / public.hex()
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.touch(mode=0o600)
+    keys = {"public": public, "secret": secret, "server": load_client_keys(folder).server}
+    return path, json.dumps({name: key.decode() for name, key in keys.items()}).encode()
+
+
 def write_client_keys(path: Path, server: bytes) -> bytes:
     """Write new keys of an end that connects to `server` (mode 0600), and return its public one.
 
@@ -116,7 +144,8 @@ def load_server_keys(keys: str | os.PathLike[str]) -> ServerKeys:
       ConfigError: there are none, they are broken, or others can read them.
     """
     path = _file(keys, SERVER_FILE)
-    return _make(ServerKeys, path, _read(path, ("public", "secret", "client")))
+    fields: dict[str, Any] = {**_read(path, ("public", "secret", "client")), "guests": path.parent / GUESTS}
+    return _make(ServerKeys, path, fields)
 
 
 def load_client_keys(keys: str | os.PathLike[str]) -> ClientKeys:
@@ -134,7 +163,7 @@ def _file(keys: str | os.PathLike[str], name: str) -> Path:
     return path / name if path.is_dir() else path
 
 
-def _make(kind: Any, path: Path, fields: dict[str, bytes]) -> Any:
+def _make(kind: Any, path: Path, fields: Mapping[str, Any]) -> Any:
     try:
         return kind(**fields)
     except ValueError as error:

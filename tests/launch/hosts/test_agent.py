@@ -26,7 +26,7 @@ from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import ControlServer, Heartbeat, Stacks, Stage
-from jsrl.transport.meeting.keys import load_client_keys, make_keys
+from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
 from jsrl.transport.memory.segment import make_folder
 from tests.launch.hosts.agents import Agent, await_that, lives
 
@@ -132,13 +132,19 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         handle.resume()
         handle.kill()
         assert handle.exit.text == "killed by signal 9 (SIGKILL)" and handle.exit.status == -9 and not lives(worker)
+        guest = load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys")).public
         world.launcher.close()
+        assert load_server_keys(world.plan.keys).admits(guest) == ""
         assert agent.ends() == (0, agent.log.read_text()) and "the run has ended" in agent.log.read_text()
 
 
 def assert_nothing_secret(world: World, processes) -> None:
     """See that no key of the run or of a token is in the words or the environment of a process, or in what was told."""
-    files = [*world.launcher.token_files, Path(str(world.plan.keys), "client.key")]
+    keys = Path(str(world.plan.keys))
+    (own,) = Path(world.launcher.members.hosts[0].folder).glob("keys/client.key")
+    files = [*world.launcher.token_files, keys / "client.key", own]
+    assert load_client_keys(own).public != load_client_keys(keys).public  # a key of its own
+    assert load_server_keys(keys).admits(load_client_keys(own).public) == "guest"
     secrets = [load_client_keys(path).secret.decode() for path in files]
     for process in processes:
         text = " ".join([*process.cmdline(), *process.environ().values(), *world.told])
@@ -207,7 +213,7 @@ def test_an_agent_that_is_told_to_end_leaves_in_order(tmp_path: Path) -> None:
         agent.popen.terminate()
         assert handle.wait(LOST_S - 1.0) and "its agent was told to end" in handle.exit.text
         status, text = agent.ends()
-        assert status == 0 and text.endswith("this host has left the run\n")
+        assert status == 0 and text.endswith("this host has left the run: its agent was told to end\n")
         assert not Path(handle.life.host.folder).exists()
 
 

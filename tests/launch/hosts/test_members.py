@@ -26,7 +26,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.tokens, self.now_s = Tokens(folder / "join"), 100.0
         self.members = Members(
-            self.tokens, 15.0, 20.0, lambda: self.now_s, own="here", successor=lambda: "another may join"
+            self.tokens, 15.0, 20.0, lambda: self.now_s, own="here", on_loss=lambda host: "another may join"
         )
         self.names: list[str] = []
         for _ in range(3):

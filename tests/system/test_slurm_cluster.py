@@ -1,0 +1,154 @@
+"""A real Slurm of three nodes on this machine: a run is submitted, requeued in its middle, and goes on to its end.
+
+`apt-get install slurmctld slurmd munge` brings what it needs; the command is `python -m pytest -m nightly FILE`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = ("slurmctld", "slurmd", "munged")
+MISSING = [name for name in PROGRAMS if shutil.which(name) is None and not Path("/usr/sbin", name).exists()]
+CONF = """ClusterName=jsrl-test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CryptoType=crypto/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdPidFile={folder}/%n.pid
+SlurmctldPidFile={folder}/slurmctld.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SchedulerParameters=sched_interval=2,bf_interval=2
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 RealMemory=2000 State=UNKNOWN
+PartitionName=main Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class Cluster:
+    """Commands of Slurm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "JAX_PLATFORMS": "cpu"}
+        self.environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JSRL_ADDRESS": "127.0.0.1"}
+
+    def ask(self, *words: str) -> str:
+        """Return what a command prints."""
+        ended = subprocess.run(
+            words, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert ended.returncode == 0, (words, ended.stdout, ended.stderr)
+        return ended.stdout
+
+    def jobs(self) -> str:
+        """Return the jobs that have not ended."""
+        return self.ask("squeue", "-h", "-o", "%i %T")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path)
+    ports = free_ports(4)
+    values = {"host": socket.gethostname().partition(".")[0], "folder": tmp_path, "port": ports, "first": ports + 1}
+    (tmp_path / "slurm.conf").write_text(CONF.format(**values, last=ports + 3))
+    (tmp_path / "state").mkdir()
+    (tmp_path / "munge.key").write_bytes(secrets.token_bytes(128))
+    (tmp_path / "munge.key").chmod(0o600)
+    munge = [f"--{name}-file={tmp_path}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+    commands = [["munged", "-F", "-f", f"--socket={tmp_path}/munge.socket", *munge], ["slurmctld", "-D"]]
+    commands += [["slurmd", "-D", "-N", f"n{i}"] for i in (1, 2, 3)]
+    started = []
+    try:
+        for words in commands:
+            with (tmp_path / f"{'-'.join(words[:1] + words[3:4])}.log".replace("/", "_")).open("wb") as log:
+                path = os.environ["PATH"] + ":/usr/sbin"
+                environment = found.environment | {"PATH": path}
+                program = shutil.which(words[0], path=path)
+                started.append(
+                    subprocess.Popen([program, *words[1:]], stdout=log, stderr=subprocess.STDOUT, env=environment)
+                )
+            time.sleep(0.5)
+        wait_for(lambda: found.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "3", 30.0)
+        yield found
+    finally:
+        subprocess.run(["scancel", "--user=root"], env=found.environment, check=False, timeout=60, capture_output=True)
+        time.sleep(2.0)
+        for process in reversed(started):
+            process.terminate()
+        for process in reversed(started):
+            process.wait(30)
+
+
+def free_ports(count: int) -> int:
+    """Return the first of so many neighbouring ports that nobody listens at."""
+    for first in range(20_000 + os.getpid() % 9_000, 32_000, count):
+        probes = [socket.socket() for _ in range(count)]
+        try:
+            for i, probe in enumerate(probes):
+                probe.bind(("127.0.0.1", first + i))
+            return first
+        except OSError:
+            continue
+        finally:
+            for probe in probes:
+                probe.close()
+    raise AssertionError("no ports are free")
+
+
+def wait_for(reached: Callable[[], object], timeout_s: float) -> None:
+    until = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.5)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
+def test_a_requeued_run_goes_on_from_its_last_update(cluster: Cluster) -> None:
+    words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--restart", "5"]
+    words += ["--total-env-steps", "150000", "--stop-at-return", "none", "--evaluator.enabled", "false"]
+    words += ["--launcher", "slurm", "--num-hosts", "2", "--run-name", "x"]
+    told = cluster.ask(sys.executable, "-m", "jsrl.cli.main", "run", *words)
+    controller, actors = re.findall(r"Submitted batch job (\d+)", told)
+    output = cluster.folder / f"jsrl-x-{controller}.out"
+    wait_for(lambda: output.exists() and re.search(r"updates \d\d", output.read_text()), 240.0)
+
+    cluster.ask("scontrol", "requeue", controller)
+    wait_for(lambda: "interrupted after" in output.read_text(), 60.0)
+    made = int(re.findall(r"interrupted after .*, (\d+) updates", output.read_text())[0])
+    run = cluster.folder / "runs" / "ppo_cartpole" / "x"
+    assert json.loads((run / "snapshots" / "state" / "tags" / "latest.json").read_text())["meta"]["updates"] == made
+    wait_for(lambda: f"{controller} PENDING" in cluster.jobs(), 60.0)
+    assert f"{actors}_1 RUNNING" in cluster.jobs()  # hosts wait for the run to come back
+
+    cluster.ask("scontrol", "update", f"JobId={controller}", "StartTime=now")
+    wait_for(lambda: not cluster.jobs().strip(), 300.0)
+    result = json.loads((run / "result.json").read_text())
+    assert result["ended"] == "total_env_steps" and result["env_steps"] >= 150_000
+    text = output.read_text()
+    assert text.count("waiting for 2 host(s)") == 2 and f"updates {made}" in text.split("interrupted after")[1]
