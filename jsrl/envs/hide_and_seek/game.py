@@ -31,7 +31,7 @@ ACTIONS = MultiDiscrete((LEVELS, LEVELS, LEVELS, 2, 2))  # force along x and y, 
 
 
 class HideAndSeek:
-    """B worlds with hiders and seekers; episodes are truncated after `horizon` steps.
+    """B worlds with hiders and seekers; episodes are truncated after `horizon` steps, or `max_episode_steps` if fewer.
 
     An episode whose physics becomes invalid is truncated at its last valid state, and counted in `discarded`.
 
@@ -67,6 +67,7 @@ class HideAndSeek:
         self._statistics = Statistics(settings, self.worlds, self.hands)
         self._observations = Observations(settings, self.worlds, self.sight, self.hands)
         self.clock, self._begun = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._limit = min(settings.horizon, config.max_episode_steps or settings.horizon)
         self.discarded = 0
         self._pictures: Pictures | None = None
         self._seekers = np.arange(len(names)) >= settings.n_hiders
@@ -90,7 +91,7 @@ class HideAndSeek:
         self._begin(np.flatnonzero(first).tolist())
         observation = self._look()
         reward = self._reward(preparing | first | broken)
-        over = ((self.clock >= self.settings.horizon) & ~first) | broken
+        over = ((self.clock >= self._limit) & ~first) | broken
         for slot in np.flatnonzero(over).tolist():
             self._report(slot, discarded=bool(broken[slot]))
         ended = np.repeat(over[:, None], len(self._seekers), axis=1)
@@ -172,7 +173,8 @@ class HideAndSeek:
         self._ahead.close()
         if self._pictures is not None:
             self._pictures.close()
-        self.worlds.worlds = [None] * self.num_envs
+        self.worlds.close()
+        self.sight.close()
 
 
 def _index(index: np.ndarray) -> Any:

@@ -70,6 +70,10 @@ class Sight:
             for agent in range(self._settings.n_agents)
         ]
 
+    def close(self) -> None:
+        """Let go of the worlds; may be called twice."""
+        self._calls = [[] for _ in self._calls]
+
     def look(self) -> None:
         """Compute all that is seen from where the bodies are now; slots whose state is invalid keep what they saw."""
         self._aim()

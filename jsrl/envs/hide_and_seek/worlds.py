@@ -146,6 +146,10 @@ class Worlds:
         row[3:6] = cosine * apart[0] + sine * apart[1], cosine * apart[1] - sine * apart[0], apart[2]
         row[6:11] = np.cos(turned), 0.0, 0.0, np.sin(turned), 1.0
 
+    def close(self) -> None:
+        """Free the worlds; may be called twice."""
+        self.worlds, self._steps = [None] * len(self.worlds), [()] * len(self.worlds)
+
     def draw(self, slot: int, choices: np.ndarray) -> int:
         """Return one of some numbers, drawn from the slot's own random state."""
         return int(choices[0] if len(choices) == 1 else self._world(slot).rng.choice(choices))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -146,6 +149,27 @@ def test_an_invalid_state_ends_its_episode_and_is_counted(capfd) -> None:
     for _ in range(5):
         step = game.step(random_joint_actions(game, step.observation, rng))
         assert step.reward.all()
+
+
+def test_a_shorter_limit_ends_episodes_with_their_statistics() -> None:
+    config = EnvConfig("hide_and_seek:empty", max_episode_steps=3, episode_metrics=("seen_share", "max_box_move"))
+    game = make_game(config, 2, 0, groups=EVERYBODY)
+    rng, step, ended = np.random.default_rng(0), game.reset(), []
+    for t in range(1, 9):
+        step = game.step(random_joint_actions(game, step.observation, rng))
+        ended += [(t, episode.length, sorted(episode.metrics)) for episode in step.episodes]
+        assert not step.reward.any(), "the preparation is as long as without the limit"
+    assert ended == [(t, 3, ["max_box_move", "seen_share"]) for t in (3, 3, 7, 7)]
+
+
+def test_a_closed_game_frees_its_worlds() -> None:
+    game = make_game(EnvConfig("hide_and_seek:empty"), 1, 0)
+    game.reset()
+    world = weakref.ref(game.worlds.worlds[0].simulation)
+    game.close()
+    game.close()
+    gc.collect()
+    assert world() is None
 
 
 def test_actions_out_of_range_are_refused() -> None:
