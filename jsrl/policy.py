@@ -179,23 +179,6 @@ def load_players(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: st
     return played
 
 
-def check_alone(policy: Policy, what: str) -> Policy:
-    """Return a policy; refuse one of an environment with several seats.
-
-    Args:
-      what: needs an environment with one agent, as `jsrl record`.
-
-    Raises:
-      ConfigError: it plays the seats that are named.
-    """
-    if policy.view is not None:
-        raise ConfigError(
-            f"{what} is for environments with one agent; this policy plays the seats {', '.join(policy.seats)} of "
-            f"{policy.spec.name!r}. `jsrl evaluate` plays all policies of a run together."
-        )
-    return policy
-
-
 def act_together(policies: Sequence[Policy], step: EnvStep | GameStep, *, greedy: bool = True) -> Any:
     """Return the actions of policies for what an environment returned: [B, ...], or by group of seats."""
 

@@ -1,4 +1,4 @@
-"""Show a run's policy in a window: `jsrl play RUN@TAG`.
+"""Show a run's policies in a window: `jsrl play RUN@TAG`.
 
 Keys: space pauses, N starts the next episode, + and - change the speed, Esc ends.
 """
@@ -17,9 +17,10 @@ import numpy as np
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
 from jsrl.envs.rendering import RenderedEnv, make_rendered
+from jsrl.envs.side_by_side import Returns
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
-from jsrl.policy import Policy, check_alone, load_policy
+from jsrl.policy import Policy, act_together, load_players
 
 SLOWEST, FASTEST = 1 / 16, 16.0
 SMALL = 400  # pixels: lower pictures are shown larger
@@ -107,32 +108,39 @@ def check_display() -> None:
 
 
 def play(
-    policy: Policy, env: RenderedEnv, window: Window, name: str, episodes: int | None, greedy: bool
+    policies: Sequence[Policy], env: RenderedEnv, window: Window, name: str, episodes: int | None, greedy: bool
 ) -> list[float]:
-    """Play until the user ends it or `episodes` are complete (None: no limit); return the return of each complete one."""
+    """Play until the user ends it or `episodes` are complete (None: no limit); return the return of each complete one.
+
+    Args:
+      policies: that play, those of all seats; the return is that of the first one's.
+    """
     returns: list[float] = []
-    step, return_, length = env.reset(), 0.0, 0
+    so_far = Returns(env.spec, [(policy.view.group if policy.view else "", policy.view) for policy in policies])
+    step, length = env.reset(), 0
+    so_far.see(step)
     while True:
         number = len(returns) + bool(step.is_first[0] or not step.episodes)
         paused = "   paused" if window.paused else ""
-        progress = f"return {return_:,.1f}   step {length:,}   x{window.speed:g}{paused}"
+        progress = f"{so_far}   step {length:,}   x{window.speed:g}{paused}"
         window.show(env.picture(), f"{name}   episode {number}   {progress}")
         window.handle_keys()
         if window.ended or len(returns) == episodes:
             return returns
         if window.skipped:
-            window.skipped, return_, length = False, 0.0, 0
-            policy.reset()
+            window.skipped, length = False, 0
+            for policy in policies:
+                policy.reset()
             step = env.reset()
+            so_far.see(step)
         elif not window.paused:
-            step = env.step(policy(step.observation, step.is_first, greedy=greedy, raw=True))
-            if step.is_first[0]:
-                return_, length = 0.0, 0
-            else:
-                return_, length = return_ + float(step.reward.sum()), length + 1
+            step = env.step(act_together(policies, step, greedy=greedy))
+            so_far.see(step)
+            length = 0 if step.is_first[0] else length + 1
             for episode in step.episodes:
-                returns.append(episode.return_)
-                print(f"episode {len(returns)}: return {episode.return_:,.1f}, length {episode.length:,}")
+                view = policies[0].view
+                returns.append(episode.return_ if view is None else view.return_of(episode))
+                print(f"episode {len(returns)}: {so_far}, length {episode.length:,}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,13 +163,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run, _, tag = options.run.partition("@")
     try:
         check_display()
-        policy = check_alone(load_policy(run, tag or "best", runs_dir=options.runs_dir), "jsrl play")
-        env = make_rendered(policy.experiment.filmed_env, options.seed)
+        policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
+        groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
+        env = make_rendered(policies[0].experiment.filmed_env, options.seed, groups or None)
         try:
             env.reset()
             window = Window(env.fps, options.speed)
             try:
-                play(policy, env, window, options.run, options.episodes, not options.sampled)
+                play(policies, env, window, options.run, options.episodes, not options.sampled)
             finally:
                 window.close()
         finally:

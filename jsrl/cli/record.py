@@ -1,4 +1,7 @@
-"""Record a trained policy for behaviour cloning: `jsrl record RUN@TAG --to DIR --episodes 100`."""
+"""Record a trained policy for behaviour cloning: `jsrl record RUN@TAG --to DIR --episodes 100`.
+
+Of several policies in one environment the first one is recorded, or with RUN@POLICY/TAG that one; the others play along.
+"""
 
 from __future__ import annotations
 

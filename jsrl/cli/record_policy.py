@@ -1,6 +1,7 @@
 """Record a trained policy: episodes of a snapshot as trajectories on disk, for `--recording` to learn from.
 
-An actor plays, as in a run; its params stay the same, and its trajectories go nowhere but to the recording.
+In environments with several policies the others play along; one policy's rows, of its seats, are recorded. An actor plays,
+as in a run; its params stay the same, and its trajectories go nowhere but to the recording.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jsrl.envs.base import VectorEnv
+from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, StreamTimeout
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.graph.policies import SEED_STRIDE
 from jsrl.launch.plan import make_schemas
 from jsrl.launch.recording_plan import begin_record
 from jsrl.metrics.metrics import Recorder
-from jsrl.policy import check_alone, load_policy
+from jsrl.policy import Policy, load_players
 from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine, InlineInference
@@ -65,12 +68,13 @@ def record_policy(
       ConfigError: there is no such run or tag. RecordingError, SpecMismatch: the folder holds something else.
     """
     _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
-    policy = check_alone(load_policy(run, tag, runs_dir=runs_dir), "jsrl record")
-    e = policy.experiment
+    played = load_players(run, tag, runs_dir=runs_dir)
+    e = played[0].experiment
     changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
     changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
-    e = dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=None, record=str(folder), recording=None)
-    schemas = make_schemas(e)
+    e = dataclasses.replace(e, director=None, evaluator=EvaluatorConfig(enabled=False), replay=None, recording=None)
+    e = dataclasses.replace(e, **changes, learner=type(e.learner)(), record=str(folder))
+    schemas = make_schemas(e, played[0].spec)
     begin_record(e, schemas, source=f"{run}@{tag}")
     recorder, told = Recorder(ACTOR.prefix), list[str]()
     writer = RecordingWriter(
@@ -83,16 +87,13 @@ def record_policy(
         wait=True,
     )
 
-    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
-        engine = Engine(policy.agent, policy.spec, num_slots=num_envs, sizes=[num_envs], seed=seed, greedy=not sampled)
-        params = FixedParams(policy.version, [np.array(leaf) for leaf in jax.tree.leaves(policy.params)])
-        return InlineInference(engine, params, group_sizes), DiscardingProducer(schemas.trajectory)
-
-    def make_group() -> VectorEnv:
-        return make(e.env, num_envs, seed, group=0)
+    def make_group() -> VectorEnv | VectorGame:
+        groups = {policy.view.group: policy.seats for policy in played if policy.view is not None}
+        return make(e.env, num_envs, seed, group=0, groups=groups or None)
 
     settings = ActorSettings(rollout_length, poll_s=0.0, environment=str(e.env.id))
-    policies = [ActingPolicy(PolicySettings(), connect)]
+    facts = {"num_slots": num_envs, "sizes": [num_envs], "greedy": not sampled}
+    policies = [_acting(policy, number, e, seed, facts) for number, policy in enumerate(played)]
     actor = Actor(NAME, settings, {0: make_group}, policies, NullReporter(), recorder, writer)
     actor.setup()
     try:
@@ -101,6 +102,19 @@ def record_policy(
         counts = actor.close()
     env_steps = writer.recorded * rollout_length * num_envs
     return Recorded(counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *told]))
+
+
+def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[str, Any]) -> ActingPolicy:
+    """Return a policy as an actor plays it: the first one's rows are recorded, those of others go nowhere."""
+    own = dataclasses.replace(e, agent=policy.experiment.agent)
+
+    def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
+        engine = Engine(policy.agent, policy.spec, seed=seed + SEED_STRIDE * number, policy=number, **facts)
+        params = FixedParams(policy.version, [np.array(leaf) for leaf in jax.tree.leaves(policy.params)])
+        schema = make_schemas(own, policy.spec).trajectory
+        return InlineInference(engine, params, group_sizes), DiscardingProducer(schema)
+
+    return ActingPolicy(PolicySettings(number=number, view=policy.view), connect)
 
 
 def _check_positive(**numbers: int) -> None:

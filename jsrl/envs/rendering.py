@@ -13,17 +13,17 @@ import gymnasium
 import numpy as np
 
 from jsrl.envs.adapters.atari import AtariVector, find_game, game_options
-from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.config import EnvConfig, main_target
 from jsrl.envs.games.make import SUITES
 from jsrl.envs.make import make, register_suites
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target
-from jsrl.types import Array
 
 DEFAULT_FPS, CONSOLE_FPS = 30.0, 60.0
 SCREEN = (210, 160)
+DRAWN_SUITES = ("hide_and_seek", "pettingzoo")
 # Part of an entry point -> what draws it: module, and how to get it.
 DRAWN_WITH = {
     "classic_control": ("pygame", "video"),
@@ -40,17 +40,18 @@ class RenderedEnv:
       env: one slot with `render(slot)`. config: what it was made from. fps: pictures per second of its own time.
     """
 
-    def __init__(self, env: VectorEnv, config: EnvConfig, fps: float) -> None:
+    def __init__(self, env: VectorEnv | VectorGame, config: EnvConfig, fps: float) -> None:
         self._env: Any = env
         self._config, self.fps = config, fps
-        self.spec, self.num_envs = env.spec, env.num_envs
+        self.spec: Any = env.spec  # an EnvSpec, or a GameSpec
+        self.num_envs = env.num_envs
 
-    def reset(self) -> EnvStep:
-        """Start over."""
+    def reset(self) -> Any:
+        """Start over; returns an EnvStep, or a GameStep of an environment with seats."""
         return self._env.reset()
 
-    def step(self, action: Array) -> EnvStep:
-        """Step with `action` [1, ...]."""
+    def step(self, action: Any) -> Any:
+        """Step with `action` [1, ...], or by group of seats."""
         return self._env.step(action)
 
     def picture(self) -> np.ndarray:
@@ -129,6 +130,8 @@ def check_rendered(config: EnvConfig) -> None:
         raise _draws_nothing(config, "probes have nothing to show")
     if scheme == "envpool" or config.backend == "envpool":
         raise _draws_nothing(config, "EnvPool's vectors are not drawn")
+    if scheme in SUITES and scheme not in DRAWN_SUITES:
+        raise _draws_nothing(config, f"{scheme}'s environments draw no pictures")
     if is_console(config) or ":" in config.id:
         return
     register_suites(config.id)
@@ -157,8 +160,11 @@ def is_console(config: EnvConfig) -> bool:
 def _drawn(config: EnvConfig) -> EnvConfig:
     """Return the config of the same environment with render_mode 'rgb_array', as a single one where there is one."""
     kwargs = {**config.kwargs, "render_mode": "rgb_array"}
-    if isinstance(config.id, str) and config.id.partition(":")[0] in SUITES:
+    scheme = config.id.partition(":")[0] if isinstance(config.id, str) else ""
+    if scheme in SUITES and scheme != "pettingzoo":
         return config  # what draws has render() as it is
+    if scheme == "pettingzoo":
+        return replace(config, kwargs=kwargs)
     if callable(config.id) or ":" in config.id:
         factory = config.id if callable(config.id) else import_target(config.id)
         try:

@@ -178,8 +178,6 @@ def _check_several(e: Experiment) -> None:
             f"stop_at_return={e.stop_at_return} would end the training of one policy of {', '.join(e.policies)}, in whose "
             "environments the others go on; leave it out."
         )
-    if e.recorder.enabled:
-        raise ConfigError("recorder.enabled: environments with several policies are not filmed yet; leave it out.")
 
 
 def _check_director(e: Experiment) -> None:

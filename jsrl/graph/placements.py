@@ -38,7 +38,8 @@ def make_graph(experiment: Experiment) -> Graph:
     if e.director is not None:
         workers.append(WorkerNode("director", "director"))
     for name, config in (("evaluator", e.evaluator), ("recorder", e.recorder)):
-        for end in ends if config.enabled else ():
+        shown = ends[:1] if name == "recorder" else ends  # one video shows the seats of all policies
+        for end in shown if config.enabled else ():
             own_first = dict.fromkeys((end, *ends))
             workers.append(WorkerNode(name + end, name, tuple(Link("params", params + other) for other in own_first)))
     return Graph(_streams(e, workers, policies), tuple(workers))

@@ -18,6 +18,7 @@ class Video:
     Attributes:
       file: its name in the folder. version_updates: updates that the params had seen. env_steps: trained on until then.
       return_mean: of its episodes, raw. episodes: in it. frames, fps, width, height: of the file. best: the best so far.
+      players: the policies in it, where they are several; the return is the first one's.
     """
 
     file: str
@@ -30,12 +31,15 @@ class Video:
     width: int
     height: int
     best: bool = False
+    players: str = ""
 
     def caption(self) -> str:
         """Return a line for people."""
         tag = "best · " if self.best else ""
-        whose = f"version {self.version_updates:,} · {self.env_steps:,} env steps"
-        return f"{tag}return {self.return_mean:,.1f} · {whose} · {self.frames / self.fps:.0f} s"
+        first = f" of {self.players.partition(',')[0]}" if self.players else ""
+        whose = f"{self.players} · " if self.players else ""
+        whose += f"version {self.version_updates:,} · {self.env_steps:,} env steps"
+        return f"{tag}return{first} {self.return_mean:,.1f} · {whose} · {self.frames / self.fps:.0f} s"
 
 
 class VideoShelf:
@@ -84,7 +88,7 @@ def read_index(folder: Path) -> list[Video]:
     except (OSError, ValueError, KeyError, TypeError):
         return []
     names = {field.name for field in fields(Video)}
-    entries = [entry for entry in entries if isinstance(entry, dict) and set(entry) == names]
+    entries = [entry for entry in entries if isinstance(entry, dict) and set(entry) in (names, names - {"players"})]
     return [Video(**entry) for entry in entries if (folder / str(entry["file"])).is_file()]
 
 

@@ -170,13 +170,14 @@ class Play:
 
 @dataclass(frozen=True)
 class PlayedPolicy:
-    """A policy that a player plays: its agent, what it sees, its seats, where its params come from, seed of its acting."""
+    """A policy that a player plays: its agent, what it sees, its seats, its params, the seed of its acting, and its name."""
 
     agent: Agent
     spec: EnvSpec
     connect: Callable[[], ParamsSubscriber]
     seed: int
     view: SeatView | None = None
+    name: str = ""
 
 
 class PolicyPlayer:

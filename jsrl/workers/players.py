@@ -61,7 +61,12 @@ def played_policies(job: Job) -> list[PlayedPolicy]:
         of_group.setdefault(part.seat_group, part)
     return [
         PlayedPolicy(
-            make_agent(part), part.schemas.env, functools.partial(subscribe, part), part.experiment.seed + 1, part.view
+            make_agent(part),
+            part.schemas.env,
+            functools.partial(subscribe, part),
+            part.experiment.seed + 1,
+            part.view,
+            part.policy,
         )
         for part in of_group.values()
     ]

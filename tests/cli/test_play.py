@@ -13,7 +13,7 @@ pygame = pytest.importorskip("pygame")
 class Right:
     """A policy that always pushes right, and counts how often it was reset."""
 
-    resets = 0
+    resets, view = 0, None
 
     def __call__(self, observation, is_first, *, greedy, raw):
         assert greedy and raw
@@ -39,7 +39,7 @@ def play_cartpole(window, episodes):
     env = make_rendered(EnvConfig("CartPole-v1"), 0)
     policy = Right()
     try:
-        return play.play(policy, env, window, "a", episodes, True), policy
+        return play.play([policy], env, window, "a", episodes, True), policy
     finally:
         env.close()
 

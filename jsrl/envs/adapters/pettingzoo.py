@@ -183,6 +183,21 @@ class _Wrapped:
     def _state(self) -> Any:
         return None if self.state_space is None else self.env.state()
 
+    @property
+    def metadata(self) -> Any:
+        """Return what the environment says of its pictures."""
+        return getattr(self.env, "metadata", None)
+
+    def render(self) -> Any:
+        """Return a picture.
+
+        Raises:
+          NotImplementedError: it draws none.
+        """
+        if not hasattr(self.env, "render"):
+            raise NotImplementedError
+        return self.env.render()
+
     def close(self) -> None:
         """Close the environment."""
         self.env.close()

@@ -146,6 +146,22 @@ class SyncVectorGame:
         opposed = bool(getattr(env, "zero_sum", False))
         self.spec = GameSpec(seats, config.id, state, symmetric=env.symmetric, death=death, zero_sum=opposed)
 
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Return what the environments say of their pictures, such as `render_fps`."""
+        return getattr(self._envs[0], "metadata", None) or {}
+
+    def render(self, slot: int = 0) -> Any:
+        """Return a picture of a slot.
+
+        Raises:
+          NotImplementedError: these environments draw none.
+        """
+        draw = getattr(self._envs[slot], "render", None)
+        if draw is None:
+            raise NotImplementedError
+        return draw()
+
     def reset(self) -> GameStep:
         """Reset every slot; the first time with its seed, later with the random state it has come to."""
         for slot in range(self.num_envs):

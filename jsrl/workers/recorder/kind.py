@@ -35,7 +35,7 @@ KIND = Kind(
     name="recorder",
     plural="recorders",
     build="jsrl.workers.recorder.build:build_recorder",
-    ports=(Port("params", "params", "reads"),),
+    ports=(Port("params", "params", "reads", by_policy=True),),
     activities=ACTIVITIES,
     final=lambda experiment, reason: {} if experiment.recorder.final else None,
     final_is_limited=True,

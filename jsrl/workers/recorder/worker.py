@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.envs.base import EnvStep
+from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.rendering import RenderedEnv
+from jsrl.envs.side_by_side import Returns
 from jsrl.errors import VideoError
 from jsrl.metrics.metrics import Recorder
 from jsrl.metrics.phases import Phases
@@ -39,25 +40,30 @@ class Film:
 
     Args:
       version: the caption's second line, which says whose episodes these are. most_frames: pictures at most.
+      returns: of those who play.
     """
 
     def __init__(
-        self, env: RenderedEnv, writer: VideoWriter, version: str, episodes: int, most_frames: int, phases: Phases
+        self,
+        env: RenderedEnv,
+        writer: VideoWriter,
+        version: str,
+        episodes: int,
+        most_frames: int,
+        phases: Phases,
+        returns: Returns,
     ) -> None:
         self._env, self.writer, self._version, self._phases = env, writer, version, phases
-        self._episodes, self._most_frames = episodes, most_frames
-        self._episode, self._length, self._return = 1, 0, 0.0
+        self._episodes, self._most_frames, self._returns = episodes, most_frames, returns
+        self._episode, self._length = 1, 0
 
-    def see(self, step: EnvStep) -> None:
-        """Add the picture after a step (or reset), with the return and the length so far."""
-        if step.is_first[0]:
-            self._length, self._return = 0, 0.0
-        else:
-            self._length += 1
-            self._return += float(step.reward.sum())
+    def see(self, step: EnvStep | GameStep) -> None:
+        """Add the picture after a step (or reset), with the returns and the length so far."""
+        self._returns.see(step)
+        self._length = 0 if step.is_first[0] else self._length + 1
         ended = step.episodes[0] if step.episodes else None
         if ended is not None:
-            self._return, self._length = ended.return_, ended.length
+            self._length = ended.length
         if self.writer.frames < self._most_frames:
             self._add(max(1, round(HELD_S * self.writer.fps)) if ended else 1)
         if ended is not None:
@@ -68,7 +74,7 @@ class Film:
         picture = self._env.picture()
         self._phases.enter("encode")
         number = f"episode {self._episode} of {self._episodes}   " if self._episodes > 1 else ""
-        progress = f"{number}return {self._return:,.1f}   step {self._length:,}"
+        progress = f"{number}{self._returns}   step {self._length:,}"
         for _ in range(min(times, self._most_frames - self.writer.frames)):
             self.writer.add(picture, (progress, self._version))
 
@@ -118,11 +124,20 @@ class VideoRecorder(Player[RenderedEnv]):
         env_steps = self._env_steps(updates)
         self._path = self._shelf.path(env_steps, updates)
         writer = VideoWriter(self._path, settings.fps or env.fps)
-        version = f"version {updates:,}   {env_steps:,} env steps"
-        self._film = Film(
-            env, writer, version, settings.episodes, max(1, round(settings.max_seconds * writer.fps)), self._phases
-        )
+        version = f"{self._whose(updates)}   {env_steps:,} env steps"
+        most = max(1, round(settings.max_seconds * writer.fps))
+        returns = Returns(env.spec, [(player.policy.name, player.policy.view) for player in self._players])
+        self._film = Film(env, writer, version, settings.episodes, most, self._phases, returns)
         self._play = Play(self._seated(True, 1), env, settings.episodes, self._watched, self._phases, self._film.see)
+
+    def _whose(self, updates: int) -> str:
+        """Return which versions play."""
+        if len(self._players) == 1:
+            return f"version {updates:,}"
+        versions = [(player.policy.name, player.params) for player in self._players]
+        return "versions " + ", ".join(
+            f"{name} {version_updates(params[0]):,}" for name, params in versions if params is not None
+        )
 
     def _complete(self) -> None:
         assert self._play is not None and self._film is not None
@@ -144,6 +159,7 @@ class VideoRecorder(Player[RenderedEnv]):
             writer.fps,
             width,
             height,
+            players=", ".join(player.policy.name for player in self._players) if len(self._players) > 1 else "",
         )
         self._shelf.add(video)
         self._play = self._film = None
