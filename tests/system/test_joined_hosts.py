@@ -57,7 +57,7 @@ class Killer(threading.Thread):
     """Kills the agent of a host once trajectories flow.
 
     Attributes:
-      gone: whether its workers ended within two seconds. moved: who was started again on the other host.
+      gone: whether its workers ended with it. moved: who was started again on the other host.
     """
 
     def __init__(self, launcher: JoinedHosts, agent: Agent, name: str, folder: Path) -> None:
@@ -70,7 +70,7 @@ class Killer(threading.Thread):
         workers = self._agent.workers()
         assert workers
         self._agent.popen.kill()
-        await_that(lambda: not any(lives(worker) for worker in workers), 2.0)
+        await_that(lambda: not any(lives(worker) for worker in workers))
         self.gone = True
         (host,) = [host for host in self._launcher.members.hosts if host.name != self._name]
         await_that(lambda: sum(life[1] > 0 for life in list(host.lives)) == 2, 60.0)
@@ -95,7 +95,7 @@ def test_a_run_outlives_one_of_its_hosts(hosts, tmp_path: Path) -> None:
     )
     told: list[str] = []
     launcher = JoinedHosts(
-        Local(), own_facts("here", address), 0, 2, tmp_path / "join", told.append, lease_s=1.5, lost_s=3.0
+        Local(), own_facts("here", address), 0, 2, tmp_path / "join", told.append, lease_s=5.0, lost_s=8.0
     )
     agents = [
         Agent(launcher.address, token, network, tmp_path / f"{network}.txt", network)
@@ -117,5 +117,5 @@ def test_a_run_outlives_one_of_its_hosts(hosts, tmp_path: Path) -> None:
             agent.close()
     assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
     assert read_metrics(folder / "metrics.jsonl")["restarts/actor"][-1] == 2
-    assert any(f"host {networks[0]} is gone: it was not heard of for 3 s" in line for line in told)
+    assert any(f"host {networks[0]} is gone: it was not heard of for 8 s" in line for line in told)
     assert not (tmp_path / "join").exists() and not (folder / "names").exists()

@@ -30,7 +30,7 @@ from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make
 from jsrl.transport.memory.segment import make_folder
 from tests.launch.hosts.agents import Agent, await_that, lives
 
-LEASE_S, LOST_S = 1.5, 3.0
+LEASE_S, LOST_S = 4.0, 8.0  # a loaded machine must not end a lease
 
 
 class World:
@@ -160,8 +160,8 @@ def test_a_killed_agent_takes_its_workers_along_and_they_begin_again_elsewhere(t
         host = next(agent for agent in world.agents if "as a" in agent.log.read_text())
         (worker,) = host.workers()
         host.popen.kill()
-        await_that(lambda: not lives(worker), 2.0)
-        assert first.wait(LOST_S + 5.0) and first.exit.status is None
+        await_that(lambda: not lives(worker))
+        assert first.wait(LOST_S + 30.0) and first.exit.status is None
         assert first.exit.text == f"lost with its host a: it was not heard of for {LOST_S:g} s"
         assert second.alive
         again = world.start(mine)
@@ -180,9 +180,9 @@ def test_an_agent_that_stood_still_ends_its_workers_before_it_hears_anything(tmp
         (agent,), epoch = world.agents, handle.life.host.epoch
         (worker,) = agent.workers()
         agent.popen.send_signal(signal.SIGSTOP)
-        assert handle.wait(LOST_S + 5.0) and lives(worker)  # nobody can reach it
+        assert handle.wait(LOST_S + 30.0) and lives(worker)  # nobody can reach it
         agent.popen.send_signal(signal.SIGCONT)
-        await_that(lambda: not lives(worker), 2.0)
+        await_that(lambda: not lives(worker))
         await_that(lambda: world.launcher.members.hosts)
         assert world.launcher.members.hosts[0].epoch > epoch and agent.popen.poll() is None
         assert "was not heard of for" in agent.log.read_text() and "1 worker(s) ended" in agent.log.read_text()
@@ -198,7 +198,7 @@ def test_a_silent_controller_ends_the_lease(tmp_path: Path) -> None:
         with world.launcher._port.changed:  # its thread answers nobody now
             begin_s = time.monotonic()
             await_that(lambda: not lives(worker))
-            assert time.monotonic() - begin_s > LEASE_S - 1.0
+            assert time.monotonic() - begin_s > LEASE_S / 4
         await_that(lambda: not handle.alive)
         assert "joined again without workers" in handle.exit.text or "was not heard of" in handle.exit.text
         await_that(lambda: world.launcher.members.hosts)
