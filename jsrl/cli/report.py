@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jsrl.cli.main import program
 from jsrl.errors import JsrlError
+from jsrl.report.marl_eval import write_marl_eval
 from jsrl.report.report import write_comparison, write_report
 from jsrl.runs.runs import load_runs
 
@@ -24,9 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--to", type=Path, help="file of the page of several runs (default: RUNS_DIR/comparison.html)")
+    parser.add_argument(
+        "--marl-eval", type=Path, metavar="FILE", help="write the runs as marl-eval reads them, instead"
+    )
     options = parser.parse_args(arguments)
     try:
         runs = load_runs(options.runs, options.runs_dir)
+        if options.marl_eval is not None:
+            print(write_marl_eval(runs, options.marl_eval))
+            return 0
         path = runs[0].folder.report if len(runs) == 1 else options.to or Path(options.runs_dir) / "comparison.html"
         print(write_report(runs[0].folder) if len(runs) == 1 else write_comparison(runs, path))
     except (JsrlError, OSError) as error:
