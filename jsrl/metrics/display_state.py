@@ -128,8 +128,13 @@ class DisplayState:
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     @property
+    def score_title(self) -> str:
+        """Return what the scores of evaluations are called: `win rate` where opponents are named, else `return`."""
+        return "return" if self.metric("evaluator/win_rate") is None else "win rate"
+
+    @property
     def return_(self) -> tuple[str, float] | None:
-        """Return ("eval", value) of the newest evaluation, else ("train", the actors' mean return), else None."""
+        """Return ("eval", score) of the newest evaluation, else ("train", the actors' mean return), else None."""
         if self.evaluations:
             return "eval", self.evaluations[-1][1]
         value = self.metric("actor/return_mean")

@@ -38,7 +38,7 @@ def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
         parts.append(f"updates {short(state.updates)}")
     if state.return_ is not None:
         kind, value = state.return_
-        parts.append(f"return {short(value)} ({kind})")
+        parts.append(f"{state.score_title if kind == 'eval' else 'return'} {short(value)} ({kind})")
     parts += [f"{title} {short(value)}" for title, value in _learning(state)[:2]]
     parts += map(str, state.others)
     if (lag := state.metric("learner/policy_lag_mean")) is not None:
@@ -182,7 +182,11 @@ def _evaluations(state: DisplayState) -> RenderableType:
     """Return the newest evaluation, the best, and their curve."""
     values = [value for _, value in state.evaluations]
     at, newest = state.evaluations[-1]
-    spread = state.metric("evaluator/return_ci95")
+    spread = None if state.score_title != "return" else state.metric("evaluator/return_ci95")
     text = f"{short(newest)}" + ("" if spread is None else f" ± {short(spread)}")
-    facts = [f"evaluation: return {text} at {short(at)} env steps", f"best {short(max(values))}", sparkline(values, 24)]
+    facts = [
+        f"evaluation: {state.score_title} {text} at {short(at)} env steps",
+        f"best {short(max(values))}",
+        sparkline(values, 24),
+    ]
     return _Facts(facts, "bold")

@@ -126,6 +126,9 @@ def test_a_plain_line_says_what_matters():
     assert "[1.00M frames]" in plain_line(make_state(action_repeat=4), 1)
     early = plain_line(make_state(evaluations=[], metrics={"actor/return_mean": -20.5}), 1)
     assert "return -20.5 (train)" in early
+    against = make_state(evaluations=[(100, 0.75)], metrics={"evaluator/win_rate": 0.75, "evaluator/return_ci95": 1.0})
+    assert "win rate 0.75 (eval)" in plain_line(against, 1)
+    assert "evaluation: win rate 0.75 at 100 env steps" in render(against)
     waiting = tuple(Waiting(f"actor-{n}", "making environments") for n in range(9))
     starting = plain_line(DisplayState(run="x", waiting=(*waiting, Waiting("learner", "compiling the update"))), None)
     assert starting.endswith("actor-0, actor-1 and 7 more: making environments; learner: compiling the update")
