@@ -21,6 +21,7 @@ from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import Array, GameSpec, Tree, named_leaves
 
+SEED_STRIDE = 1_009  # between the random numbers of two seeds; players of one arena have those between
 STEP_S = 0.5  # between reports of progress
 Progress = Callable[[str, int, int], Any]
 
@@ -92,7 +93,8 @@ class Arena:
     """An environment in which trained players meet: that of the first one's evaluations.
 
     Args:
-      players: `RUN@TAG`, `RUN@POLICY/TAG`, or loaded ones. num_envs: stepped together. seed: of the environments.
+      players: `RUN@TAG`, `RUN@POLICY/TAG`, or loaded ones. num_envs: stepped together. seed: of the environments and of
+        sampled actions.
       greedy: take the most likely actions instead of sampling.
 
     Attributes:
@@ -120,7 +122,8 @@ class Arena:
         game.close()
         for player in loaded[1:]:
             check_same(loaded[0].name, loaded[0].experiment, player, self.spec)
-        self._contestants = [contestant_of(player, number, greedy) for number, player in enumerate(loaded)]
+        streams = [(seed * SEED_STRIDE + number) % 2**31 for number in range(len(loaded))]
+        self._contestants = [contestant_of(*one, greedy) for one in zip(loaded, streams, strict=True)]
 
     def can_play(self, home: int, away: int) -> bool:
         """Return whether two players have the seats for a match."""

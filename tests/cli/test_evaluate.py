@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import evaluate
 from jsrl.contest import Arena, LoadedPlayer
 from jsrl.envs.config import EnvConfig
@@ -19,6 +20,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent
 from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
 from jsrl.policy import Policy
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from tests.duel import Duel, MarkedConfig
@@ -135,6 +137,19 @@ def test_players_of_unlike_environments_never_meet():
     with pytest.raises(ConfigError, match=r"was trained in .*Duel.*in .*Wide.*never meet"):
         Arena([untrained(EnvConfig("tests.duel:Duel")), untrained(wide)])
     assert Arena([untrained(small), untrained(small)]).play(0, 1, 2).counts == (0, 2, 0)
+
+
+def test_sampled_games_follow_the_seed_and_differ_between_players():
+    env = EnvConfig("matrix:rps")
+    experiment = dataclasses.replace(DUEL, env=env, policies={}, agent=PPOConfig(network=NetworkConfig(hidden=(4,))))
+    game = make_spec(env)
+    spec = game.view(game.names)
+    params = build_agent(experiment.agent, spec).init(jax.random.key(0)).params
+    policy = Policy(experiment, spec, params, 0, {}, view_of("all", (0, 1)), game.names)
+    players = [LoadedPlayer("one", (policy,)), LoadedPlayer("two", (policy,))]
+    games = {seed: Arena(players, seed=seed).play(0, 1, 60) for seed in (1, 2)}
+    assert games[1].games == Arena(players, seed=1).play(0, 1, 60).games != games[2].games
+    assert all(counts < 40 for score in games.values() for counts in score.counts)  # not draws alone
 
 
 @pytest.mark.parametrize(
