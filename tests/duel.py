@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +13,10 @@ from gymnasium import spaces
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
+from jsrl.directors.fixed import Fixed
 from jsrl.directors.league import League
 from jsrl.directors.pools import DeltaUniform
+from jsrl.directors.stages import Stages
 
 
 class Duel:
@@ -30,7 +33,7 @@ class Duel:
     def reset(self, seed=None, options=None):
         if seed is not None:
             self.rng = np.random.default_rng(seed)
-        self.agents, self.left = list(self.possible_agents), int(self.rng.integers(1, 9))
+        self.agents, self.left = list(self.possible_agents), (options or {}).get("length", int(self.rng.integers(1, 9)))
         return self._see(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
@@ -84,7 +87,12 @@ def marked(config: MarkedConfig, spec) -> Agent:
 class Watching:
     """Keeps every outcome in the state of a director."""
 
+    def _assign(self, state, *args, task=None, **kept):
+        return super()._assign(state, *args, task=task, **(kept if task is None else kept | {"about": task}))
+
     def _ended(self, state, record, outcome):
+        if "about" in record and not outcome.void:
+            state.setdefault("tasks", []).append([record["about"], outcome.length])
         kept = [
             outcome.assignment,
             record["players"],
@@ -105,3 +113,29 @@ class Watched(Watching, DeltaUniform):
 @dataclass(frozen=True)
 class WatchedLeague(Watching, League):
     """A league that keeps every outcome in its state."""
+
+
+@dataclass(frozen=True)
+class WatchedMatches(Watching, Fixed):
+    """Fixed matches that keep every outcome in their state."""
+
+
+@dataclass(frozen=True)
+class WatchedStages(Watching, Stages):
+    """A curriculum that keeps every outcome in its state."""
+
+
+class Walk(gymnasium.Env):
+    """One agent; an episode is as long as its task says."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Box(-1e9, 1e9, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = (options or {}).get("length", 1)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}

@@ -160,6 +160,11 @@ def open_assignments(state: State) -> list[int]:
     return [int(game) for game in state["open"]]
 
 
+def assigns_tasks(director: Director, seed: int, num: int = 8) -> bool:
+    """Return whether some of the first assignments have a task for the environment."""
+    return any(one.task is not None for one in director.propose(director.init(seed), num)[1])
+
+
 def copy_json(value: Any) -> Any:
     """Return a copy of JSON values that shares no dict and no list with them."""
     if isinstance(value, dict):

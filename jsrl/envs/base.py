@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jsrl.types import Array, EnvSpec, GameSpec, Tree
 
@@ -52,6 +52,23 @@ class EnvStep(NamedTuple):
     acts: Array
     episodes: list[Episode]
     state: Tree = ()
+
+
+class TakesTasks(Protocol):
+    """What a vector offers beyond VectorEnv or VectorGame whose episodes may be about something."""
+
+    def set_tasks(self, tasks: Mapping[int, Any]) -> None:
+        """Begin the next episode of each slot with its task, which `reset` is given as options; None: without any.
+
+        Raises:
+          ConfigError: the environment's `reset` takes none.
+        """
+        ...
+
+
+def options_of_task(task: Any) -> dict[str, Any]:
+    """Return a task as the options of `reset`: a dict as it is, another JSON value under `task`."""
+    return dict(task) if isinstance(task, Mapping) else {"task": task}
 
 
 class VectorEnv(Protocol):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from jsrl.envs.base import EnvStep
+from jsrl.envs.base import EnvStep, options_of_task
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
 from jsrl.envs.repair import Repairs, close_quietly
@@ -50,6 +50,7 @@ class SyncVectorEnv:
         self._started = False
         self._at = 0  # the slot that is stepping
         self._opening: tuple[Any, dict[str, Any]] | None = None  # slot 0's first reset, made early
+        self._tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its next reset
         try:
             for _ in range(num_envs):
                 self._envs.append(factory())
@@ -130,6 +131,10 @@ class SyncVectorEnv:
             except EnvironmentFault as error:
                 fault = error
 
+    def set_tasks(self, tasks: Mapping[int, Any]) -> None:
+        """Begin the next episode of each slot with its task; see jsrl.envs.base.TakesTasks."""
+        self._tasks |= {slot: options_of_task(task) for slot, task in tasks.items() if task is not None}
+
     def where(self) -> str:
         """Return which slot is being stepped or reset, and where in its life it is; may be asked by another thread."""
         return self._rows.where(self._at)
@@ -183,13 +188,15 @@ class SyncVectorEnv:
         """Return what the environment's reset returns (slot 0's first one may have been made before)."""
         if slot == 0 and self._opening is not None:
             opening, self._opening = self._opening, None
-            return opening
+            if slot not in self._tasks:
+                return opening
+        given: dict[str, Any] = {"options": self._tasks.pop(slot)} if slot in self._tasks else {}
         if not self._started:
             seed = self._seeds[slot]
         if self._reseeds:
             seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
         try:
-            return self._envs[slot].reset() if seed is None else self._envs[slot].reset(seed=seed)
+            return self._envs[slot].reset(**given) if seed is None else self._envs[slot].reset(seed=seed, **given)
         except (Exception, SystemExit) as error:
             raise self._raised(slot, "reset", error) from error
 

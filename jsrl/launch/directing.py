@@ -8,6 +8,7 @@ from typing import Any
 
 from jsrl.directors.messages import Assignment
 from jsrl.directors.pbt import PBT
+from jsrl.directors.plr import PLR
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
@@ -26,26 +27,27 @@ def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapp
       ConfigError: says what it assigns, and what there is.
     """
     director: Any = experiment.director
-    if not isinstance(spec, GameSpec):
-        raise ConfigError(
-            f"environment {spec.name!r} has one agent and no seats, but a director ({type(director).__name__}) assigns who "
-            "plays; leave the director out, or choose an environment with seats."
-        )
     unknown = [name for name in director.policies if name not in seats]
     if unknown:
         raise ConfigError(
             f"the director assigns the policy {unknown[0]!r}, which the run does not have; it has: {', '.join(seats)}. Give "
             f"{type(director).__name__} these names as `policies`."
         )
-    if isinstance(director, PBT):
-        raise ConfigError("PBT copies whole policies, which runs do not do yet; use it in a program.")
+    for kind, why in (
+        (PBT, "copies whole policies, which runs do not do yet"),
+        (PLR, "needs scores that learners do not give yet"),
+    ):
+        if isinstance(director, kind):
+            raise ConfigError(f"{kind.__name__} {why}; use it in a program.")
     sides = _policies_of_sides(spec, seats)
     for one in director.propose(director.init(experiment.seed), TRIED)[1]:
         _check_assignment(one, sides, spec)
 
 
-def _policies_of_sides(spec: GameSpec, seats: Mapping[str, Mapping[str, int]]) -> list[set[str]]:
+def _policies_of_sides(spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> list[set[str]]:
     """Return the policies that can play all seats of each side."""
+    if not isinstance(spec, GameSpec):
+        return [set(seats)]
     numbers = spec.sides
     found = []
     for side in range(max(numbers) + 1):
@@ -54,21 +56,18 @@ def _policies_of_sides(spec: GameSpec, seats: Mapping[str, Mapping[str, int]]) -
     return found
 
 
-def _check_assignment(one: Assignment, sides: Sequence[set[str]], spec: GameSpec) -> None:
+def _check_assignment(one: Assignment, sides: Sequence[set[str]], spec: EnvSpec | GameSpec) -> None:
     if sorted(one.sides) != list(range(len(sides))):
         raise ConfigError(
             f"the director assigns players to {len(one.sides)} sides, but environment {spec.name!r} has {len(sides)}; set "
             "the director's sides (num_sides, or one policy for each), or give the seats of a team one side."
         )
-    if one.task is not None:
-        raise ConfigError(
-            "the director assigns tasks, which runs do not give to environments yet; use it in a program."
-        )
     if one.greedy:
         raise ConfigError("the director wants greedy games, which actors do not play; evaluate the players instead.")
     for player, side in zip(one.players, one.sides, strict=True):
         if player.policy not in sides[side]:
-            names = [seat.name for seat, number in zip(spec.seats, spec.sides, strict=True) if number == side]
+            seats = zip(spec.seats, spec.sides, strict=True) if isinstance(spec, GameSpec) else ()
+            names = [seat.name for seat, number in seats if number == side]
             raise ConfigError(
                 f"the director lets {player.policy!r} play side {side} ({', '.join(names)}), whose seats it does not all "
                 f"have; policies that have: {', '.join(sorted(sides[side])) or 'none'}. See policies.{player.policy}.seats."

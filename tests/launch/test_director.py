@@ -10,14 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jsrl.directors.fixed import LatestSelfPlay
+from jsrl.agents.ppo import PPOConfig
+from jsrl.directors.fixed import LatestSelfPlay, Match
+from jsrl.directors.plr import PLR
+from jsrl.directors.stages import Stage
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.launch.run import run
 from jsrl.snapshots.players import PlayerStore
 from jsrl.types import version_updates
-from tests.duel import MarkedConfig, Watched, WatchedLeague
+from tests.duel import MarkedConfig, Watched, WatchedLeague, WatchedMatches, WatchedStages
 
 DUEL = Experiment(
     env=EnvConfig("tests.duel:Duel"),
@@ -141,10 +144,50 @@ def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:
         ({"director": LatestSelfPlay(policies=("main",), num_sides=3)}, "3 sides.*2"),
         ({"director": "pfsp"}, "give a director"),
         ({"placement": "inline", "deterministic": True}, "placement serial"),
-        ({"env": EnvConfig("probe:continuous")}, "no seats"),
+        ({"director": PLR(policies=("main",), num_sides=2)}, "scores"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")
     assert not any(tmp_path.iterdir())
+
+
+LENGTHS = {"short": 2, "long": 7}
+
+
+@pytest.mark.parametrize("placement", ["serial", pytest.param("inline", marks=pytest.mark.slow)])
+def test_episodes_are_about_the_task_that_is_assigned(placement: str, tmp_path: Path) -> None:
+    """Weighted tasks of a game with two seats: each says how long its episode is."""
+    matches = tuple(Match(("main", "main@initial"), 1.0, {"length": n, "name": name}) for name, n in LENGTHS.items())
+    changes = {"director": WatchedMatches(matches, permute_sides=True), "placement": placement}
+    result = run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")
+    check_games(result)
+    found = Counter((task["name"], length) for task, length in lengths_of(result))
+    assert set(found) == set(LENGTHS.items()), found
+    assert min(found.values()) > 20
+
+
+def test_a_curriculum_teaches_one_agent_stage_by_stage(tmp_path: Path) -> None:
+    """An environment without seats; the first stage is passed after some env steps."""
+    stages = tuple(Stage(name, ({"length": n},), max_env_steps=100) for name, n in LENGTHS.items())
+    director = WatchedStages(policies=("main",), stages=stages)
+    changes = {"director": director, "env": EnvConfig("tests.duel:Walk")}
+    result = run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")
+    played = [length for _, length in lengths_of(result)]
+    assert set(played) == {2, 7} and played == sorted(played) and played.count(2) >= 50
+
+
+def lengths_of(result) -> list[tuple[dict, int]]:
+    return [(task, length) for task, length in state_of(result)["tasks"]]
+
+
+def test_an_environment_without_options_takes_no_tasks(tmp_path: Path) -> None:
+    director = WatchedMatches((Match(("main", "main"), 1.0, {"length": 3}),))
+    changes = {
+        "director": director,
+        "env": EnvConfig("matrix:biased_rps"),
+        "policies": {"main": PolicyConfig(PPOConfig())},
+    }
+    with pytest.raises(ConfigError, match="takes no tasks"):
+        run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")

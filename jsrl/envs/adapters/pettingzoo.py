@@ -148,6 +148,7 @@ class _Wrapped:
     """What both forms share: the seats, and which of them are out."""
 
     symmetric = zero_sum = False
+    takes_options = True
 
     def __init__(self, env: Any, sides: Mapping[str, str]):
         self.env = env
@@ -206,9 +207,9 @@ class _Wrapped:
 class ParallelGame(_Wrapped):
     """A ParallelEnv: all living agents act in every step."""
 
-    def reset(self, seed: int | None) -> Moment:
+    def reset(self, seed: int | None, *options: dict[str, Any]) -> Moment:
         """Begin an episode."""
-        observed, info = self.env.reset(seed=seed)
+        observed, info = self.env.reset(seed=seed, **({"options": options[0]} if options else {}))
         self._enter()
         here = self._here()
         return Moment(
@@ -242,9 +243,9 @@ class ParallelGame(_Wrapped):
 class TurnGame(_Wrapped):
     """An AECEnv: one agent moves in each step, the others wait."""
 
-    def reset(self, seed: int | None) -> Moment:
+    def reset(self, seed: int | None, *options: dict[str, Any]) -> Moment:
         """Begin an episode."""
-        self.env.reset(seed=seed)
+        self.env.reset(seed=seed, **({"options": options[0]} if options else {}))
         self._enter()
         return self._moment(self._here())
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jsrl.envs.base import GameStep
+from jsrl.envs.base import GameStep, options_of_task
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
 from jsrl.envs.games.groups import SeatGroups
@@ -16,7 +16,7 @@ from jsrl.envs.games.rows import GameRows
 from jsrl.envs.rows import slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
-from jsrl.errors import EnvironmentFault
+from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import ACTING, Array, GameSpec, Seat, Tree, map_tree
 
 
@@ -105,6 +105,7 @@ class SyncVectorGame:
         death: Literal["ends", "team"] = "ends",
     ):
         self.num_envs = num_envs
+        self._tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its next reset
         self._seeds, self._reseeds = slot_seeds(seed, group, num_envs), config.reseed_episodes
         self._config, self._envs, self._started, self._at = config, list[PlayedGame](), False, 0
         try:
@@ -202,6 +203,17 @@ class SyncVectorGame:
         )
         return self._masked(step)
 
+    def set_tasks(self, tasks: Mapping[int, Any]) -> None:
+        """Begin the next episode of each slot with its task; see jsrl.envs.base.TakesTasks.
+
+        Raises:
+          ConfigError: the environment's `reset` takes none.
+        """
+        given = {slot: options_of_task(task) for slot, task in tasks.items() if task is not None}
+        if given and not getattr(self._envs[0], "takes_options", False):
+            raise ConfigError(f"environment {describe(self._config.id)} takes no tasks: its reset has no options.")
+        self._tasks |= given
+
     def where(self) -> str:
         """Return which slot is being stepped or reset, and where in its life it is; may be asked by another thread."""
         return self._rows.where(self._at)
@@ -212,10 +224,14 @@ class SyncVectorGame:
         seed = None if self._started else self._seeds[slot]
         if self._reseeds:
             seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
-        if slot == 0 and self._opening is not None:
-            moment, self._opening = self._opening, None
+        opening, options = self._opening if slot == 0 else None, self._tasks.pop(slot, None)
+        if opening is not None:
+            self._opening = None
+        if opening is not None and options is None:
+            moment = opening
         else:
-            moment = self._called(slot, "reset", lambda: self._envs[slot].reset(seed))
+            given = () if options is None else (options,)
+            moment = self._called(slot, "reset", lambda: self._envs[slot].reset(seed, *given))
         here = moment.observation.keys()
         self._present[slot] = [name in here for name in self._order]
         self._take(slot, moment, here)

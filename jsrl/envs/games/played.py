@@ -53,7 +53,10 @@ class PlayedGame(Protocol):
     symmetric: bool
 
     def reset(self, seed: int | None) -> Moment:
-        """Begin an episode; None: with the random state it has come to."""
+        """Begin an episode; None: with the random state it has come to.
+
+        One whose `takes_options` is true is given a task's options as a second argument, where there are some.
+        """
         ...
 
     def step(self, action: Mapping[str, Any]) -> Moment:

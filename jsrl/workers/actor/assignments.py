@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from jsrl.envs.base import Episode
 from jsrl.runs.control_bodies import Games, Lease, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
-from jsrl.types import ACTING, WAITING, Array, GameSpec
+from jsrl.types import ACTING, WAITING, Array, EnvSpec, GameSpec
 from jsrl.workers.base import Reporter
 
 TELL_S = 0.05  # between messages to the director, where something waits for nothing
@@ -58,9 +58,10 @@ class Cast:
 
 @dataclass
 class _Slots:
-    """A group's slots: what each plays now, and the casts of its policies."""
+    """A group's slots: what each plays now and next, and the casts of its policies."""
 
     leases: list[Lease | None]
+    next: list[Lease | None]
     casts: list[Cast] = field(default_factory=list)
 
 
@@ -92,14 +93,14 @@ class Assignments:
         self._told_s, self._told_received, self._asked = 0.0, -1, 0
         self._games, self._per_s = 0, 0.0
 
-    def join(self, group: int, spec: GameSpec, num_envs: int, over: Collection[int] = ()) -> list[Cast]:
-        """Take a group in, whose slots need an assignment but for those whose episode is `over`; return its casts."""
-        self._sides = spec.sides
-        slots = self._slots[group] = _Slots([None] * num_envs)
+    def join(self, group: int, spec: EnvSpec | GameSpec, num_envs: int) -> list[Cast]:
+        """Take a group in, whose slots all need an assignment; return the cast of each policy."""
+        self._sides = spec.sides if isinstance(spec, GameSpec) else (0,)
+        slots = self._slots[group] = _Slots([None] * num_envs, [None] * num_envs)
         for (_, places), has_core in zip(self._policies, self._cores, strict=True):
-            shape = (num_envs, len(places))
+            shape = (num_envs, len(places)) if places else (num_envs,)
             slots.casts.append(Cast(np.full(shape, LATEST_VERSION, np.int64), np.ones(shape, bool), not has_core))
-        self._need(group, [slot for slot in range(num_envs) if slot not in over])
+        self._need(group, range(num_envs))
         return slots.casts
 
     def take(self, leases: Iterable[Lease], life: int, sent: int) -> None:
@@ -112,27 +113,48 @@ class Assignments:
         self._ahead.extend(found)
         self._deal()
 
-    def is_seated(self, group: int) -> bool:
-        """Return whether all slots of a group have an assignment."""
+    def is_ready(self, group: int) -> bool:
+        """Return whether all slots of a group know what they play, also those whose episode is over."""
         return not self._short[group]
 
+    def tasks(self, group: int, over: Iterable[int]) -> dict[int, Any]:
+        """Return the tasks of what slots play next, of those that have one."""
+        upcoming = {slot: self._slots[group].next[slot] for slot in over}
+        return {slot: lease.task for slot, lease in upcoming.items() if lease is not None and lease.task is not None}
+
     def ended(self, group: int, episodes: Sequence[Episode]) -> None:
-        """Note how episodes ended."""
+        """Note how episodes ended, and ask for what their slots play next."""
         for episode in episodes:
             self._games += 1
             lease = self._slots[group].leases[episode.slot]
             if lease is not None:
                 self._slots[group].leases[episode.slot] = None
-                self._report(lease, length=episode.length, returns=side_returns(self._sides, episode.returns))
+                returns = side_returns(self._sides, episode.returns or (episode.return_,))
+                self._report(lease, length=episode.length, returns=returns)
+        self._need(group, [episode.slot for episode in episodes])
+        self._deal()
 
-    def opened(self, group: int, is_first: Array) -> bool:
-        """Give each slot whose next row opens an episode an assignment; return whether all have one."""
-        slots = np.flatnonzero(is_first).tolist()
-        if slots:
-            self.void(group, slots, "its environment was rebuilt")
-            self._need(group, slots)
-            self._deal()
-        return self.is_seated(group)
+    def opened(self, group: int, slots: Iterable[int]) -> None:
+        """Let slots play their next assignment; an environment that was rebuilt goes on with its players, uncounted."""
+        all_slots = self._slots[group]
+        for slot in slots:
+            self.void(group, [slot], "its environment was rebuilt")
+            lease, all_slots.next[slot] = all_slots.next[slot], None
+            if lease is not None:
+                all_slots.leases[slot] = lease
+                self._cast(all_slots.casts, slot, lease)
+
+    def _cast(self, casts: Sequence[Cast], slot: int, lease: Lease) -> None:
+        """Write who plays a slot into the casts of all policies."""
+        for (number, places), cast in zip(self._policies, casts, strict=True):
+            sides = [self._sides[place] for place in places] or [0]
+            own = np.array([lease.players[side][0] == number for side in sides])
+            version = [lease.players[side][1] for side in sides]
+            learns = own & [lease.learns[side] for side in sides]
+            cast.version[slot] = (
+                np.where(own, version, NOT_PLAYED) if places else (version[0] if own[0] else NOT_PLAYED)
+            )
+            cast.learns[slot] = learns if places else learns[0]
 
     def void(self, group: int, slots: Iterable[int] | None, why: str) -> None:
         """Give the assignments of some slots (None: all) back: their episodes count as nothing."""
@@ -141,6 +163,13 @@ class Assignments:
             lease, leases[slot] = leases[slot], None
             if lease is not None:
                 self._report(lease, void=why)
+
+    def begin_again(self, group: int) -> None:
+        """Let all slots of a group play something else, whose environments were all reset."""
+        self.void(group, None, "its streams were lost")
+        slots = self._slots[group]
+        self._need(group, [slot for slot, lease in enumerate(slots.next) if lease is None])
+        self._deal()
 
     def _report(self, lease: Lease, **facts: Any) -> None:
         self._played.append(Played(lease.id, lease.life, **facts))
@@ -157,14 +186,7 @@ class Assignments:
             group, slot = self._needs.pop(0)
             self._short[group] -= 1
             self._asked = min(self._asked, len(self._needs))
-            lease = self._slots[group].leases[slot] = self._ahead.popleft()
-            for (number, places), cast in zip(self._policies, self._slots[group].casts, strict=True):
-                for seat, place in enumerate(places):
-                    side = self._sides[place]
-                    policy, version = lease.players[side]
-                    own = policy == number
-                    cast.version[slot, seat] = version if own else NOT_PLAYED
-                    cast.learns[slot, seat] = own and lease.learns[side]
+            self._slots[group].next[slot] = self._ahead.popleft()
 
     def tell(self) -> None:
         """Tell the director what was played and what is needed: at once where a slot waits, else now and then."""

@@ -33,7 +33,7 @@ class Group:
       stepping: what to say of a step that does not return. rows: of each policy. row: the row that waits for its actions.
       missing: policies that have not said theirs yet.
       shared: several policies may play the same seats.
-      stepped: the environments were stepped, and what came of it waits for an assignment; None: nothing waits.
+      parked: it waits for assignments before its first question.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Group:
     rows: list[PolicyRows]
     row: int = 0
     missing: int = 0
-    stepped: bool | None = None
+    parked: bool = False
     shared: bool = False
 
     @property
@@ -57,9 +57,9 @@ class Group:
         for rows in self.rows:
             rows.ask(self.row, num_rows)
 
-    def park(self, *, stepped: bool) -> None:
-        """Wait for an assignment; `stepped`: the environments were stepped already."""
-        self.stepped, self.missing = stepped, len(self.rows) + 1
+    def park(self) -> None:
+        """Wait for assignments before the first question."""
+        self.parked, self.missing = True, len(self.rows) + 1
 
     def write_decisions(self) -> Any:
         """Write what was decided for the next row; return the actions, by group of seats where there are seats."""
@@ -82,4 +82,4 @@ class Group:
         """Give the open trajectory up."""
         for rows in self.rows:
             rows.abandon()
-        self.row, self.missing, self.stepped = 0, len(self.rows), None
+        self.row, self.missing, self.parked = 0, len(self.rows), False

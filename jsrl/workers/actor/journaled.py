@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jsrl.directors.base import assigns_tasks
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.sync import SyncVectorEnv
@@ -32,6 +33,8 @@ def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | N
         return "snapshots.exact is off"
     if e.director is not None and e.max_policy_lag != 0:
         return "actors may be ahead of the learner, in games that journals do not hold (--max-policy-lag 0)"
+    if e.director is not None and assigns_tasks(e.director, e.seed):
+        return "journals do not hold the tasks that its director assigns"
     if e.env.on_fault == "restart-env":
         return "journals do not hold which environments were rebuilt (--env.on-fault restart-env)"
     if e.has_replay_workers:
@@ -116,6 +119,10 @@ class JournaledEnv:
             if self._writer is not None and self._writer.is_open:
                 self._writer.append(self._actions, digest(latest))
         return latest
+
+    def set_tasks(self, tasks: Mapping[int, Any]) -> None:
+        """Begin the next episode of each slot with its task; journals know of none."""
+        self._env.set_tasks(tasks)
 
     def where(self) -> str:
         """Return where the environment is, as far as it tells."""

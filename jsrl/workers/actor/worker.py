@@ -22,7 +22,7 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Lease
 from jsrl.transport.base import Origin, ProducerId
-from jsrl.types import ACTING, GameSpec
+from jsrl.types import ACTING
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.group import EnvCall, Group
 from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
@@ -103,29 +103,44 @@ class Actor:
     def _join(self, group: Group) -> None:
         """Let a director say who plays in a group."""
         if self._assignments is not None:
-            spec = group.env.spec
-            if not isinstance(spec, GameSpec):
-                raise ConfigError(f"environment {self._settings.environment!r} has no seats, which directors assign.")
-            over = [episode.slot for episode in group.latest.episodes]  # in the last row of an earlier life
-            casts = self._assignments.join(group.number, spec, group.env.num_envs, over)
+            casts = self._assignments.join(group.number, group.env.spec, group.env.num_envs)
             for rows, cast in zip(group.rows, casts, strict=True):
                 rows.cast = cast
-            views = [policy.settings.view for policy in self._policies]
-            group.shared = len({view.group for view in views if view is not None}) < len(views)
+            groups = [policy.settings.view.group for policy in self._policies if policy.settings.view is not None]
+            group.shared = len(set(groups)) < len(groups)
 
     def _begin(self, group: Group) -> None:
-        """Ask for a group's next actions, once all its slots know who plays."""
-        if self._assignments is None or self._assignments.is_seated(group.number):
+        """Ask for a group's next actions, once all its slots know who plays what."""
+        if self._assignments is None:
             group.ask(self._settings.num_rows)
+        elif not self._assignments.is_ready(group.number):
+            group.park()
         else:
-            group.park(stepped=False)
+            over = {episode.slot for episode in group.latest.episodes}  # in the last row of an earlier life
+            slots = [slot for slot in range(group.env.num_envs) if slot not in over]
+            tasks = self._assignments.tasks(group.number, slots)
+            if tasks and group.latest.is_first.all():  # it was reset before they were known
+                self._set_tasks(group, tasks)
+                self._reset(group)
+            self._assignments.opened(group.number, slots)
+            group.ask(self._settings.num_rows)
+
+    def _set_tasks(self, group: Group, tasks: dict[int, Any]) -> None:
+        if not hasattr(group.env, "set_tasks"):
+            name = self._settings.environment
+            raise ConfigError(
+                f"environment {name!r} takes no tasks, which a director assigns; use one whose reset does."
+            )
+        group.env.set_tasks(tasks)
 
     def _restart_environments(self, group: Group) -> None:
+        self._reset(group)
+        if self._assignments is not None:
+            self._assignments.begin_again(group.number)
+
+    def _reset(self, group: Group) -> None:
         with self._watched(EnvCall(self._named("reset", group.number), group.env), group.number):
             group.restart(group.env.reset())
-        if self._assignments is not None:
-            self._assignments.void(group.number, None, "its streams were lost")
-            self._assignments.opened(group.number, group.latest.is_first)
 
     @contextlib.contextmanager
     def _watched(self, activity: object, number: int) -> Iterator[None]:
@@ -193,17 +208,18 @@ class Actor:
         return not self._to_renew
 
     def _take_seats(self) -> bool:
-        """Let groups go on whose slots know now who plays; return whether some group does not wait for that."""
+        """Begin with groups whose slots know now who plays; return whether some group does not wait for that."""
         assert self._assignments is not None
         self._assignments.tell()
         for group in self._groups.values():
-            if group.stepped is not None and self._assignments.is_seated(group.number):
-                stepped, group.stepped = group.stepped, None
-                if stepped:
-                    self._finish_row(group)
-                else:
-                    group.ask(self._settings.num_rows)
-        return any(group.stepped is None for group in self._groups.values())
+            if group.parked and self._assignments.is_ready(group.number):
+                group.parked = False
+                self._begin(group)
+        return any(self._knows_its_players(group) for group in self._groups.values())
+
+    def _knows_its_players(self, group: Group) -> bool:
+        """Return whether a group can be stepped: slots whose episode is over know what they play next."""
+        return self._assignments is None or (not group.parked and self._assignments.is_ready(group.number))
 
     def _advance_one(self) -> int:
         if self._assignments is not None and not self._take_seats():
@@ -213,7 +229,9 @@ class Actor:
             return 0
         stalled = sorted((g for g in self._groups.values() if not g.missing), key=lambda g: g.made)
         for group in stalled:
-            if self._make_room(group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s):
+            if self._knows_its_players(group) and self._make_room(
+                group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s
+            ):
                 return self._advance(group)
         if stalled and len(stalled) == len(self._groups):
             self._check_peers()
@@ -222,7 +240,8 @@ class Actor:
         answered = self._receive()
         if answered is None:
             return 0
-        return self._advance(answered) if not answered.missing and self._make_room(answered, 0.0) else 0
+        ready = not answered.missing and self._knows_its_players(answered)
+        return self._advance(answered) if ready and self._make_room(answered, 0.0) else 0
 
     def _receive(self) -> Group | None:
         """Take the next actions of a policy that still owes some; return the group that they are for."""
@@ -289,31 +308,29 @@ class Actor:
 
     def _advance(self, group: Group) -> int:
         """Write row t's decisions, step the environments, write what came of it and the observations of row t+1."""
-        self._step_environments(group, group.write_decisions())
-        self._counts["env_steps"] += group.env.num_envs
-        self._recorder.rate("env_steps", group.env.num_envs)
+        decisions, t = group.write_decisions(), group.row
         if self._assignments is not None:
+            over = [episode.slot for episode in group.latest.episodes]  # which this step resets
+            if tasks := self._assignments.tasks(group.number, over):
+                self._set_tasks(group, tasks)
+        self._step_environments(group, decisions)
+        if self._assignments is not None:
+            self._assignments.opened(group.number, np.flatnonzero(group.latest.is_first).tolist())
             self._assignments.ended(group.number, group.latest.episodes)
-            seated = self._assignments.opened(group.number, group.latest.is_first)
             self._assignments.tell()
-            if not seated:
-                group.park(stepped=True)
-                return group.env.num_envs
-        self._finish_row(group)
-        return group.env.num_envs
-
-    def _finish_row(self, group: Group) -> None:
-        """Write what came of a row, and ask for the next one's actions."""
         for rows in group.rows:
-            rows.write_outcome(group.row, group.latest)
-        group.row += 1
+            rows.write_outcome(t, group.latest)
+        group.row = t + 1
         if group.row == self._settings.num_rows:
             self._commit(group)
         group.ask(self._settings.num_rows)
+        self._counts["env_steps"] += group.env.num_envs
+        self._recorder.rate("env_steps", group.env.num_envs)
         if group.row == 0:
             for policy in self._policies:
                 if policy.streams is not None:
                     policy.streams.check_home()
+        return group.env.num_envs
 
     def _step_environments(self, group: Group, action: Any) -> None:
         self._reporter.entering(group.stepping, self._settings.step_deadline_s)

@@ -61,12 +61,11 @@ class Leases:
         held, received = (body.held, body.received) if body.life == self.life else (0, 0)
         return max(0, body.want - held - (holder.sent - received))
 
-    def given(self, worker: str, body: Games, lacks: int) -> list[Lease]:
-        """Return the assignments that the slots which an actor lacks some for were playing before a resume."""
-        slots = body.slots[len(body.slots) - lacks :] if body.slots else []
+    def given(self, worker: str, body: Games, lacks: int) -> list[Lease | None]:
+        """Return what the slots that lack assignments were playing before a resume; None: they need new ones."""
+        slots = body.slots[len(body.slots) - lacks :]
         found = [self._returning.pop((worker, *slot), None) for slot in slots]
-        leases = [lease for lease in found if lease is not None]
-        return leases if len(leases) == lacks else []
+        return found + [None] * (lacks - len(found))
 
     def give(self, worker: str, leases: Sequence[Lease], body: Games) -> int:
         """Note assignments as an actor's; return how many it was sent so far."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,18 @@ from typing import Any
 import msgspec
 
 from jsrl.directors.base import Report, State, open_assignments
-from jsrl.directors.messages import INITIAL, LATEST, Freeze, Outcome, Player, Reset, Stop, from_json, to_json
+from jsrl.directors.messages import (
+    INITIAL,
+    LATEST,
+    Assignment,
+    Freeze,
+    Outcome,
+    Player,
+    Reset,
+    Stop,
+    from_json,
+    to_json,
+)
 from jsrl.directors.messages import Command as Order
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.metrics.metrics import Recorder
@@ -196,13 +206,13 @@ class DirectorWorker:
         asking, self._asking = self._asking, {}
         lacks = {worker: self._leases.short(worker, body) for worker, body in asking.items()}
         given = {worker: self._leases.given(worker, asking[worker], count) for worker, count in lacks.items()}
-        new = sum(count for worker, count in lacks.items() if not given[worker])
+        new = sum(lease is None for own in given.values() for lease in own)
+        found: list[Assignment] = []
         if new:
             self._state, found = self._director.propose(self._state, new)
-            leases = leases_of(found, self._leases.life, self._numbers, self._version_of)
-            for worker, count in lacks.items():
-                given[worker] = given[worker] or list(itertools.islice(leases, count))
-        for worker, own in given.items():
+        leases = leases_of(found, self._leases.life, self._numbers, self._version_of)
+        for worker, kept in given.items():
+            own = [next(leases) if lease is None else lease for lease in kept]
             if own:
                 sent = self._leases.give(worker, own, asking[worker])
                 told = [msgspec.to_builtins(lease) for lease in own]
