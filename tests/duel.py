@@ -53,18 +53,26 @@ class Duel:
 
 @dataclass(frozen=True)
 class MarkedConfig:
-    """Options of the agent whose actions count its updates. core: it has one, which counts its own steps."""
+    """Options of the agent whose actions count its updates.
+
+    Attributes:
+      core: it has one, which counts the rows of an episode.
+      padding: numbers in its params that mean nothing. most_lag: updates by which params may be older than the newest.
+    """
 
     factory: ClassVar[str] = "tests.duel:marked"
 
     core: bool = False
+    padding: int = 0
+    most_lag: int = 0
 
 
 def marked(config: MarkedConfig, spec) -> Agent:
     """Return the agent; its loss is the number of its trained rows that other params chose."""
 
     def init(key):
-        return AgentState(ActParams({"made": jnp.zeros(1)}), (), (), (), jnp.zeros((), jnp.int32))
+        weights = {"made": jnp.zeros(1), "padding": jnp.zeros(config.padding)}
+        return AgentState(ActParams(weights), (), (), (), jnp.zeros((), jnp.int32))
 
     def initial_core(batch_size):
         return jnp.zeros(batch_size) if config.core else ()
@@ -76,7 +84,14 @@ def marked(config: MarkedConfig, spec) -> Agent:
 
     def update(state, trajectory, key, *, axis_name=None):
         trained = trajectory.acts[:-1] == 1
-        wrong = (trained & (trajectory.action[:-1, ..., 0] != state.updates)).sum()
+        lag = state.updates - trajectory.action[:-1, ..., 0]
+        wrong = (trained & ((lag < 0) | (lag > config.most_lag))).sum()
+        if config.core:  # it begins anew with an episode, and goes on in between
+            rows = slice(1, -1)
+            first = trajectory.is_first[rows].reshape(*trajectory.is_first[rows].shape, *[1] * (trained.ndim - 2))
+            expected = jnp.where(first, 1.0, trajectory.log_prob[:-2] + 1)
+            known = trained[1:] & (first | trained[:-1])
+            wrong += (known & (trajectory.log_prob[rows] != expected)).sum()
         metrics = {"loss": wrong.astype(jnp.float32), "trained": trained.mean()}
         new = ActParams(jax.tree.map(lambda x: x + 1, state.params.weights))
         return state._replace(params=new, updates=state.updates + 1), UpdateOutput(metrics, None)

@@ -10,6 +10,7 @@ from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.curves import FIRST, algorithm, learning, machine, shares_of_time
 from jsrl.report.graph import dataflow
 from jsrl.report.run_report import RUNS, RunReport
+from jsrl.report.standings import standings_page
 from jsrl.report.style import STYLE
 from jsrl.report.text import failure, lag_text, number, origin_lines, outcome_lines, percent
 from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger
@@ -37,6 +38,7 @@ def body(report: RunReport) -> str:
         _verdicts(report),
         _warnings(report),
         section("Learning", "".join(learning(report)), "grid2"),
+        section("Players", standings_page(report.standings) if report.standings is not None else ""),
         section("Algorithm", algorithm(report)),
         section("Speed and machine", "".join(machine(report)), "grid2"),
         section("Where time went", _time(report) + shares_of_time(report)),

@@ -24,6 +24,7 @@ from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
 from jsrl.report.evidence import RunSetup
+from jsrl.report.standings import StandingsTable, read_standings
 from jsrl.runs.files import read_json
 from jsrl.runs.runs import Run, RunFolder, held_by
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
@@ -71,7 +72,7 @@ class RunReport:
       policies: the run's; the first one is called "". steady: means of metrics over the lines between the first and the last
         (of the last life of a resumed run), by name.
       rates: name -> per second. columns: the metrics of every line. ledger, hops, evaluation, final: as in result.json.
-      bottlenecks: what limits each policy's training.
+      bottlenecks: what limits each policy's training. standings: of the players, where a director assigns them.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
       videos: path of each, relative to the folder -> what is known of it. files: paths relative to the folder.
     """
@@ -91,6 +92,7 @@ class RunReport:
     environment: dict[str, Any]
     options: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
+    standings: StandingsTable | None = None
     videos: dict[str, str] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
 
@@ -166,6 +168,7 @@ def make_report(folder: RunFolder) -> RunReport:
         environment=environment,
         options=flat_options(config),
         warnings=_warnings(folder.logs / "controller.log"),
+        standings=read_standings(folder.path),
         videos=captions(folder.path),
         files=[name for name in files if (folder.path / name).exists()],
     )

@@ -9,6 +9,7 @@ from jsrl.launch.result import ledger_lines, other_lines, score
 from jsrl.metrics.display_state import percent
 from jsrl.metrics.phases import of_main_thread
 from jsrl.report.run_report import RunReport, WorkerTime
+from jsrl.report.standings import standings_lines
 
 WIDTH = 120
 
@@ -35,6 +36,9 @@ def summary(report: RunReport) -> str:
         if lag := lag_text(report, policy):
             lines.append(f"policy lag{of}: {lag}")
         lines += textwrap.wrap(f"bottleneck{of}: {bottleneck.text}", WIDTH, subsequent_indent="  ")
+    if report.standings is not None:
+        for line in standings_lines(report.standings):
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
     return "\n".join(lines)
 
 
