@@ -60,11 +60,8 @@ def measure(size: int, live: int, seconds: float, folder: Path, name: str) -> di
     assert len(full) > 5, f"the pool of {size} was not full in {seconds} s; give more --seconds"
     steps = full[-1]["env_steps"] - full[0]["env_steps"]
     wall = np.diff([line["wall_s"] for line in full])
-    cpu = sum(
-        np.dot(wall, [line.get(name, 0.0) for line in full[1:]])
-        for name in full[-1]
-        if name.endswith("_cpu_share") and "others" not in name
-    )
+    names = {name for line in full for name in line if name.endswith("_cpu_share") and "others" not in name}
+    cpu = sum(float(np.dot(wall, [line.get(name, 0.0) for line in full[1:]])) for name in names)
     return {
         "env_steps_per_s": steps / float(wall.sum()),
         "cpu_s_per_1000": 1000 * cpu / steps,
