@@ -71,7 +71,7 @@ def marked(config: MarkedConfig, spec) -> Agent:
     """Return the agent; its loss is the number of its trained rows that other params chose."""
 
     def init(key):
-        weights = {"made": jnp.zeros(1), "padding": jnp.zeros(config.padding)}
+        weights = {"made": jnp.zeros(1)} | ({"padding": jnp.zeros(config.padding)} if config.padding else {})
         return AgentState(ActParams(weights), (), (), (), jnp.zeros((), jnp.int32))
 
     def initial_core(batch_size):

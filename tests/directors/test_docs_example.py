@@ -10,7 +10,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "populations.md"
 
 
 def test_the_example_runs(capsys):
-    (source,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    source = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[-1]
+    assert "PAYOFF" in source
     exec(compile(source, "populations.md", "exec"), {})
     rates = ast.literal_eval(capsys.readouterr().out)
     assert list(rates) == [f"main@frozen-{number}" for number in range(1, 6)]

@@ -53,7 +53,7 @@ def test_what_a_worker_says_does_not_wait_for_the_next_heartbeat(road):
 
 def test_what_the_controller_says_is_heard_in_between(road):
     server, client = road
-    server.tell("actor-0", 0, "evaluate", number=7)
+    server.tell("actor-0", 0, "evaluate", {"number": 7})
     assert client.commands.get(timeout=DEADLINE_S).facts == {"number": 7}
     server.tell("actor-0", 0, "stop")
     assert client.stop.wait(DEADLINE_S)

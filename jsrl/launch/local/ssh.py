@@ -39,13 +39,15 @@ class Ssh:
             raise ConfigError(f"--hosts is {','.join(targets)!r}, expected one or several hosts, each once.")
         self._python, self._command = python, tuple(command)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="jsrl-ssh-")
+        self._logs: tempfile.TemporaryDirectory[str] | None = None
 
     def begin(self, host: str, address: str, token: Path) -> None:
         """Start the agent of a host."""
         words = [self._python, "-m", "jsrl.cli.main", "join", address, "--name", host, "--token-file"]
         script = f'umask 077; f=$(mktemp) && cat > "$f" && {shlex.join(words)} "$f"; s=$?; rm -f "$f"; exit $s'
-        log = Path(self._folder.name, f"{host}.log")
+        if self._logs is None:
+            self._logs = tempfile.TemporaryDirectory(prefix="jsrl-ssh-")
+        log = Path(self._logs.name, f"{host}.log")
         with token.open("rb") as content, log.open("wb") as output:
             self._processes[host] = subprocess.Popen(
                 [*self._command, *OPTIONS, self._targets[host], script],
@@ -58,9 +60,9 @@ class Ssh:
     def ended(self, host: str) -> str:
         """Return how the agent of a host ended; empty: it has not."""
         process = self._processes.get(host)
-        if process is None or process.poll() is None:
+        if process is None or process.poll() is None or self._logs is None:
             return ""
-        lines = Path(self._folder.name, f"{host}.log").read_text(errors="replace").strip().splitlines()
+        lines = Path(self._logs.name, f"{host}.log").read_text(errors="replace").strip().splitlines()
         said = f": {lines[-1][:300]}" if lines else ""
         return f"{self._command[0]} {self._targets[host]} ended with status {process.returncode}{said}"
 
@@ -73,4 +75,5 @@ class Ssh:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(GONE_S)
-        self._folder.cleanup()
+        if self._logs is not None:
+            self._logs.cleanup()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jsrl.errors import CodecError
@@ -57,6 +57,7 @@ values = st.one_of(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
 @given(
     st.one_of(
         st.binary(max_size=200), st.dictionaries(st.sampled_from([*FINE, "x"]), values).map(msgspec.msgpack.encode)
