@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from jsrl.runs.memory import MIB
 from jsrl.types import Tree
-
-MIB = 1 << 20
 
 
 class FrozenParams:

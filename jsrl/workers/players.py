@@ -9,11 +9,12 @@ from typing import Any
 from jsrl.agents.base import Agent
 from jsrl.experiment.building import build_agent
 from jsrl.metrics.phases import Phases
+from jsrl.runs.memory import MIB
 from jsrl.snapshots.queue import Job as WrittenJob
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.acting import Engine, InlineInference
 from jsrl.workers.ends import subscribe
-from jsrl.workers.frozen import MIB, FrozenParams
+from jsrl.workers.frozen import FrozenParams
 from jsrl.workers.jobs import Job
 from jsrl.workers.play import PlayedPolicy
 

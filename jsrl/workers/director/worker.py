@@ -45,7 +45,7 @@ class DirectorWorker:
 
     Args:
       director: decides. seed: of its draws. players: policy -> its frozen players; in the order of their numbers.
-      states: of the director, written beside snapshots. start: the state that this life begins with, None: a new one.
+      states: of the director, written beside snapshots.
       exact: the environments go on where that state left them, and so do their assignments.
       life: of this worker; higher than that of any before it. poll_s: for how long a step may wait.
     """
