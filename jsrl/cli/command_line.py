@@ -9,7 +9,7 @@ import functools
 import io
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -299,3 +299,16 @@ def plain(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def without(words: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return the words of a command line without these options and their values; `slurm` also stands for `slurm.partition`."""
+    found: list[str] = []
+    dropping = False
+    for word in words:
+        if word.startswith("--"):
+            option = word[2:].partition("=")[0].replace("_", "-").removeprefix("no-")
+            dropping = option in names or option.partition(".")[0] in names
+        if not dropping:
+            found.append(word)
+    return tuple(found)

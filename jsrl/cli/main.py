@@ -13,6 +13,10 @@ import jsrl
 COMMANDS = {
     "run": "run an experiment, or go on with a run",
     "join": "let this host run actors of a run that another host controls",
+    "status": "how a run is, or all runs of a folder are",
+    "logs": "the log of a run's controller or of a worker",
+    "attach": "show a run of the background as if it ran here",
+    "stop": "end a run in order, wherever it runs",
     "list": "the experiments that there are",
     "evaluate": "play a run's snapshot and print its score",
     "export": "write a trained policy to a file that plays without jsrl",

@@ -47,13 +47,13 @@ def resumed(arguments: Sequence[str]) -> Experiment | None:
     return from_json(folder.config)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status (0: ended as intended)."""
+def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> int:
+    """Run the command line; return the exit status (0: ended as intended). `hooks`: besides those that it names."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:
         with remembered():
-            return command(words)
+            return command(words, hooks)
     except JsrlError as error:
         if isinstance(error, AgentFault | EnvironmentFault):  # somebody's own code: show where
             traceback.print_exception(error.__cause__ or error)
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def command(words: list[str]) -> int:
-    """Do what the words ask for."""
+def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
+    """Do what the words ask for; `hooks`: besides those that they name."""
     wants_help = [w for w in words if w in ("-h", "--help", "--help-all")]
     words = [w for w in words if w not in wants_help]
     name = take_name(words)
@@ -82,14 +82,18 @@ def command(words: list[str]) -> int:
         print(full_help(default) if every else short_help(default, usage(), summaries()))
         return 0
     asked = cli.parse(words, default)
+    if asked.run.detach:
+        from jsrl.cli.background import detach
+
+        return detach(name, words, asked)
     if asked.run.launcher == "slurm":
         from jsrl.cli.slurm import submit
 
         return submit(name, words, asked)
-    return execute(asked)
+    return execute(asked, hooks)
 
 
-def execute(asked: cli.CommandLine) -> int:
+def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     """Plan, or run one seed or several."""
     from jsrl.launch.run import run
 
@@ -117,7 +121,7 @@ def execute(asked: cli.CommandLine) -> int:
                 graph=options.graph,
                 launcher=launcher,
                 display=options.display,
-                hooks=options.hooks,
+                hooks=[*options.hooks, *hooks],
                 sinks=sinks,
             )
         if options.display != "quiet":

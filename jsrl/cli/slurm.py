@@ -8,12 +8,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.command_line import CommandLine
+from jsrl.cli.command_line import CommandLine, without
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
 from jsrl.runs.runs import new_run_name
 
-OWN = ("launcher", "print", "num-hosts", "run-name", "runs-dir", "display", "overwrite")  # said by the script itself
+OWN = (
+    "launcher",
+    "print",
+    "slurm",
+    "num-hosts",
+    "run-name",
+    "runs-dir",
+    "display",
+    "overwrite",
+)  # said by the script itself
 SUBMIT_S = 60.0
 
 
@@ -35,7 +44,7 @@ def submit(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
         )
     run_name = options.run_name or new_run_name(asked.experiment.seed)
     folder = Path(options.runs_dir).expanduser().absolute() / asked.experiment.name / run_name
-    run = SlurmRun(name, without(words), folder, options.num_hosts, sys.executable, options.slurm)
+    run = SlurmRun(name, without(words, OWN), folder, options.num_hosts, sys.executable, options.slurm)
     script = slurm_script(run)
     if options.print:
         print(script, end="")
@@ -54,16 +63,3 @@ def submit(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
         print(ended.stdout.strip())
     print(f"run folder: {folder}\noutput: {run.job_name}-JOB.out here; scancel --name={run.job_name} ends the run")
     return 0
-
-
-def without(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command line without the options that the script says itself."""
-    found: list[str] = []
-    dropping = False
-    for word in words:
-        if word.startswith("--"):
-            option = word[2:].partition("=")[0].replace("_", "-").removeprefix("no-")
-            dropping = option in OWN or option.startswith("slurm.")
-        if not dropping:
-            found.append(word)
-    return tuple(found)

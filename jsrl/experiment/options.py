@@ -130,6 +130,8 @@ class RunOptions:
     wandb: WandbOptions = WandbOptions()
     display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
     """What is shown; auto: live on a terminal, else plain lines."""
+    detach: bool = False
+    """Start the run in the background, and return; `jsrl attach`, `jsrl status` and `jsrl stop` reach it."""
     plan: bool = False
     """Print the worker and stream graph with process counts and memory, and do not run."""
     plan_file: str | None = None
@@ -178,7 +180,7 @@ COMMON = (
     ),
     ("where", ("placement", "num-actors", "num-inference-servers", "road", "learner.num-devices", "deterministic",
                "restart", "tune")),
-    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "recording", "display", "plan")),
+    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan")),
 )  # fmt: skip
 
 

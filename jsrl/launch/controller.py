@@ -41,7 +41,7 @@ class Controller:
         self._lives: dict[str, Life] = {}
         self._crashes: dict[str, Crash] = {}
         self._interrupted = self._asked = False
-        session.tell = self._pass_on
+        session.tell, session.whereabouts, session.interrupt = self._pass_on, self._whereabouts, self._interrupt
         self._usage = Usage(launcher.busy_s)
         self._deadlines = plan.experiment.deadlines
         self._supervision = Supervision(plan.experiment)
@@ -301,6 +301,10 @@ class Controller:
 
     def _tell(self, worker: str, command: str, **facts: Any) -> None:
         self._control.tell(worker, self._lives[worker].job.incarnation, command, facts)
+
+    def _whereabouts(self) -> dict[str, tuple[int, str]]:
+        """Return worker -> (restarts so far, host)."""
+        return {life.name: (life.restarts, life.handle.host) for life in self._lives.values()}
 
     def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
         """Give a worker the command of another; lost while it is replaced."""

@@ -126,11 +126,15 @@ class Handle(Protocol):
     """One incarnation of a worker.
 
     Attributes:
-      where: it runs, for people, such as `pid 4711`. log: where its output is kept, for people.
+      where: it runs, for people, such as `pid 4711`. host: that it runs on; empty: this one.
+      log: where its output is kept, for people.
     """
 
     @property
     def where(self) -> str: ...  # noqa: D102
+
+    @property
+    def host(self) -> str: ...  # noqa: D102
 
     @property
     def log(self) -> str: ...  # noqa: D102

@@ -12,7 +12,8 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import differences
 from jsrl.graph.policies import PolicyPart
-from jsrl.runs.runs import RUNNING, RunFolder
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RUNNING, read_identity, write_identity
 from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
@@ -58,10 +59,11 @@ def claimed(folder: RunFolder) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not try_lock(fd):
-            pid = os.read(fd, 32).decode(errors="replace").strip()
-            raise ConfigError(f"{folder.name} is running (process {pid}); stop it first, or begin another run.")
-        os.truncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+            process = read_identity(folder.path) or "?"
+            raise ConfigError(
+                f"{folder.name} is running (process {process}); stop it first (jsrl stop {folder.name}), or begin another run."
+            )
+        write_identity(path)
         try:
             yield
         finally:

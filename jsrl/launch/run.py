@@ -50,6 +50,7 @@ from jsrl.references.capture import Capture
 from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
 from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RESULT, STOP
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 from jsrl.workers.jobs import StartPoint
@@ -330,9 +331,10 @@ def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:
 
 
 def begin_life(experiment: Experiment, folder: RunFolder) -> None:
-    """Write the experiment to its run folder; the result and the parts of a trace of an earlier life go."""
+    """Write the experiment to its run folder; the result, requests and the parts of a trace of an earlier life go."""
     folder.write_config(to_json(experiment))
-    (folder.path / "result.json").unlink(missing_ok=True)
+    for name in (RESULT, STOP):
+        (folder.path / name).unlink(missing_ok=True)
     shutil.rmtree(folder.path / tracing.FOLDER, ignore_errors=True)
 
 

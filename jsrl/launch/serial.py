@@ -28,7 +28,7 @@ class SerialReporter:
     def stage(self, stage: str) -> None:
         """Show the stage at once: nothing else is shown before all workers are ready."""
         self._session.stage(self._worker, stage)
-        self._session.display.update(self._session.state())
+        self._session.show()
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
         """Hand an event to the session."""
@@ -47,7 +47,7 @@ class SerialRun:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
-        session.tell = self._tell
+        session.tell, session.interrupt = self._tell, self._interrupt
         self._reports: list[str] = []
 
     def run(self) -> Result:

@@ -19,6 +19,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
+from jsrl.launch.news import NewsWriter
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.metrics.display import Display
@@ -31,6 +32,7 @@ from jsrl.runs.control import AnyMessage, Event, Report
 from jsrl.runs.control_bodies import Tell
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RESULT, WorkerNews
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
 from jsrl.types import version_updates
@@ -47,6 +49,7 @@ class Session:
       policies: by name, how far each has come; the first is what lines of metrics count by.
       finals: workers whose last task is done. reason: why it shall end (None: it shall not).
       hooks: that are called. outcome: the result, once there is one. tell: gives a worker a command of another.
+      interrupt: does what the first Ctrl-C does. whereabouts: returns worker -> (restarts so far, host) of processes.
     """
 
     def __init__(
@@ -100,6 +103,10 @@ class Session:
         self._closed = False
         self.outcome: Result | None = None
         self.tell: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
+        self.whereabouts: Callable[[], dict[str, tuple[int, str]]] = dict
+        self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
+        self._news = NewsWriter(folder.path)
+        self._stopped = False  # as `jsrl stop` asked
 
     @property
     def env_steps(self) -> int:
@@ -289,10 +296,27 @@ class Session:
             self.end("max_minutes")
         self._hear_hooks()
         self.hub.tell()
-        self.display.update(self.state())
+        self.show()
+        if self._news.stop_asked and not self._stopped:
+            self._stopped = True
+            self.display.message("`jsrl stop` asked for the end")
+            self.interrupt()
         if line_due:
             self._line_s = self.now() + LINE_S
             self._tick()
+
+    def show(self, *, now: bool = False) -> None:
+        """Show how the run is, here and to those who ask from elsewhere; `now`: also where that was told a moment ago."""
+        state = self.state()
+        self.display.update(state)
+        self._news.update(state, self._worker_news, self.reason or "", now=now)
+
+    def _worker_news(self) -> list[WorkerNews]:
+        known, now = self.whereabouts(), self.now()
+        return [
+            WorkerNews(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "")))
+            for name, (stage, since_s) in self._stages.items()
+        ]
 
     def _hear_hooks(self) -> None:
         """Show what the hooks have to say; end the run where one wants it."""
@@ -305,6 +329,7 @@ class Session:
         """Tell hooks and sinks that the run starts."""
         options = {option.name: plain(option.default) for option in options_of(self.experiment).values()}
         config = {"run": self.folder.name, "folder": str(self.folder.path), "options": options}
+        self.show(now=True)
         self.hub.start(config | {"end_s": self.experiment.deadlines.sinks_s})
         self.hooks.start(LiveRun(self))
 
@@ -366,7 +391,7 @@ class Session:
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
         text = json.dumps(facts, indent=2, default=float)
         try:
-            write_atomic(self.folder.path / "result.json", f"{text}\n".encode())
+            write_atomic(self.folder.path / RESULT, f"{text}\n".encode())
         except OSError as unwritten:  # a full disk: the result is there all the same
             self.display.message(f"result.json could not be written: {unwritten}", "warning")
         return result
@@ -383,7 +408,7 @@ class Session:
         self._closed = True
         self._tick()
         self.hub.close()
-        self.display.update(self.state())
+        self.show(now=True)
         self.display.close()
 
 

@@ -75,8 +75,8 @@ def make_display(
     return LineDisplay(file, log, shown=shown, lines=mode == "plain", interval_s=interval_s or 5.0)
 
 
-class _Rate:
-    """Env steps per second over about the last half minute, from the first update on."""
+class Rate:
+    """Env steps per second over about the last half minute, from the first update on; one of these for each reader."""
 
     def __init__(self, window_s: float = 30.0):
         self._window_s = window_s
@@ -114,7 +114,7 @@ class LineDisplay:
         self._lines = lines
         self._interval_s = interval_s
         self._next_s = 0.0
-        self._rate = _Rate()
+        self._rate = Rate()
         self._unseen: DisplayState | None = None
 
     def update(self, state: DisplayState) -> None:
@@ -165,7 +165,7 @@ class LiveDisplay:
         self._behind = LineDisplay(sys.stderr, log, shown=(), lines=False, interval_s=5.0)
         self._interval_s = interval_s
         self._next_s = 0.0
-        self._rate = _Rate()
+        self._rate = Rate()
         self._state = DisplayState(run="")
         self._closed = False
         self._live.start()

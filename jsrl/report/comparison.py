@@ -166,7 +166,7 @@ def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: 
         ends = (short(summary.lowest), short(summary.highest))
         rows.append((summary.experiment, str(summary.seeds), short(summary.env_steps), mean, iqm, *ends))
     note = "\none seed says little: its interval is a point." if any(row[1] == "1" for row in rows) else ""
-    return f"{key}, {'end value' if last == 1 else f'mean of the last {last} values'}\n{_table(header, rows)}{note}"
+    return f"{key}, {'end value' if last == 1 else f'mean of the last {last} values'}\n{text_table(header, rows)}{note}"
 
 
 def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
@@ -178,7 +178,9 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
         for entry in config_differences({what: left.environment.get(what)}, {what: right.environment.get(what)})
     ]
     rows = [(name, _value(a), _value(b)) for name, a, b in differences]
-    parts.append(_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware")
+    parts.append(
+        text_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware"
+    )
     shared = [key for key in keys if key in left.metrics or key in right.metrics]
     ends = [(key, short(_end(left, key)), short(_end(right, key)), _change(left, right, key)) for key in shared]
     length = [
@@ -186,7 +188,7 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
     ]
     spans = [(short(steps[-1]), clock(walls[-1])) if steps.size else ("-", "-") for steps, walls in length]
     limits = [("env_steps", spans[0][0], spans[1][0], ""), ("wall clock", spans[0][1], spans[1][1], "")]
-    parts.append(_table(("end value", "A", "B", "B - A"), [*limits, *ends]))
+    parts.append(text_table(("end value", "A", "B", "B - A"), [*limits, *ends]))
     for key in shared:
         curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in (left, right)]
         if min(curve.size for curve in curves) >= 2:
@@ -233,7 +235,8 @@ def _value(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as text."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (header, *rows)]
     lines.insert(1, "  ".join("-" * width for width in widths))

@@ -18,8 +18,9 @@ from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import score_of
 from jsrl.plain_files import open_plain
 from jsrl.report.html import body, mood_of
-from jsrl.report.run_report import RUNS, how_it_ended, make_report, read_result
-from jsrl.runs.runs import RunFolder, held_by
+from jsrl.report.run_report import RUNS, how_it_ended, make_report
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import held_by, read_result
 
 SIGNS = ("metrics.jsonl", "result.json", "experiment.json", "videos/videos.json")  # files that a run's page follows
 MARKS = ("experiment.json", "environment.json", "metrics.jsonl")  # a folder with one of these is a run, perhaps in part

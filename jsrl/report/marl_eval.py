@@ -16,9 +16,10 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.report.comparison import LEARNED, differing_options
-from jsrl.report.run_report import flat_options, of_policy, policies_in, read_result
+from jsrl.report.run_report import flat_options, of_policy, policies_in
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import Run
+from jsrl.runs.state import read_result
 
 METRICS = {"return_mean": "return", "length_mean": "episode_length", "win_rate": "win_rate"}  # ours -> theirs
 FAMILIES = {"ALE": "atari"}

@@ -25,8 +25,8 @@ from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
 from jsrl.report.evidence import RunSetup
 from jsrl.report.standings import StandingsTable, read_standings
-from jsrl.runs.files import read_json
-from jsrl.runs.runs import Run, RunFolder, held_by
+from jsrl.runs.runs import Run, RunFolder
+from jsrl.runs.state import read_result, read_state
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.workers.kinds import Kind, find_kind
 
@@ -179,18 +179,12 @@ def how_it_ended(path: Path) -> str:
     return str(read_result(path).get("ended") or _unfinished(path))
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """Return the result.json of the run in a folder; empty: there is none."""
-    try:
-        value = read_json(path / "result.json")
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _unfinished(path: Path) -> str:
     """Return what is known of a run without a result."""
-    return RUNS if held_by(path) else "killed (it left no result)"
+    state = read_state(path)
+    if state.word == "silent":
+        return f"no news from {state.process.host if state.process else 'its host'}"
+    return RUNS if state.goes_on else "killed (it left no result)"
 
 
 def _mean(values: np.ndarray) -> float:

@@ -27,12 +27,10 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.runs.files import read_json, write_json
 from jsrl.runs.provenance import environment_facts
-from jsrl.transport.memory.segment import is_held
+from jsrl.runs.state import held_by
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
-
-RUNNING = "running"  # the file that a run's own process holds locked
 
 
 def new_run_name(seed: int | None = None) -> str:
@@ -298,12 +296,3 @@ def _read_object(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); the folder is not a whole run.") from None
-
-
-def held_by(run: Path) -> str:
-    """Return which process runs the run in this folder now (its ID, or `?`); empty: none."""
-    path = run / RUNNING
-    try:
-        return (path.read_text(errors="replace").strip() or "?") if is_held(path) else ""
-    except OSError:
-        return ""

@@ -25,6 +25,7 @@ from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
 from jsrl.report.text import document
 from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RunState
 
 ROOT = Path(__file__).parents[2]
 EVIL = '<script>alert("1")</script>&\'"'
@@ -168,7 +169,7 @@ def test_a_killed_run_has_a_report_from_its_metrics(run_folder: RunFolder):
 
 
 def test_a_run_that_goes_on_shows_its_newest_score(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run_report, "held_by", lambda path: "1")
+    monkeypatch.setattr(run_report, "read_state", lambda path: RunState("running"))
     write_lines(run_folder, lines(5))
     text = body(make_report(run_folder))
     assert '<span class="badge live">running</span>' in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jsrl.runs.logs import cut_log
+from jsrl.runs.logs import LogReader, cut_log, log_names
 
 
 def test_a_large_log_is_moved_aside_and_begins_again(tmp_path: Path) -> None:
@@ -32,3 +32,39 @@ def test_a_pipe_is_left_alone() -> None:
     finally:
         os.close(reader)
         os.close(writer)
+
+
+def test_a_log_is_read_from_its_last_lines_on_also_across_a_cut(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "actor-0.log"
+    assert LogReader(path, 5).new_lines() == []
+    path.parent.mkdir()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(fd, b"one\ntwo\nthree\nfo")
+        reader = LogReader(path, 2)
+        assert reader.new_lines() == ["two", "three"] and reader.new_lines() == []
+        os.write(fd, b"ur\nfive\nsi")
+        assert reader.new_lines() == ["four", "five"]
+        os.write(fd, b"x\nsev")
+        assert cut_log(fd, most_bytes=1) == str(path)
+        os.write(fd, b"en\n")
+        assert reader.new_lines() == ["six", "seven"]
+        os.write(fd, b"eight")
+        assert reader.new_lines() == [] and reader.rest() == ["eight"]
+    finally:
+        os.close(fd)
+    assert LogReader(path, 4).new_lines() == ["five", "six", "sev", "en"]  # as the files have it
+    assert LogReader(path, 0).new_lines() == []
+
+
+def test_the_last_lines_of_a_long_log(tmp_path: Path) -> None:
+    path = tmp_path / "controller.log"
+    path.write_text("".join(f"{'ä' * 500} {i}\n" for i in range(1000)))
+    assert [line.split()[1] for line in LogReader(path, 300).new_lines()] == [str(i) for i in range(700, 1000)]
+
+
+def test_whose_logs_there_are(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in ("learner.log", "actor-10.log", "actor-2.log", "actor-2.log.1", "controller.log", "actor-2.stacks"):
+        (tmp_path / "logs" / name).touch()
+    assert log_names(tmp_path) == ["controller", "actor-2", "actor-10", "learner"]

@@ -232,6 +232,6 @@ def test_no_jax_is_imported():
 
 def test_a_run_that_is_running_is_not_overwritten(tmp_path):
     folder = RunFolder.create(tmp_path, "x", "a")
-    with claimed(folder), pytest.raises(ConfigError, match=rf"x/a is running \(process {os.getpid()}\); stop it"):
+    with claimed(folder), pytest.raises(ConfigError, match=rf"x/a is running \(process {os.getpid()} on .*\); stop it"):
         RunFolder.create(tmp_path, "x", "a", overwrite=True)
     assert RunFolder.create(tmp_path, "x", "a", overwrite=True).path == folder.path

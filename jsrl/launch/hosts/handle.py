@@ -23,7 +23,12 @@ class HostHandle:
     def where(self) -> str:
         """Return where it runs, for people."""
         pid = "not started yet" if self.life.pid is None else f"pid {self.life.pid}"
-        return f"{pid} of host {self.life.host.name}"
+        return f"{pid} of host {self.host}"
+
+    @property
+    def host(self) -> str:
+        """Return the name of the host that it runs on."""
+        return self.life.host.name
 
     @property
     def log(self) -> str:

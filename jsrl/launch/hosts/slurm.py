@@ -146,6 +146,6 @@ address=${JSRL_ADDRESS:-$(hostname -I | cut -d' ' -f1)}  # of this host, as the 
   --listen "$address" --num-hosts @num_hosts@ --tokens-dir "$tokens" --join-s 86400 & child=$!
 wait "$child"; status=$?
 [ -z "$stopped" ] || { wait "$child"; status=$?; }  # the signal ended the first one
-[ -n "$stopped" ] || touch "$tokens.ended"
+[ -n "$stopped" ] && [ ! -e "$folder/stop.json" ] || touch "$tokens.ended"  # `jsrl stop` ends it for good
 exit "$status"
 """

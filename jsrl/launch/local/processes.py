@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ import psutil
 
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.launch.local.actor_host import HostedActor
+from jsrl.runs.identity import catches
 from jsrl.runs.stacks import MAX_STACKS_CHARS
 from jsrl.workers.kinds import CRASHES
 from jsrl.workers.process import stacks_path
@@ -43,6 +43,11 @@ class LocalHandle:
     def where(self) -> str:
         """Return where it runs, for people."""
         return f"pid {self.pid}"
+
+    @property
+    def host(self) -> str:
+        """Return the host that it runs on: empty, this one."""
+        return ""
 
     @property
     def log(self) -> str:
@@ -209,15 +214,6 @@ def ending(status: int | None) -> str:
         with contextlib.suppress(ValueError):
             return f"killed by signal {-status} ({signal.Signals(-status).name})"
     return f"exit status {status}"
-
-
-def catches(pid: int, number: int) -> bool:
-    """Return whether a process handles a signal, which would end it otherwise (Linux)."""
-    try:
-        found = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    except OSError:
-        return False
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def size_of(path: Path) -> int:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import run as command
-from jsrl.cli.slurm import without
+from jsrl.cli.command_line import without
+from jsrl.cli.slurm import OWN
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
@@ -101,6 +102,16 @@ def test_a_run_that_is_stopped_from_outside_is_told_once_and_has_not_ended(slurm
     assert asked(slurm)[1:] == ["told"]
 
 
+def test_a_run_that_jsrl_stop_ended_is_not_waited_for(slurm: SlurmRun):
+    slurm.folder.mkdir(parents=True)
+    script = play(slurm, WAITS="1")
+    await_that(lambda: asked(slurm))
+    time.sleep(0.3)
+    (slurm.folder / "stop.json").touch()
+    script.send_signal(signal.SIGUSR1)
+    assert script.wait(20) == 130 and slurm.ended.exists()
+
+
 def test_an_actor_host_joins_until_the_run_has_ended(slurm: SlurmRun):
     assert play(slurm, SLURM_ARRAY_TASK_ID="2").wait(20) == 0
     first, second = asked(slurm)
@@ -119,7 +130,12 @@ def test_what_no_script_can_be_made_of(slurm: SlurmRun, changes, sentence):
 
 def test_options_that_the_script_says_itself_are_left_out():
     own = ["--launcher", "slurm", "--print", "--slurm.extra", "a=1", "b", "--run-name=x", "--no-display"]
-    assert without(["--num-envs", "8", *own, "--agent.gamma", "0.9"]) == ("--num-envs", "8", "--agent.gamma", "0.9")
+    assert without(["--num-envs", "8", *own, "--agent.gamma", "0.9"], OWN) == (
+        "--num-envs",
+        "8",
+        "--agent.gamma",
+        "0.9",
+    )
 
 
 def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):

@@ -60,7 +60,11 @@ class AgentHandle:
 
     @property
     def where(self) -> str:
-        return f"{self._ask('where')} of {self._agent.host}"
+        return f"{self._ask('where')} of {self.host}"
+
+    @property
+    def host(self) -> str:
+        return self._agent.host
 
     @property
     def log(self) -> str:

@@ -1,0 +1,93 @@
+"""Show a run of the background as if it ran here: `jsrl attach RUN`. Ctrl-C ends the showing, not the run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from jsrl.cli.logs import follow, show
+from jsrl.cli.main import program
+from jsrl.cli.status import headline, moment, text
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.metrics.display import LEVELS, Display, make_display
+from jsrl.runs.logs import CONTROLLER, LogReader, log_path
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import read_state
+
+LOOK_S = 0.25
+MESSAGES, LINES = 6, 20  # of before, on a terminal and elsewhere
+STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
+PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # how a line begins that is no message (jsrl.metrics.picture.plain_line)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Show a run until it ends; return the exit status."""
+    parser = argparse.ArgumentParser(prog=program("attach"), description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    options = parser.parse_args(arguments)
+    try:
+        folder = RunFolder.open(options.run, options.runs_dir)
+        state = read_state(folder.path)
+        if state.word in ("ended", "killed"):
+            raise ConfigError(
+                f"{folder.name} is over already: {headline(state)}. `jsrl logs {folder.name}` shows its log."
+            )
+        attach(folder)
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\ndetached from {options.run}, which goes on", file=sys.stderr)
+        return 0
+    print(text(folder))
+    return 0
+
+
+def attach(folder: RunFolder) -> None:
+    """Show a run until it ends: its live display on a terminal, elsewhere its log."""
+    if not sys.stdout.isatty():
+        follow(folder.path, LogReader(log_path(folder.path, CONTROLLER), LINES), show)
+        return
+    display = make_display("live", stream=sys.stdout)
+    try:
+        mirror(folder, display)
+    finally:
+        display.close()
+
+
+def mirror(folder: RunFolder, display: Display) -> None:
+    """Show what the controller of a run would show, until the run ends."""
+    reader, first, goes_on, told_s = LogReader(log_path(folder.path, CONTROLLER), 100), True, True, -1.0
+    while goes_on:
+        state = read_state(folder.path)
+        goes_on = state.word not in ("ended", "killed")
+        if (seen := moment(state)) is not None and seen.elapsed_s != told_s:
+            told_s = seen.elapsed_s
+            display.update(seen)
+        messages = list(messages_in(reader.new_lines()))
+        for message, level in messages[-MESSAGES:] if first else messages:
+            display.message(message, level)
+        first = False
+        time.sleep(LOOK_S if goes_on else 0.0)
+
+
+def messages_in(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (text, level) of the messages in lines of a controller's log; a message may have several lines."""
+    message, level = list[str](), "info"
+    for line in [*lines, "0000-00-00 00:00:00 0s  steps "]:
+        stamped = STAMP.match(line)
+        if not stamped:
+            message += [line] if message else []
+            continue
+        if message:
+            yield "\n".join(message), level
+        words, message, level = line[stamped.end() :], [], "info"
+        if PROGRESS.match(words):
+            continue
+        prefix, colon, rest = words.partition(": ")
+        level, words = (prefix, rest) if colon and prefix in LEVELS else ("info", words)
+        message = [words]

@@ -1,0 +1,118 @@
+"""`jsrl run --detach`: a run in the background.
+
+Until the run begins, what it prints is the starting command's to show; from then on it goes to RUN/logs/output.log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from jsrl.cli.command_line import CommandLine, without
+from jsrl.errors import ConfigError
+from jsrl.launch.hooks import LiveRun
+from jsrl.runs.runs import RunFolder, check_run_name, new_run_name
+from jsrl.runs.state import read_state
+
+LOOK_S = 0.1
+LOG = "output.log"
+OWN = ("detach", "run-name", "display")  # said anew
+
+
+class OutputToFolder:
+    """A hook that sends what this process prints to the folder of its run, from its begin on."""
+
+    name = "output"
+
+    def on_start(self, run: LiveRun) -> None:
+        """Redirect standard output and standard error."""
+        redirect(run.folder / "logs" / LOG)
+
+
+def redirect(path: Path) -> None:
+    """Send what this process and those that it starts print to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def detach(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
+    """Start a run in the background; return once it has begun (0), or with the exit status of one that did not begin.
+
+    Args:
+      name: of the experiment; None: the words resume a run. words: the rest of the command line. asked: what it means.
+
+    Raises:
+      ConfigError: an option does not go with it.
+    """
+    options = asked.run
+    if options.plan or options.launcher != "local":
+        option = "plan" if options.plan else "launcher slurm"
+        raise ConfigError(f"--{option} starts nothing here that could go on in the background; leave out --detach.")
+    folder = folder_of(asked)
+    said = ["--display", "log-only", *([] if options.resume else ["--run-name", folder.name])]
+    command = [
+        sys.executable,
+        "-m",
+        "jsrl.cli.background_child",
+        *([name] if name else []),
+        *without(words, OWN),
+        *said,
+    ]
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            began = await_begin(child, folder, output)
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)
+            child.wait()
+            raise
+    if not began:
+        return child.returncode
+    run = RunFolder(folder).name if Path(options.runs_dir) == Path("runs") else folder
+    print(f"{RunFolder(folder).name} runs in the background (process {child.pid}), in {folder}")
+    print(f"  jsrl status {run}\n  jsrl attach {run}\n  jsrl stop {run}")
+    child.returncode = 0  # so that nobody is warned of a process that goes on
+    return 0
+
+
+def folder_of(asked: CommandLine) -> Path:
+    """Return the folder that a run will have; its name is chosen now."""
+    options = asked.run
+    if options.resume:
+        return RunFolder.open(options.resume, options.runs_dir).path
+    parent = Path(options.runs_dir).expanduser().absolute() / asked.experiment.name
+    if options.run_name:
+        check_run_name(options.run_name)
+        return parent / options.run_name
+    own = new_run_name(asked.experiment.seed)
+    names = [own, *(f"{own}.{i}" for i in range(1, 1000))]
+    return next(parent / name for name in names if not (parent / name).exists())
+
+
+def await_begin(child: subprocess.Popen[bytes], folder: Path, output: IO[bytes]) -> bool:
+    """Return whether a run has begun; False: its process has ended. Shows what it prints meanwhile."""
+    shown = 0
+    while True:
+        state, ended = read_state(folder), child.poll() is not None
+        text = os.pread(output.fileno(), 1 << 20, shown)
+        shown += len(text)
+        sys.stderr.write(text.decode(errors="replace"))
+        sys.stderr.flush()
+        if ended:
+            return False
+        if state.news is not None and state.process is not None and state.process.pid == child.pid:
+            return True
+        time.sleep(LOOK_S)

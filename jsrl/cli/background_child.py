@@ -1,0 +1,11 @@
+"""A run in the background: `python -m jsrl.cli.background_child WORDS` is `jsrl run WORDS`; its folder gets what it prints."""
+
+from __future__ import annotations
+
+import sys
+
+from jsrl.cli.background import OutputToFolder
+from jsrl.cli.run import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], hooks=(OutputToFolder(),)))

@@ -1,0 +1,80 @@
+"""Show the log of a run's controller, or of a worker: `jsrl logs RUN actor-0 --follow`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jsrl.cli.main import program
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.runs.logs import CONTROLLER, LogReader, log_names, log_path
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import read_state
+
+LOOK_S, ASK_S = 0.2, 1.0  # between looks at a log, and at the run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the end of a log, and what is added to it; return the exit status."""
+    parser = argparse.ArgumentParser(prog=program("logs"), description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser.add_argument(
+        "worker", nargs="?", default=CONTROLLER, help="such as learner or actor-0 (default: controller)"
+    )
+    parser.add_argument("--follow", action="store_true", help="go on until the run has ended, or Ctrl-C")
+    parser.add_argument("--lines", type=int, default=50, metavar="N", help="from the end (default: 50)")
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    options = parser.parse_args(arguments)
+    if options.lines < 0:
+        parser.error(f"argument --lines: {options.lines}, expected 0 or more")
+    try:
+        folder = RunFolder.open(options.run, options.runs_dir)
+        reader = LogReader(path_of(folder, options.worker), options.lines)
+        if options.follow:
+            follow(folder.path, reader, show)
+            return 0
+        show([*reader.new_lines(), *reader.rest()])
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+    except BrokenPipeError:  # `jsrl logs RUN | head`
+        sys.stderr.close()
+    return 0
+
+
+def path_of(folder: RunFolder, worker: str) -> Path:
+    """Return where the log of a worker lies.
+
+    Raises:
+      ConfigError: there is none; names those that there are, and the host of a worker whose log is not here.
+    """
+    names = log_names(folder.path)
+    if worker in names:
+        return log_path(folder.path, worker)
+    news = read_state(folder.path).news
+    hosts = {known.name: known.host for known in (news.workers if news else ()) if known.host}
+    if worker in hosts:
+        raise ConfigError(f"{worker} runs on host {hosts[worker]}, where its log stays; here are: {', '.join(names)}.")
+    raise ConfigError(f"{folder.name} has no log of {worker!r}; it has: {', '.join(names) or 'none yet'}.")
+
+
+def follow(folder: Path, reader: LogReader, show: Callable[[Sequence[str]], None]) -> None:
+    """Show the lines of a log until its run has ended."""
+    goes_on, asked_s = read_state(folder).word not in ("ended", "killed"), time.monotonic()
+    while goes_on:
+        show(reader.new_lines())
+        time.sleep(LOOK_S)
+        if time.monotonic() - asked_s >= ASK_S:
+            goes_on, asked_s = read_state(folder).word not in ("ended", "killed"), time.monotonic()
+    show([*reader.new_lines(), *reader.rest()])
+
+
+def show(lines: Sequence[str]) -> None:
+    """Print lines at once."""
+    if lines:
+        print("\n".join(lines), flush=True)

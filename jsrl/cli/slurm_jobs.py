@@ -1,0 +1,32 @@
+"""What Slurm says of jobs. Where its commands are missing, or do not answer, nothing is known."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+ANSWER_S = 20.0
+
+
+def ask(*words: str) -> str | None:
+    """Return what a command of Slurm prints; None: it is not here, does not answer, or refuses."""
+    if shutil.which(words[0]) is None:
+        return None
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if ended.returncode else ended.stdout.strip()
+
+
+def state_of(job: str) -> str:
+    """Return the state of a job, for people: `RUNNING on n1`, `PENDING (Resources)`, `COMPLETED`; empty: not known.
+
+    squeue knows a job until a few minutes after its end; sacct, where a cluster keeps accounts, also later.
+    """
+    told = ask("squeue", "-h", "-j", job, "-o", "%T|%N|%r")
+    if told:
+        state, nodes, reason = told.splitlines()[0].split("|", maxsplit=2)
+        return f"{state} on {nodes}" if nodes else f"{state} ({reason})"
+    told = ask("sacct", "-n", "-X", "-P", "-j", job, "-o", "State")
+    return told.splitlines()[0] if told else ""

@@ -1,0 +1,238 @@
+"""How runs are: `jsrl status RUN`, or `jsrl status` for all runs of a folder; on any host that sees the run folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsrl.cli.main import program
+from jsrl.cli.slurm_jobs import state_of
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.launch.news import moment_of
+from jsrl.launch.result import INTENDED, is_intended, score
+from jsrl.metrics.display_state import DisplayState, clock, percent, short
+from jsrl.report.comparison import text_table
+from jsrl.report.live import age, last_values, row_of
+from jsrl.report.run_report import RUNS
+from jsrl.runs.files import json_ready
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RunState, WorkerNews, read_state
+
+MOST_RUNS = 20  # in the table of a folder
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print how a run is, or all runs of a folder are; return the exit status."""
+    parser = argparse.ArgumentParser(prog=program("status"), description=__doc__)
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN|FOLDER",
+        help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run; or a folder of runs (default: RUNS_DIR)",
+    )
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+    options = parser.parse_args(arguments)
+    try:
+        folders = below(Path(options.runs_dir if options.run is None else options.run))
+        if folders:
+            print(as_json([facts_of(path) for path in folders]) if options.json else table(folders))
+            return 0
+        if options.run is None:
+            raise ConfigError(f"there is no run in {Path(options.runs_dir).absolute()}; give a RUN, or --runs-dir DIR.")
+        folder = RunFolder.open(options.run, options.runs_dir)
+        print(as_json(facts_of(folder.path)) if options.json else text(folder))
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def below(folder: Path) -> list[Path]:
+    """Return the runs in a folder, the newest first; none where it is a run itself."""
+    if (folder / "experiment.json").exists():
+        return []
+    found = [path for pattern in ("*/experiment.json", "*/*/experiment.json") for path in folder.glob(pattern)]
+    return [path.parent.absolute() for path in sorted(found, key=lambda path: -path.stat().st_mtime)]
+
+
+def as_json(value: Any) -> str:
+    """Return a value as indented JSON."""
+    return json.dumps(json_ready(value), indent=2)
+
+
+# -- one run ----------------------------------------------------------------------------------------------------------
+
+
+def moment(state: RunState) -> DisplayState | None:
+    """Return what a display showed at the last news of a run; None: there is no news."""
+    try:
+        return None if state.news is None else moment_of(state.news)
+    except ValueError:  # of another version
+        return None
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """Return all that is known of a run, JSON-like."""
+    state = read_state(folder)
+    seen, process, news, result = moment(state), state.process, state.news, state.result
+    last = {} if seen or result else last_values(folder / "metrics.jsonl")[0]
+    counts = {name: result.get(name, getattr(seen, name, last.get(name))) for name in ("env_steps", "updates")}
+    rate = news.env_steps_per_s if news and state.goes_on else None
+    return {
+        "run": RunFolder(folder).name,
+        "folder": folder,
+        "state": state.word,
+        "ended": result.get("ended"),
+        "error": result.get("error"),
+        "host": process and process.host,
+        "pid": process and process.pid,
+        "slurm_job": (process and process.job) or None,
+        "slurm_state": (process and process.job and state_of(process.job)) or None,
+        "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(news.begun_s)) if news else None,
+        "news_age_s": state.age_s,
+        "total_env_steps": seen and seen.total_env_steps,
+        **counts,
+        "env_steps_per_s": rate,
+        "to_go_s": seen.to_go_s(rate) if seen and state.goes_on else None,
+        "wall_s": result.get("wall_s"),
+        "evaluation": result.get("evaluation") or evaluation_of(seen),
+        "final": result.get("final") or None,
+        "workers": [vars(worker) for worker in news.workers] if news and state.goes_on else [],
+        "resume": resume_command(folder, state),
+    }
+
+
+def evaluation_of(seen: DisplayState | None) -> dict[str, Any] | None:
+    """Return the newest evaluation that a display showed."""
+    if seen is None or not seen.evaluations:
+        return None
+    env_steps, value = seen.evaluations[-1]
+    return {"env_steps": env_steps, seen.score_title.replace(" ", "_"): value}
+
+
+def resume_command(folder: Path, state: RunState) -> str | None:
+    """Return the command that goes on with a run that did not end as intended; None: it needs none, or has no snapshot."""
+    whole = (folder / "snapshots" / "state" / "tags" / "latest.json").exists()
+    over = state.word in ("killed", "silent") or (state.word == "ended" and not is_intended(str(state.result["ended"])))
+    return f"jsrl run --resume {folder}" if whole and over else None
+
+
+def text(folder: RunFolder) -> str:
+    """Return how a run is, for people."""
+    state = read_state(folder.path)
+    seen = moment(state)
+    lines = [
+        f"{folder.name}: {headline(state)}",
+        *(f"  {line}" for line in (progress(state, seen), *scores(state, seen))),
+    ]
+    if state.goes_on and state.news is not None:
+        lines.append(f"  workers: {workers_text(state.news.workers, state.process.host if state.process else '')}")
+    if state.process is not None and state.process.job:
+        lines.append(f"  Slurm job {state.process.job}: {state_of(state.process.job) or 'not known here'}")
+    if command := resume_command(folder.path, state):
+        lines.append(f"  to go on: {command}")
+    if state.goes_on:
+        lines.append(f"  jsrl attach {folder.name} | jsrl logs {folder.name} | jsrl stop {folder.name}")
+    return "\n".join(line for line in lines if line.strip())
+
+
+def headline(state: RunState) -> str:
+    """Return what a run does, or how it ended, since when, and where."""
+    who = f"process {state.process}" if state.process else "its process"
+    begun_s = state.news.begun_s if state.news else None
+    since = "" if begun_s is None else f" since {stamp(begun_s)} ({clock(time.time() - begun_s)})"
+    silent = "" if state.age_s is None or state.age_s < 10 else f"; no news for {clock(state.age_s)}"
+    if state.word == "ended":
+        ended = str(state.result.get("ended"))
+        error = str(state.result.get("error", "")).splitlines()[:1]
+        return f"reached {ended}" if ended in INTENDED else ": ".join([ended, *error])
+    if state.word == "killed":
+        return f"killed: {who} has ended and left no result"
+    if state.word == "silent":
+        return f"no news for {clock(state.age_s)} from {who}; its host may be down or cut off"
+    why = f" ({state.news.reason})" if state.news and state.news.reason else ""
+    return f"{state.word}{why}{since}, {who}{silent}"
+
+
+def progress(state: RunState, seen: DisplayState | None) -> str:
+    """Return how far a run has come."""
+    if state.result:
+        r = state.result
+        return f"{r.get('env_steps', 0):,} env steps, {r.get('updates', 0):,} updates, {clock(r.get('wall_s'))}"
+    if seen is None:
+        return ""
+    rate = state.news.env_steps_per_s if state.news and state.goes_on else None
+    of = f" of {short(seen.total_env_steps)} ({percent(seen.steps_share)})" if seen.total_env_steps else ""
+    to_go_s = seen.to_go_s(rate) if state.goes_on else None
+    parts = [f"{short(seen.env_steps)}{of} env steps", f"{seen.updates:,} updates"]
+    parts += [f"{short(rate)} steps/s"] if rate is not None else []
+    parts += [f"{clock(to_go_s)} to go"] if to_go_s is not None else []
+    return ", ".join([*parts, *map(str, seen.others)])
+
+
+def scores(state: RunState, seen: DisplayState | None) -> list[str]:
+    """Return the last evaluation, and the final one."""
+    titles = {"evaluation": "evaluation", "final": "final evaluation, fresh seeds"}
+    found = [f"{title}: {score(state.result[name])}" for name, title in titles.items() if state.result.get(name)]
+    if not found and seen is not None and seen.evaluations:
+        at, newest = seen.evaluations[-1]
+        best = max(value for _, value in seen.evaluations)
+        found = [f"evaluation: {seen.score_title} {short(newest)} at {short(at)} env steps, best {short(best)}"]
+    return found
+
+
+def workers_text(workers: Iterable[WorkerNews], own_host: str) -> str:
+    """Return the workers by kind: how many, on which hosts, how often restarted, and who does not work yet."""
+    kinds: dict[str, list[WorkerNews]] = {}
+    for worker in workers:
+        kinds.setdefault(worker.kind, []).append(worker)
+    parts = []
+    for kind, own in kinds.items():
+        hosts = Counter(worker.host or own_host for worker in own)
+        where = (
+            f" ({', '.join(f'{host} {count}' for host, count in hosts.items())})" if set(hosts) != {own_host} else ""
+        )
+        restarts = sum(worker.restarts for worker in own)
+        waiting = [
+            f"{worker.name} {worker.stage} for {clock(worker.stage_s)}" for worker in own if worker.stage != "ready"
+        ]
+        told = [
+            f"{kind} {len(own)}{where}",
+            *([f"{restarts} restart{'s' if restarts > 1 else ''}"] if restarts else []),
+        ]
+        parts.append(", ".join([*told, *waiting[:3], *([f"{len(waiting) - 3} more"] if len(waiting) > 3 else [])]))
+    return "; ".join(parts) or "none yet"
+
+
+def stamp(seconds: float) -> str:
+    """Return a time, given in seconds since 1970, for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+# -- a folder of runs -------------------------------------------------------------------------------------------------
+
+
+def table(folders: Sequence[Path]) -> str:
+    """Return a line for each run, those first that go on; of many the newest."""
+    rows = []
+    for path in folders:
+        try:
+            row = row_of(path)
+        except (JsrlError, OSError) as error:
+            rows.append((False, (RunFolder(path).name, f"cannot be read ({type(error).__name__})", "", "", "", "")))
+            continue
+        steps = short(row.env_steps) + (f" / {short(row.total_env_steps)}" if row.total_env_steps else "")
+        cells = (steps, short(row.rate), row.score or "-", age(row.updated_s))
+        rows.append((row.state == RUNS, (RunFolder(path).name, row.state, *cells)))
+    rows.sort(key=lambda row: not row[0])
+    shown = text_table(
+        ("run", "state", "env steps", "per second", "score", "last update"), [r for _, r in rows[:MOST_RUNS]]
+    )
+    return shown + (f"\n(and {len(rows) - MOST_RUNS} older)" if len(rows) > MOST_RUNS else "")

@@ -1,0 +1,110 @@
+"""End a run in order, as Ctrl-C does: `jsrl stop RUN`, on any host that sees the run folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsrl.cli.main import program
+from jsrl.cli.slurm_jobs import ask, state_of
+from jsrl.cli.status import headline, progress, resume_command
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RunState, ask_to_stop, read_state
+
+LOOK_S = 0.2
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")  # states of a job whose run will begin, or go on
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Stop a run and wait for its end; return 0: it has ended, 1: not yet, 2: there is nothing to stop."""
+    parser = argparse.ArgumentParser(prog=program("stop"), description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for its end (default: 60; 0: do not wait)",
+    )
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    options = parser.parse_args(arguments)
+    if options.wait < 0:
+        parser.error(f"argument --wait: {options.wait:g}, expected 0 or more")
+    try:
+        folder = RunFolder.open(options.run, options.runs_dir)
+        print(f"{folder.name}: {stop(folder.path)}", flush=True)
+        return wait(folder, options.wait)
+    except (JsrlError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nno longer waiting; the run was asked to end", file=sys.stderr)
+        return 1
+
+
+def stop(folder: Path) -> str:
+    """Ask the process that runs a run to end it; return what was done.
+
+    A process of this host is signalled, after comparing boot, id and start time. One of another host finds a request in the
+    run folder within seconds; where it is a Slurm job, Slurm passes on a signal as well, or cancels a job that waits.
+
+    Raises:
+      ConfigError: the run is over, or another user's. OSError: the request cannot be written.
+    """
+    state = read_state(folder)
+    process = state.process
+    if process is not None and process.job and state_of(process.job).startswith(WAITING) and not state.goes_on:
+        return cancel(process.job, folder.name)
+    if state.word in ("ended", "killed"):
+        raise ConfigError(f"{RunFolder(folder).name} is over already: {headline(state)}.")
+    if process is None:
+        raise ConfigError(f"{folder} does not say which process runs it; it begins just now, or is another user's.")
+    if not ask_to_stop(folder, process):
+        return f"process {process} was asked to end before"
+    try:
+        if process.interrupt():
+            return f"told process {process} to end in order"
+    except PermissionError:
+        raise ConfigError(f"process {process} is another user's, who can stop it.") from None
+    told = f"process {process} is asked to end by a request in the run folder"
+    if process.job and ask("scancel", "--signal=USR1", "--batch", process.job) is not None:
+        told += f", and Slurm job {process.job} by a signal"
+    return told
+
+
+def cancel(job: str, run: str) -> str:
+    """Cancel a job that waits, and the jobs of its actor hosts; return what was done.
+
+    Raises:
+      ConfigError: Slurm refused.
+    """
+    if ask("scancel", job) is None:
+        raise ConfigError(f"Slurm did not cancel job {job}; look at squeue, or try scancel {job}.")
+    ask("scancel", "--me", f"--name=jsrl-{run}-actors")
+    return f"Slurm job {job} was waiting and is cancelled"
+
+
+def wait(folder: RunFolder, limit_s: float) -> int:
+    """Wait for the end of a run and say how it ended; return 0 where it has."""
+    until = time.monotonic() + limit_s
+    state = read_state(folder.path)
+    while is_there(state) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+        state = read_state(folder.path)
+    if is_there(state):
+        if limit_s:
+            print(f"it has not ended within {limit_s:g} s: {headline(state)}", file=sys.stderr)
+        return 1 if limit_s else 0
+    print(", ".join(filter(None, (headline(state), progress(state, None)))))
+    if command := resume_command(folder.path, state):
+        print(f"to go on: {command}")
+    return 0
+
+
+def is_there(state: RunState) -> bool:
+    """Return whether a process may run it still."""
+    return state.goes_on or state.word == "silent"

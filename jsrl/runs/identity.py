@@ -1,0 +1,99 @@
+"""Which process runs a run: enough to find it again, and never to take another process for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from jsrl.runs.files import process_alive
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process, different from all others of all hosts, also after its id was given to another one.
+
+    Attributes:
+      host: its host's name. boot: id of the host's present boot. namespace: of its process ids (a container has its own).
+      pid: process id. started: when it began, in clock ticks after the boot. job: of Slurm; empty: none.
+    """
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    started: int
+    job: str = ""
+
+    @classmethod
+    def own(cls) -> ProcessIdentity:
+        """Return that of this process."""
+        job = os.environ.get("SLURM_JOB_ID", "")
+        return cls(socket.gethostname(), *_here(), os.getpid(), start_ticks(os.getpid()) or 0, job)
+
+    @property
+    def is_near(self) -> bool:
+        """Return whether its process id means something to this process: same boot of the same host, same namespace."""
+        return (self.boot, self.namespace) == _here()
+
+    @property
+    def lives(self) -> bool:
+        """Return whether the process lives; False of one that is not near."""
+        return self.is_near and process_alive(self.pid) and start_ticks(self.pid) == self.started
+
+    def interrupt(self) -> bool:
+        """Ask it to end in order, as Ctrl-C does; return whether it was there to be asked. No other process is signalled.
+
+        Raises:
+          PermissionError: it is another user's.
+        """
+        if not self.is_near:
+            return False
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if start_ticks(self.pid) != self.started:  # what the descriptor stands for cannot change any more
+                return False
+            caught = [number for number in (signal.SIGTERM, signal.SIGINT) if catches(self.pid, number)]
+            signal.pidfd_send_signal(descriptor, caught[0] if caught else signal.SIGTERM)
+            return True
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return f"{self.pid} on {self.host}"
+
+
+@functools.cache
+def _here() -> tuple[str, str]:
+    """Return the id of this host's boot, and the namespace of this process's id."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux, or /proc is hidden: then nothing is near
+        return "", str(os.getpid())
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process of this host began, in clock ticks after the boot; None: there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process handles a signal, which would end it otherwise (Linux)."""
+    try:
+        found = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)

@@ -1,0 +1,167 @@
+"""How a run is, from its folder alone: it may be asked from any host that sees the folder.
+
+The controller writes what it knows of itself to RUN/running, which it holds locked, and RUN/status.json every two seconds.
+A process id of another host says nothing here, so that there only the age of that news counts, where the lock is not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from jsrl.runs.files import read_json, write_json
+from jsrl.runs.identity import ProcessIdentity
+from jsrl.transport.memory.segment import is_held
+
+RUNNING = "running"  # the file that a run's own process holds locked; it says which one that is
+STATUS, RESULT, STOP = "status.json", "result.json", "stop.json"
+SILENT_S = 15.0  # without news for so long a run of another host may have lost its host
+
+Word = Literal["starting", "running", "ending", "silent", "killed", "ended"]
+
+
+@dataclass(frozen=True)
+class WorkerNews:
+    """A worker, as its controller knows it. stage: `ready`, or what it does before. host: empty for the controller's."""
+
+    name: str
+    kind: str
+    stage: str
+    stage_s: float = 0.0
+    restarts: int = 0
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class News:
+    """What a controller tells of its run, a moment ago.
+
+    Attributes:
+      process: the controller. begun_s: when this life of the run began, in seconds since 1970.
+      reason: why the run ends; empty: it goes on. env_steps_per_s: over the last half minute.
+      moment: everything that a display shows (jsrl.metrics.display_state.DisplayState).
+    """
+
+    process: ProcessIdentity
+    begun_s: float
+    reason: str = ""
+    env_steps_per_s: float | None = None
+    workers: tuple[WorkerNews, ...] = ()
+    moment: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How a run is.
+
+    Attributes:
+      word: `starting` before the first news; `silent`: on another host, and without news for SILENT_S; `killed`: its process
+        ended without a result. process: that runs it, or ran it until it was killed. news: the last there is.
+      age_s: of the news, or without any of the start; by this host's clock, which may be another one than the writer's.
+      result: of result.json; empty: there is none.
+    """
+
+    word: Word
+    process: ProcessIdentity | None = None
+    news: News | None = None
+    age_s: float | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether a process runs it now, as far as can be seen from here."""
+        return self.word in ("starting", "running", "ending")
+
+
+def write_identity(path: Path) -> None:
+    """Write which process this is to a file that it holds locked; the file is the same, so that the lock stays."""
+    path.write_bytes(msgspec.json.encode(ProcessIdentity.own()) + b"\n")
+
+
+def read_identity(folder: Path) -> ProcessIdentity | None:
+    """Return which process runs what this folder holds, or was killed while it did; None: none has it open."""
+    return _read(folder / RUNNING, ProcessIdentity)
+
+
+def write_news(folder: Path, news: News) -> None:
+    """Replace a run's status.json.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    write_json(folder / STATUS, asdict(news), durable=False)
+
+
+def read_state(folder: Path) -> RunState:
+    """Return how the run in a folder is."""
+    result, process, news = read_result(folder), read_identity(folder), _read(folder / STATUS, News)
+    if news is not None and process is not None and news.process != process:
+        news = None  # of an earlier life
+    age_s = _age_s(folder / (RUNNING if news is None else STATUS))
+    locked, near = _locked(folder / RUNNING), process is not None and process.is_near
+    elsewhere = not (locked or near or result) and (folder / RUNNING).exists()
+    word: Word = "ended" if result else "killed"
+    if locked or elsewhere:
+        word = "starting" if news is None else "ending" if result or news.reason else "running"
+    if elsewhere and age_s is not None and age_s > SILENT_S:
+        word = "silent"
+    return RunState(word, process or (news.process if news else None), news, age_s, result)
+
+
+def ask_to_stop(folder: Path, process: ProcessIdentity) -> bool:
+    """Ask the process that runs a run to end it in order; return whether nobody had asked it before.
+
+    Raises:
+      OSError: the request cannot be written.
+    """
+    if is_asked_to_stop(folder, process):
+        return False
+    write_json(folder / STOP, asdict(process))
+    return True
+
+
+def is_asked_to_stop(folder: Path, process: ProcessIdentity) -> bool:
+    """Return whether somebody asked this process to end its run; requests to other processes do not count."""
+    path = folder / STOP
+    return path.exists() and _read(path, ProcessIdentity) == process
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return the result.json of the run in a folder; empty: there is none."""
+    try:
+        value = read_json(folder / RESULT)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) and isinstance(value.get("ended"), str) else {}
+
+
+def held_by(folder: Path) -> str:
+    """Return which process runs the run in this folder now (`4711 on HOST`, or `?`); empty: none."""
+    state = read_state(folder)
+    return str(state.process or "?") if state.goes_on else ""
+
+
+def _locked(path: Path) -> bool:
+    try:
+        return is_held(path)
+    except OSError:  # there is none, or it is another user's
+        return False
+
+
+def _age_s(path: Path) -> float | None:
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return None
+
+
+def _read(path: Path, kind: type[Any]) -> Any:
+    """Return the value of a JSON file; None: there is none, or it is damaged."""
+    try:
+        return msgspec.convert(read_json(path), kind)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,109 @@
+"""One run in the background, from its start to its end, as a user meets it; what cannot begin leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli import attach, main
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import read_state
+
+TINY = (
+    *("ppo", "--placement", "inline", "--num-actors", "1", "--num-envs", "4", "--rollout-length", "8"),
+    *("--agent.num-minibatches", "1", "--evaluator.enabled", "false", "--total-env-steps", "1e9", "--detach"),
+)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    assert main.main(words) == status
+    found = capsys.readouterr()
+    return found.err if status == 2 else found.out
+
+
+def await_updates(folder: Path, count: int) -> None:
+    until = time.monotonic() + 60
+    while (seen := attach.moment(read_state(folder))) is None or seen.updates < count:
+        assert time.monotonic() < until, read_state(folder)
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = said(capsys, "run", *TINY, "--run-name", "x")
+    pid = int(re.findall(r"^ppo/x runs in the background \(process (\d+)\)", text)[0])
+    try:
+        assert [line.strip() for line in text.splitlines()[1:]] == [
+            f"jsrl {c} ppo/x" for c in ("status", "attach", "stop")
+        ]
+        folder = RunFolder.open("x").path
+        await_updates(folder, 1)
+        text = said(capsys, "status", "x")
+        assert text.startswith("ppo/x: running since") and "workers: learner 1; actor 1" in text
+        assert "steps " in said(capsys, "logs", "x")
+        assert "actor-0, learner, output" in said(capsys, "logs", "x", "critic", status=2)
+        shows_live(tmp_path)
+        assert read_state(folder).word == "running"  # whoever looks on may leave
+        text = said(capsys, "stop", "x")
+        assert f"told process {pid} on" in text and "interrupted, " in text
+        assert re.search(rf"^to go on: jsrl run --resume {folder}$", text, re.MULTILINE)
+        assert read_state(folder).result["ended"] == "interrupted"
+        until = time.monotonic() + 30
+        while f"to go on: jsrl run --resume {folder}" not in said(capsys, "logs", "x", "output"):
+            assert time.monotonic() < until  # it prints the result after the run has ended
+            time.sleep(0.1)
+        assert "is over already: interrupted" in said(capsys, "attach", "x", status=2)
+    finally:
+        subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
+
+
+def shows_live(folder: Path) -> None:
+    """See the picture of `jsrl attach` on a terminal, and leave by Ctrl-C."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "jsrl", "attach", "ppo/x"]
+    files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    variables = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen(command, cwd=folder, env=variables, start_new_session=True, **files)
+    os.close(theirs)
+    try:
+        text = b""
+        while b"learning:" not in text:  # a part of the picture that comes after the first update
+            text += os.read(ours, 1 << 16)
+        process.send_signal(2)
+        while b"detached from ppo/x" not in text:
+            text += os.read(ours, 1 << 16)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.mark.slow
+def test_what_is_refused_in_the_background_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["run", *TINY, "--env.id", "nowhere:Env"]) == 2
+    assert "there is no module 'nowhere'" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_messages_are_told_from_lines_of_progress():
+    lines = [
+        "2026-01-01 00:00:00      0s  steps 0 / 1.00G (0%)",
+        "2026-01-01 00:00:01 warning: actor-0 died",
+        "with a second line",
+        "2026-01-01 00:00:02 1:02:03  steps 5",
+        "2026-01-01 00:00:03 note: it goes on",
+    ]
+    assert list(attach.messages_in(lines)) == [
+        ("actor-0 died\nwith a second line", "warning"),
+        ("note: it goes on", "info"),
+    ]

@@ -1,0 +1,62 @@
+"""`jsrl logs`: of the controller, of a worker, of a run that goes on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli import logs, main
+from jsrl.launch.news import NewsWriter
+from jsrl.launch.resume import claimed
+from jsrl.metrics.display_state import DisplayState
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import WorkerNews
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create("runs", "ppo", "x", config={})
+    (folder.logs / "controller.log").write_text("begun\nat work\n")
+    (folder.logs / "actor-0.log").write_text("stepping")
+    return folder
+
+
+def test_the_end_of_a_log(folder: RunFolder, capsys):
+    assert main.main(["logs", "x", "--lines", "1"]) == 0
+    assert capsys.readouterr().out == "at work\n"
+    assert main.main(["logs", "ppo/x", "actor-0", "--follow"]) == 0  # it has ended
+    assert capsys.readouterr().out == "stepping\n"
+
+
+def test_names_that_there_are_not(folder: RunFolder, capsys):
+    with claimed(folder):
+        workers = (WorkerNews("actor-1", "actor", "ready", host="far"),)
+        NewsWriter(folder.path).update(DisplayState("ppo/x"), lambda: workers, "")
+        for worker, sentence in (
+            ("actor-1", "actor-1 runs on host far, where its log stays; here are: controller, actor-0."),
+            ("critic", "ppo/x has no log of 'critic'; it has: controller, actor-0."),
+        ):
+            assert main.main(["logs", "x", worker]) == 2
+            assert capsys.readouterr().err == f"ConfigError: {sentence}\n"
+
+
+def test_a_run_is_followed_to_its_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logs, "LOOK_S", 0.01)
+    monkeypatch.setattr(logs, "ASK_S", 0.0)
+    shown: list[str] = []
+    path = logs.path_of(folder, "controller")
+    with claimed(folder):
+        thread = threading.Thread(target=logs.follow, args=(folder.path, logs.LogReader(path, 1), shown.extend))
+        thread.start()
+        with path.open("a") as file:
+            file.write("more\nthe ")
+        while "more" not in shown:
+            thread.join(0.01)
+        assert thread.is_alive()
+        with path.open("a") as file:
+            file.write("end")
+    thread.join(20)
+    assert not thread.is_alive() and shown == ["at work", "more", "the end"]

@@ -1,0 +1,126 @@
+"""`jsrl status`: what it says of runs in every state, from their folders alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jsrl.cli import main, status
+from jsrl.launch.news import NewsWriter
+from jsrl.launch.resume import claimed
+from jsrl.metrics.display_state import DisplayState
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RUNNING, WorkerNews
+
+WORKERS = (
+    WorkerNews("learner", "learner", "ready"),
+    WorkerNews("actor-0", "actor", "ready", host="b"),
+    WorkerNews("actor-1", "actor", "restarting", 65.0, 2, "c"),
+)
+MOMENT = DisplayState(
+    run="ppo/x", env_steps=5000, updates=40, total_env_steps=20_000, metrics={"learner/loss": float("nan")},
+    evaluations=[(2000, 30.0), (4000, 20.0)],
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.chdir(tmp_path)
+    return RunFolder.create("runs", "ppo", "x", config={"fields": {"total_env_steps": 20_000}})
+
+
+def tell(folder: RunFolder, reason: str = "") -> None:
+    NewsWriter(folder.path).update(MOMENT, lambda: WORKERS, reason)
+
+
+def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main.main(["status", *words]) == 0
+    return capsys.readouterr().out
+
+
+def add_snapshot(folder: RunFolder) -> None:
+    tags = folder.snapshots / "state" / "tags"
+    tags.mkdir(parents=True)
+    (tags / "latest.json").write_text("{}")
+
+
+def test_a_run_that_goes_on(folder: RunFolder, capsys):
+    add_snapshot(folder)
+    with claimed(folder):
+        assert "ppo/x: starting, process" in said("x", capsys=capsys)
+        tell(folder)
+        text = said("x", capsys=capsys)
+        facts = json.loads(said("x", "--json", capsys=capsys))
+    assert text.startswith("ppo/x: running since 20") and f"process {os.getpid()} on " in text
+    assert "5000 of 20.0k (25%) env steps, 40 updates" in text
+    assert "evaluation: return 20 at 4000 env steps, best 30" in text
+    assert "actor 2 (b 1, c 1), 2 restarts, actor-1 restarting for 1:05" in text and "learner 1;" in text
+    assert "jsrl attach ppo/x | jsrl logs ppo/x | jsrl stop ppo/x" in text and "to go on" not in text
+    assert facts["state"] == "running" and facts["pid"] == os.getpid() and facts["env_steps"] == 5000
+    assert facts["workers"][2] == {
+        "name": "actor-1", "kind": "actor", "stage": "restarting", "stage_s": 65.0, "restarts": 2, "host": "c",
+    }  # fmt: skip
+    assert facts["evaluation"] == {"env_steps": 4000, "return": 20.0} and facts["resume"] is None
+
+
+def test_a_run_that_ended_says_how_and_how_to_go_on(folder: RunFolder, capsys):
+    tell(folder, "interrupted")
+    assert "killed: process" in said("ppo/x", capsys=capsys)
+    score = {"return_mean": 20.0, "return_ci95": 1.0, "episodes": 8, "env_steps": 4000}
+    result = {"ended": "interrupted", "env_steps": 6000, "updates": 48, "wall_s": 61.0, "evaluation": score}
+    (folder.path / "result.json").write_text(json.dumps(result))
+    text = said("ppo/x", capsys=capsys)
+    assert text.startswith("ppo/x: interrupted\n  6,000 env steps, 48 updates, 1:01\n  evaluation: return 20.0 ± 1.0")
+    assert "jsrl stop" not in text and "to go on" not in text  # there is no snapshot
+    add_snapshot(folder)
+    assert f"to go on: jsrl run --resume {folder.path}" in said("ppo/x", capsys=capsys)
+    (folder.path / "result.json").write_text(json.dumps({"ended": "failed", "error": "WorkerDied: actor-0\ntrace"}))
+    assert said("ppo/x", capsys=capsys).startswith("ppo/x: failed: WorkerDied: actor-0\n")
+    (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes"}))
+    text = said("ppo/x", capsys=capsys)
+    assert text.startswith("ppo/x: reached max_minutes\n") and "to go on" not in text
+
+
+def test_the_silence_of_another_host_is_told(folder: RunFolder, capsys):
+    with claimed(folder):
+        tell(folder)
+        identity = msgspec.json.decode((folder.path / RUNNING).read_bytes())
+        news = json.loads((folder.path / "status.json").read_text())
+    far = identity | {"host": "far", "boot": "another"}
+    (folder.path / RUNNING).write_text(json.dumps(far))
+    (folder.path / "status.json").write_text(json.dumps(news | {"process": far}))
+    assert said("x", capsys=capsys).startswith("ppo/x: running since")
+    os.utime(folder.path / "status.json", (time.time() - 300,) * 2)
+    assert said("x", capsys=capsys).startswith(
+        f"ppo/x: no news for 5:00 from process {os.getpid()} on far; its host may"
+    )
+
+
+def test_slurm_is_asked_where_it_is(folder: RunFolder, monkeypatch, capsys, tmp_path: Path):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with claimed(folder):
+        assert "Slurm job 12: not known here" in said("x", capsys=capsys)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        for name, answer in (("squeue", '[ "$3" = 12 ] && echo "RUNNING|n1|None"'), ("sacct", "echo COMPLETED")):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+            (tmp_path / name).chmod(0o755)
+        assert "Slurm job 12: RUNNING on n1" in said("x", capsys=capsys)
+        (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
+        assert json.loads(said("x", "--json", capsys=capsys))["slurm_state"] == "COMPLETED"
+
+
+def test_a_folder_is_a_table_of_its_runs(folder: RunFolder, capsys):
+    other = RunFolder.create("runs", "dqn", "y", config={"fields": {}})
+    (other.path / "experiment.json").write_text("{")
+    folder.metrics_path.write_text(json.dumps({"env_steps": 500, "updates": 3, "evaluator/return_mean": 12.5}) + "\n")
+    with claimed(folder):
+        lines = said(capsys=capsys).splitlines()
+        assert lines[2].split()[:5] == ["ppo/x", "running", "500", "/", "20.0k"] and " 12.5 " in lines[2]
+        assert lines[3].split()[:4] == ["dqn/y", "cannot", "be", "read"]
+        assert [run["run"] for run in json.loads(said("runs/ppo", "--json", capsys=capsys))] == ["ppo/x"]
+    assert status.below(folder.path) == []

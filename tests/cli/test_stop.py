@@ -1,0 +1,108 @@
+"""`jsrl stop`: by a signal on this host, by a request elsewhere, by Slurm for its jobs; never to a stranger."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jsrl.cli import main
+from jsrl.launch.resume import claimed
+from jsrl.runs.identity import ProcessIdentity, start_ticks
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RUNNING, STOP, News, is_asked_to_stop, write_news
+
+OWN = ProcessIdentity.own()
+ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.chdir(tmp_path)
+    return RunFolder.create("runs", "ppo", "x", config={})
+
+
+@pytest.fixture
+def sleeper() -> Iterator[tuple[subprocess.Popen[bytes], ProcessIdentity]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process, dataclasses.replace(OWN, pid=process.pid, started=start_ticks(process.pid) or 0)
+    process.kill()
+    process.wait()
+
+
+def test_only_the_process_itself_is_signalled(sleeper):
+    process, identity = sleeper
+    for stranger in (
+        dataclasses.replace(identity, started=identity.started + 1),  # its id was given to another process
+        dataclasses.replace(identity, boot="another"),
+        dataclasses.replace(identity, namespace="pid:[1]"),
+        dataclasses.replace(identity, pid=2**22 + 1),
+    ):
+        assert not stranger.interrupt()
+    assert process.poll() is None
+    assert identity.interrupt() and process.wait(10) == -signal.SIGTERM and not identity.interrupt()
+
+
+def test_a_run_of_this_host_is_told_once_by_a_signal(folder: RunFolder, sleeper, capsys):
+    process, identity = sleeper
+    with claimed(folder):  # as it would itself
+        (folder.path / RUNNING).write_bytes(msgspec.json.encode(identity))
+        assert main.main(["stop", "x", "--wait", "0"]) == 0
+        assert f"ppo/x: told process {identity} to end in order" in capsys.readouterr().out
+        assert process.wait(10) == -signal.SIGTERM and is_asked_to_stop(folder.path, identity)
+        assert main.main(["stop", "x", "--wait", "0.01"]) == 1  # a second signal would end it without a snapshot
+        said = capsys.readouterr()
+        assert "was asked to end before" in said.out and "it has not ended within 0.01 s: starting" in said.err
+
+
+def test_a_run_that_is_over_cannot_be_stopped(folder: RunFolder, capsys):
+    assert main.main(["stop", "x"]) == 2
+    assert "ppo/x is over already: killed: its process has ended" in capsys.readouterr().err
+    (folder.path / "result.json").write_text(json.dumps({"ended": "total_env_steps"}))
+    for command in ("stop", "attach"):
+        assert main.main([command, "x"]) == 2
+        assert "ppo/x is over already: reached total_env_steps." in capsys.readouterr().err
+    assert not (folder.path / STOP).exists()
+
+
+def leave_elsewhere(folder: RunFolder, process: ProcessIdentity) -> None:
+    (folder.path / RUNNING).write_bytes(msgspec.json.encode(process))
+    write_news(folder.path, News(process, time.time()))
+
+
+def test_a_run_of_another_host_finds_a_request(folder: RunFolder, capsys):
+    leave_elsewhere(folder, ELSEWHERE)
+    assert main.main(["stop", "x", "--wait", "0"]) == 0
+    assert f"process {ELSEWHERE} is asked to end by a request" in capsys.readouterr().out
+    assert is_asked_to_stop(folder.path, ELSEWHERE) and not is_asked_to_stop(folder.path, OWN)
+    (folder.path / RUNNING).unlink()
+    (folder.path / "result.json").write_text(json.dumps({"ended": "interrupted", "env_steps": 64}))
+    assert main.main(["stop", "x"]) == 2  # it has followed
+
+
+@pytest.mark.parametrize(("state", "over", "done", "asked"), [
+    ("RUNNING|n1|None", False, "and Slurm job 12 by a signal", ["scancel --signal=USR1 --batch 12"]),
+    ("PENDING||BeginTime", True, "job 12 was waiting and is cancelled", ["scancel 12", "scancel --me --name=jsrl-x-actors"]),
+])  # fmt: skip
+def test_a_slurm_job_is_signalled_or_where_it_waits_cancelled(
+    folder: RunFolder, state, over, done, asked, tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, answer in (("squeue", f'echo "{state}"'), ("scancel", f'echo "scancel $*" >> {tmp_path}/log')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    leave_elsewhere(folder, dataclasses.replace(ELSEWHERE, job="12"))
+    if over:  # it was requeued, and ended in order
+        (folder.path / RUNNING).unlink()
+        (folder.path / "result.json").write_text(json.dumps({"ended": "interrupted"}))
+    assert main.main(["stop", "x", "--wait", "0"]) == 0
+    assert done in capsys.readouterr().out
+    assert (tmp_path / "log").read_text().splitlines() == asked

@@ -1,0 +1,66 @@
+"""What a controller tells through the run folder, and the request to end that it finds there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jsrl.experiment import Experiment
+from jsrl.launch import news
+from jsrl.launch.session import Session
+from jsrl.metrics.display import make_display
+from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import STATUS, ask_to_stop, read_state
+from jsrl.workers.kinds import find_kind
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.setattr(news, "NEWS_S", 0.0)
+    monkeypatch.setattr("jsrl.launch.session.LOOK_S", 0.0)
+    folder = RunFolder.create(tmp_path, "ppo", "x", config={})
+    kinds = {"learner": find_kind("learner"), "actor-0": find_kind("actor")}
+    session = Session(Experiment(agent=None), folder, make_display("log-only"), kinds=kinds)
+    yield session
+    session.close()
+
+
+def test_news_are_what_the_display_shows_and_where_workers_are(session: Session):
+    session.stage("actor-0", "ready")
+    session.whereabouts = lambda: {"actor-0": (3, "far")}
+    session.facts("learner", {"updates": 5, "env_steps": 640})
+    session.tick()
+    found = read_state(session.folder.path).news
+    assert found is not None and found.process == ProcessIdentity.own() and found.reason == ""
+    (worker,) = found.workers
+    assert (worker.name, worker.kind, worker.restarts, worker.host) == ("actor-0", "actor", 3, "far")
+    assert news.moment_of(found).env_steps == 640 == session.state().env_steps
+    session.end("total_env_steps")
+    session.close()
+    assert read_state(session.folder.path).news.reason == "total_env_steps"  # type: ignore[union-attr]
+
+
+def test_a_full_disk_ends_no_run(session: Session, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(news, "write_news", full)
+    session.tick()
+    assert session.reason is None and not (session.folder.path / STATUS).exists()
+
+
+def test_a_request_to_this_process_ends_the_run_once(session: Session):
+    asked: list[int] = []
+    session.interrupt = lambda: asked.append(1)
+    own = ProcessIdentity.own()
+    assert ask_to_stop(session.folder.path, dataclasses.replace(own, started=own.started + 1))  # an earlier process
+    session.tick()
+    assert not asked
+    assert ask_to_stop(session.folder.path, own) and not ask_to_stop(session.folder.path, own)
+    session.tick()
+    session.tick()
+    assert asked == [1]

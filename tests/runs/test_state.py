@@ -1,0 +1,82 @@
+"""How a run is, from its folder: while its process lives, after that, and on another host."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jsrl.launch.resume import claimed
+from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import RESULT, RUNNING, SILENT_S, STATUS, News, held_by, read_state, write_news
+
+OWN = ProcessIdentity.own()
+ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, "ppo", "x")
+
+
+def leave(folder: RunFolder, process: ProcessIdentity, *, news: bool = True, age_s: float = 0.0) -> None:
+    """Leave what a process wrote that holds no lock which this host sees."""
+    (folder.path / RUNNING).write_bytes(msgspec.json.encode(process))
+    if news:
+        write_news(folder.path, News(process, time.time()))
+    for name in (RUNNING, STATUS):
+        if (folder.path / name).exists():
+            os.utime(folder.path / name, (time.time() - age_s,) * 2)
+
+
+def test_a_process_is_itself_and_no_other_with_its_id():
+    assert OWN.lives and ProcessIdentity.own() == OWN
+    assert not dataclasses.replace(OWN, started=OWN.started + 1).lives
+    assert not ELSEWHERE.lives and not ELSEWHERE.is_near
+    assert not dataclasses.replace(OWN, namespace="pid:[1]").is_near
+
+
+def test_a_run_that_this_host_runs(folder: RunFolder):
+    write_news(folder.path, News(ELSEWHERE, 0.0))  # of an earlier life
+    with claimed(folder):
+        assert read_state(folder.path).word == "starting" and read_state(folder.path).news is None
+        write_news(folder.path, News(OWN, time.time()))
+        assert read_state(folder.path).word == "running"
+        write_news(folder.path, News(OWN, time.time(), reason="interrupted"))
+        state = read_state(folder.path)
+        assert state.word == "ending" and state.goes_on and state.process == OWN
+        assert held_by(folder.path) == f"{os.getpid()} on {OWN.host}"
+    assert read_state(folder.path).word == "killed"
+    (folder.path / RESULT).write_text(json.dumps({"ended": "interrupted"}))
+    assert read_state(folder.path).word == "ended" and not held_by(folder.path)
+
+
+def test_a_process_of_this_host_that_left_no_result_was_killed(folder: RunFolder):
+    leave(folder, OWN)
+    state = read_state(folder.path)
+    assert state.word == "killed" and state.process == OWN and state.news is not None
+
+
+@pytest.mark.parametrize(("news", "age_s", "word"), [
+    (True, 0.0, "running"), (True, SILENT_S + 5, "silent"), (False, 0.0, "starting"), (False, SILENT_S + 5, "silent"),
+])  # fmt: skip
+def test_of_a_process_of_another_host_the_news_tell(folder: RunFolder, news: bool, age_s: float, word: str):
+    leave(folder, ELSEWHERE, news=news, age_s=age_s)
+    state = read_state(folder.path)
+    assert state.word == word and state.process == ELSEWHERE
+    assert abs((state.age_s or 0.0) - age_s) < 5
+    (folder.path / RESULT).write_text(json.dumps({"ended": "total_env_steps"}))
+    assert read_state(folder.path).word == "ended"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "4711\n"])
+def test_damaged_files_are_none(folder: RunFolder, content: str):
+    (folder.path / STATUS).write_text(content)
+    (folder.path / RESULT).write_text(content)
+    assert read_state(folder.path).word == "killed"
