@@ -121,7 +121,19 @@ def error_of_run(given: tuple[str, ...]) -> str:
 def known_options() -> dict[str, command_line.Option]:
     """Options of the experiments, of run.py itself, and of a search."""
     known = command_line.options_of(command_line.RunOptions()) | command_line.options_of(SearchOptions())
-    for experiment in ("ppo", "impala", "sac", "td3", "dqn", "r2d2", "mappo", "qmix", "chase", "ppo_connect_four"):
+    for experiment in (
+        "ppo",
+        "impala",
+        "sac",
+        "td3",
+        "dqn",
+        "r2d2",
+        "mappo",
+        "qmix",
+        "chase",
+        "ppo_connect_four",
+        "pbt_cartpole",
+    ):
         known |= command_line.options_of(load(experiment))
     return known
 

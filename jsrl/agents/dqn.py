@@ -55,6 +55,7 @@ class DQNConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.dqn:dqn"
+    explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     learning_rate: float = 1e-4
     adam_eps: float = 1e-8

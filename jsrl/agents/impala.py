@@ -49,6 +49,9 @@ class IMPALAConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.impala:impala"
+    explorable: ClassVar[tuple[str, ...]] = (
+        "learning_rate", "gamma", "vtrace_lambda", "rho_clip", "c_clip", "value_coef", "entropy_coef", "max_grad_norm",
+    )  # fmt: skip
 
     learning_rate: float = 6e-4
     schedule: ac.Schedule = "constant"

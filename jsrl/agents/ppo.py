@@ -65,6 +65,10 @@ class PPOConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.ppo:ppo"
+    explorable: ClassVar[tuple[str, ...]] = (
+        "learning_rate", "gamma", "gae_lambda", "clip_ratio", "value_clip", "value_coef", "entropy_coef", "max_grad_norm",
+        "target_kl",
+    )  # fmt: skip
 
     learning_rate: float = 3e-4
     schedule: ac.Schedule = "constant"

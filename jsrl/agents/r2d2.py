@@ -54,6 +54,7 @@ class R2D2Config:
     """
 
     factory: ClassVar[str] = "jsrl.agents.r2d2:r2d2"
+    explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     learning_rate: float = 1e-4
     adam_eps: float = 1e-3

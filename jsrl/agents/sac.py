@@ -57,6 +57,7 @@ class SACConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.sac:sac"
+    explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     learning_rate: float = 3e-4
     critic_learning_rate: float | None = None

@@ -49,6 +49,7 @@ class TD3Config:
     """
 
     factory: ClassVar[str] = "jsrl.agents.td3:td3"
+    explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     learning_rate: float = 3e-4
     critic_learning_rate: float | None = None

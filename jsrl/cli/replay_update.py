@@ -16,7 +16,6 @@ import numpy as np
 
 from jsrl.errors import ConfigError, JsrlError, SnapshotError
 from jsrl.experiment import Experiment
-from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.launch.graph_file import experiment_of
 from jsrl.launch.plan import make_schemas
 from jsrl.runs.runs import RunFolder
@@ -53,6 +52,7 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
     from jsrl.replay.device.agent import update_keys
     from jsrl.replay.device.several import several_updates
     from jsrl.workers.acting import INIT_STREAM, UPDATE_STREAM, stream_key
+    from jsrl.workers.learner.trained import agent_of
 
     folder = RunFolder.open(run, runs_dir)
     store = SnapshotStore(folder.path / FAILED_UPDATE / policy)
@@ -64,7 +64,7 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
     sys.path[:0] = [path for path in known if Path(path).is_dir()]
     experiment = experiment_of(folder, policy)
     schemas = make_schemas(experiment)
-    agent = build_agent(resolved_agent(experiment), schemas.env)
+    agent = agent_of(experiment, schemas.env)
     if experiment.has_replay_workers:
         agent = several_updates(agent, experiment.updates_per_call)
     shapes = jax.eval_shape(agent.init, stream_key(experiment.seed, INIT_STREAM))

@@ -165,6 +165,19 @@ def assigns_tasks(director: Director, seed: int, num: int = 8) -> bool:
     return any(one.task is not None for one in director.propose(director.init(seed), num)[1])
 
 
+def explored_names(director: Any) -> tuple[str, ...]:
+    """Return the hyperparameters that a director changes; most change none."""
+    return tuple(getattr(director, "hyperparameters", ()))
+
+
+def first_hyperparameters(director: Any, seed: int) -> dict[str, dict[str, float]]:
+    """Return policy -> name -> the value that each explored hyperparameter begins with, of the policies that have some."""
+    if not explored_names(director):
+        return {}
+    state = director.init(seed)
+    return {policy: director.hyperparameters_of(state, policy) for policy in director.policies}
+
+
 def copy_json(value: Any) -> Any:
     """Return a copy of JSON values that shares no dict and no list with them."""
     if isinstance(value, dict):

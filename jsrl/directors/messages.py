@@ -131,7 +131,7 @@ class Reset:
 
 @dataclass(frozen=True)
 class Copy:
-    """Give a policy the whole state of the policy `source`, and these hyperparameters."""
+    """Give a policy, with its next update, the whole state that the policy `source` has now, and these hyperparameters."""
 
     policy: str
     source: str

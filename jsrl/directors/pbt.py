@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -61,7 +62,8 @@ class PBT(Bookkeeping):
     of its points where members play each other. Every `ready_env_steps` a member notes its score and compares it with those
     that the others noted last, once half of them have done so. `Copy` carries its new hyperparameters; then it needs a
     whole window of new games, and games of its life before count for nothing. At least one member is in each share,
-    however few there are.
+    however few there are. Every member has about as many games open as any other, so that each trains on as many rows
+    although the games of a good one may be longer.
 
     Source: Jaderberg et al. (2017), section 4.1.1, "truncation selection"; Jaderberg et al. (2019) for members that play
     each other.
@@ -123,8 +125,14 @@ class PBT(Bookkeeping):
         scores = state["members"][policy]["scores"]
         return sum(scores) / len(scores) if len(scores) >= self.window else None
 
+    def figures(self, state: State) -> dict[str, float]:
+        """Return what displays show: copies so far, and the scores of the best and the worst member."""
+        scores = [score for policy in self.policies if (score := self.score(state, policy)) is not None]
+        found = {"copies": float(sum(member["life"] for member in state["members"].values()))}
+        return found | ({"score_best": max(scores), "score_worst": min(scores)} if scores else {})
+
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
-        index = state["assigned"] % len(self.policies)
+        index = self._least_open(state, cache)
         players = [Player(self.policies[index])]
         if self.opponents == "population":
             other = (index + 1 + draws.below(len(self.policies) - 1)) % len(self.policies)
@@ -132,9 +140,18 @@ class PBT(Bookkeeping):
         members = [state["members"][player.policy] for player in players]
         sides, lives = draws.permutation(len(players)), [member["life"] for member in members]
         game = self._assign(state, draws, players, [True] * len(players), sides, lives=lives)
+        cache["open"].update(map(str, players))
         for member in members:
             in_order.assign(member["queue"], game.id)
         return game
+
+    def _least_open(self, state: State, cache: dict[Any, Any]) -> int:
+        """Return the member that has the fewest open games, of those the one whose turn it is."""
+        if "open" not in cache:
+            cache["open"] = Counter(text for record in state["open"].values() for text in record["players"])
+        count, turn = len(self.policies), state["assigned"] % len(self.policies)
+        names = [str(Player(policy)) for policy in self.policies]
+        return min(range(count), key=lambda i: (cache["open"][names[i]], (i - turn) % count))
 
     def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
         scores = self._scores(record, outcome)

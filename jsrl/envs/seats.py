@@ -12,6 +12,8 @@ import numpy as np
 from jsrl.envs.base import EnvStep, Episode, GameStep
 from jsrl.types import Array
 
+NO_SEATS = ""  # the group of the agent of an environment without seats
+
 
 @dataclass(frozen=True)
 class SeatView:
@@ -45,6 +47,11 @@ class SeatView:
 def view_of(group: str, places: Sequence[int]) -> SeatView | None:
     """Return the view of a policy's seats; None where the environment has one agent and no seats."""
     return SeatView(group, tuple(places)) if places else None
+
+
+def seat_group(view: SeatView | None) -> str:
+    """Return the name of the group of seats that a view is of."""
+    return NO_SEATS if view is None else view.group
 
 
 def part_of(view: SeatView | None, step: EnvStep | GameStep) -> EnvStep:

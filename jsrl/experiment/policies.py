@@ -64,11 +64,11 @@ def find_seats(
       ConfigError: a pattern matches no seat, a seat has no policy or two, or the environment has no seats.
     """
     if not isinstance(spec, GameSpec):
-        if len(policies) > 1:
+        if len(policies) > 1 and not shared:
             raise ConfigError(
                 f"environment {spec.name!r} has one agent, but there are {len(policies)} policies ({', '.join(policies)}); "
-                "several policies need an environment with several seats. To train two policies on environments of their "
-                "own, see with_policy in docs/dataflow.md."
+                "have a director say which of them plays (docs/populations.md), or use an environment with several seats. To "
+                "train two policies on environments of their own, see with_policy in docs/dataflow.md."
             )
         return {name: {} for name in policies or ("",)}
     names = spec.names

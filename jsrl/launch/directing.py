@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jsrl.directors.messages import Assignment
-from jsrl.directors.pbt import PBT
+from jsrl.directors.pbt import PBT, Range
 from jsrl.directors.plr import PLR
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
+from jsrl.experiment.building import agent_name
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import EnvSpec, GameSpec
 
@@ -33,15 +35,54 @@ def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapp
             f"the director assigns the policy {unknown[0]!r}, which the run does not have; it has: {', '.join(seats)}. Give "
             f"{type(director).__name__} these names as `policies`."
         )
-    for kind, why in (
-        (PBT, "copies whole policies, which runs do not do yet"),
-        (PLR, "needs scores that learners do not give yet"),
-    ):
-        if isinstance(director, kind):
-            raise ConfigError(f"{kind.__name__} {why}; use it in a program.")
+    if isinstance(director, PLR):
+        raise ConfigError("PLR needs scores that learners do not give yet; use it in a program.")
+    if isinstance(director, PBT):
+        _check_population(experiment, director)
     sides = _policies_of_sides(spec, seats)
     for one in director.propose(director.init(experiment.seed), TRIED)[1]:
         _check_assignment(one, sides, spec)
+
+
+def _check_population(experiment: Experiment, director: PBT) -> None:
+    """Refuse members that cannot take each other's state, and hyperparameters that cannot change during a run."""
+    first, *others = director.policies
+    agent = experiment.policies[first].agent if experiment.policies else experiment.agent
+    if outside := [name for name in experiment.policies if name not in director.policies]:
+        raise ConfigError(
+            f"the policy {outside[0]!r} is no member of the population; name it in PBT's policies as well."
+        )
+    for name in others:
+        if experiment.policies[name].agent != agent:
+            raise ConfigError(
+                f"{first} and {name} have agents with different options, so that one cannot take the other's state; give all "
+                "members the same agent, and to PBT as `hyperparameters` what shall differ."
+            )
+    if experiment.learner.split != "none":
+        raise ConfigError(
+            "PBT copies the state of a learner as one, but learner.split keeps two; leave one of them out."
+        )
+    name = agent_name(agent)
+    for option, allowed in director.hyperparameters.items():
+        _check_explored(agent, name, option, allowed)
+
+
+def _check_explored(agent: Any, name: str, option: str, allowed: Range) -> None:
+    known = getattr(type(agent), "explorable", ())
+    if option not in known:
+        raise ConfigError(
+            f"PBT explores {option!r}, which {name} cannot change during a run without compiling anew; it can change: "
+            f"{', '.join(known) or 'none (its config names them in `explorable`)'}."
+        )
+    if getattr(agent, option) is None:
+        raise ConfigError(
+            f"PBT explores {option!r}, which is off in the agent's options (None); give it a number there, which turns it on."
+        )
+    for value in (allowed.low, allowed.high):
+        try:
+            dataclasses.replace(agent, **{option: value})
+        except ConfigError as error:
+            raise ConfigError(f"PBT explores {option} from {allowed.low:g} to {allowed.high:g}, but {error}") from error
 
 
 def _policies_of_sides(spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> list[set[str]]:

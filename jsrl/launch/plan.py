@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jsrl.directors.base import first_hyperparameters
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
@@ -258,6 +259,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> 
     addresses = bind_addresses(graph, experiment, plan.memory_folder, hosts)
     keys = keys_folder(experiment, folder, hosts)
     places = counts_within(worker.kind for worker in graph.workers)
+    explored = first_hyperparameters(experiment.director, next(iter(plan.policies.values())).experiment.seed)
 
     def job(worker: WorkerNode, index: int, name: str) -> Job:
         policy = plan.policies[name]
@@ -281,6 +283,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> 
             policies=tuple(plan.policies),
             seats=seats[name],
             seat_group=next(first for first in seats if seats[first] == seats[name]),
+            hyperparameters=explored.get(name, {}),
             plays_along=len(experiment.policies) > 1,
         )
 

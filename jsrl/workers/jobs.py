@@ -72,6 +72,7 @@ class Job:
       seat_group: what environments call these seats: the first policy that plays them.
       others: what the worker does for further policies that play in its environments: jobs that differ in the policy, and
         what follows from it.
+      hyperparameters: that a director changes: name of a field of the agent's config -> its first value.
       plays_along: further policies play in the environments that this one's rows come from, and may be trained for longer.
     """
 
@@ -96,6 +97,7 @@ class Job:
     seats: Mapping[str, int] = field(default_factory=dict)
     seat_group: str = ""
     others: tuple[Job, ...] = ()
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
     plays_along: bool = False
 
     @property
@@ -132,6 +134,12 @@ class Job:
     def snapshots(self) -> Path:
         """Return the folder of this policy's snapshots."""
         return Path(self.folder, "snapshots", self.policy_folder)
+
+    @property
+    def snapshots_of(self) -> dict[str, Path]:
+        """Return the folder of each policy's snapshots, by its name."""
+        first, *others = self.policies
+        return {first: Path(self.folder, "snapshots")} | {name: Path(self.folder, "snapshots", name) for name in others}
 
     @property
     def players(self) -> PlayerStore:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jsrl.directors.fixed import Fixed, LatestSelfPlay, Match
-from jsrl.directors.messages import Freeze, Reset, Stop
+from jsrl.directors.messages import Copy, Freeze, Reset, Stop
 from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
 from jsrl.errors import SnapshotError
@@ -232,6 +232,38 @@ def test_nothing_is_proposed_before_orders_are_confirmed_and_lost_ones_are_given
     for _ in range(5):
         fleet.turn(rng)
     assert fleet.stops == ["done"] and fleet.state["assigned"] > assigned
+
+
+def test_a_copy_is_handed_over_before_it_is_taken_and_both_are_given_again(tmp_path: Path) -> None:
+    """The parent's learner dies with the order, then the child's does, then the director: each is told again."""
+    rng = np.random.default_rng(0)
+    fleet = Fleet(tmp_path, Orders(Copy("main", "other", {"rate": 0.5})))
+    asked: list[tuple[str, dict]] = []
+    fleet._learn = lambda command, facts: asked.append((command, facts))
+    while len(asked) < 3:
+        fleet.turn(rng)
+    assert {command for command, _ in asked} == {"hand_over"} and asked[0][1]["to"] == "main"
+    assigned, (_, first) = fleet.state["assigned"], asked[0]
+    fleet.worker.command(Command("done", {"ticket": first["ticket"], "version": 77}))
+    asked.clear()
+    while len(asked) < 3:
+        fleet.turn(rng)
+    assert {command for command, _ in asked} == {"copy"} and fleet.state["assigned"] == assigned
+    assert asked[0][1] | {"ticket": 0} == {"ticket": 0, "version": 77, "hyperparameters": {"rate": 0.5}}
+    late = asked[0][1]["ticket"]
+    fleet.worker.close()
+    fleet.start_director()
+    asked.clear()
+    fleet.turn(rng)
+    fleet.worker.command(Command("done", {"ticket": late, "version": 1}))  # of the life before: it confirms nothing
+    fleet.turn(rng)
+    assert {command for command, _ in asked} == {"hand_over"}, "the next life begins with the hand-over"
+    fleet._learn = lambda command, facts: fleet.worker.command(
+        Command("done", {"ticket": facts["ticket"], "version": 1})
+    )
+    for _ in range(5):
+        fleet.turn(rng)
+    assert not fleet.worker._orders and fleet.state["assigned"] > assigned
 
 
 def test_an_order_that_was_not_confirmed_is_given_by_the_next_life(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
-from jsrl.envs.seats import actions_of
+from jsrl.envs.seats import NO_SEATS, actions_of, seat_group
 from jsrl.types import Array
 from jsrl.workers.actor.journaled import where
 from jsrl.workers.actor.policies import PolicyRows
@@ -32,7 +32,7 @@ class Group:
       number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
       stepping: what to say of a step that does not return. rows: of each policy. row: the row that waits for its actions.
       missing: policies that have not said theirs yet.
-      shared: several policies may play the same seats.
+      shared: several policies may play the same seats, or the environment's only agent.
       parked: it waits for assignments before its first question.
     """
 
@@ -68,9 +68,10 @@ class Group:
             return actions_of(chosen)
         actions: dict[str, Array] = {}
         for (view, action), rows in zip(chosen, self.rows, strict=True):
-            assert view is not None and rows.cast is not None
-            actions[view.group] = rows.cast.laid_over(actions.get(view.group), action)
-        return actions
+            assert rows.cast is not None
+            group = seat_group(view)
+            actions[group] = rows.cast.laid_over(actions.get(group), action)
+        return actions.get(NO_SEATS, actions)
 
     def restart(self, latest: EnvStep | GameStep) -> None:
         """Go on from a reset."""

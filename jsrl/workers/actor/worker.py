@@ -17,6 +17,7 @@ import numpy as np
 
 from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
+from jsrl.envs.seats import seat_group
 from jsrl.errors import ConfigError, JsrlError, StreamClosed, StreamTimeout
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
@@ -106,8 +107,8 @@ class Actor:
             casts = self._assignments.join(group.number, group.env.spec, group.env.num_envs)
             for rows, cast in zip(group.rows, casts, strict=True):
                 rows.cast = cast
-            groups = [policy.settings.view.group for policy in self._policies if policy.settings.view is not None]
-            group.shared = len(set(groups)) < len(groups)
+            groups = {seat_group(policy.settings.view) for policy in self._policies}
+            group.shared = len(groups) < len(self._policies)
 
     def _begin(self, group: Group) -> None:
         """Ask for a group's next actions, once all its slots know who plays what."""

@@ -12,7 +12,7 @@ ACTIVITIES = (
     Activity(
         "wait_learner",
         "wait",
-        "share of time waiting for a learner to freeze or reset",
+        "share of time waiting for a learner to freeze, reset or copy",
         "near 0",
         waits_for="a learner",
     ),
@@ -28,6 +28,9 @@ METRICS = (
     Metric("players", "players that the payoff table has: latest and frozen ones", "count", "rises slowly"),
     Metric("elo_best", "highest rating of a player, in Elo points, where the mean is 0", "Elo", "the latest player's"),
     Metric("elo_latest", "highest rating of a player that learns", "Elo", "rises with the players frozen"),
+    Metric("copies", "members of a population that took up another's state", "count", "rises slowly", "total"),
+    Metric("score_best", "score of the best member of a population: a mean return, or points", "-", "rises"),
+    Metric("score_worst", "score of the worst member of a population", "-", "rises, not far below the best"),
 )
 
 KIND = Kind(

@@ -1,4 +1,4 @@
-"""The director's worker: proposes games to actors, counts outcomes, and has learners freeze and reset their params."""
+"""The director's worker: proposes games to actors, counts outcomes, and has learners freeze, reset and copy params."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jsrl.directors.messages import (
     INITIAL,
     LATEST,
     Assignment,
+    Copy,
     Freeze,
     Outcome,
     Player,
@@ -23,7 +24,7 @@ from jsrl.directors.messages import (
     to_json,
 )
 from jsrl.directors.messages import Command as Order
-from jsrl.errors import ConfigError, SnapshotError
+from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Directed, Games
@@ -72,7 +73,8 @@ class DirectorWorker:
         self._inbox: deque[Command] = deque()
         self._asking: dict[str, Games] = {}  # the newest message of each actor that was not answered
         self._orders: deque[Order] = deque()  # the first one is being carried out
-        self._ticket, self._given_s = 0, 0.0  # of the first one: its number, and when it was given last
+        self._ticket, self._given_s = life << 20, 0.0  # of the first one: its number, and when it was given last
+        self._handed: int | None = None  # version of the state that the first order's source has handed over
         self._versions: dict[Player, int] = {}
         self._standings = Standings(states.folder)
 
@@ -94,6 +96,8 @@ class DirectorWorker:
         self._phases.enter("direct")
         done = self._hear()
         self._carry_out()
+        while self._poll_s == 0.0 and self._orders and self._inbox:  # the answers of learners in this process
+            done += self._hear()
         while not self._orders and self._can_propose() and (given := self._propose()):
             done += given
             if self._poll_s == 0.0:
@@ -160,10 +164,11 @@ class DirectorWorker:
         elif isinstance(order, Reset):
             source = Player(order.policy, order.source)
             self._tell_learner(order.policy, "reset", version=self._version_of(source))
-        else:
-            raise ConfigError(
-                f"the director commands {order}, which runs cannot do yet; Freeze, Reset and Stop they can."
-            )
+        elif isinstance(order, Copy) and self._handed is None:
+            self._tell_learner(order.source, "hand_over", to=order.policy)
+        elif isinstance(order, Copy):
+            facts = {"version": self._handed, "hyperparameters": order.hyperparameters}
+            self._tell_learner(order.policy, "copy", **facts)
 
     def _tell_learner(self, policy: str, command: str, **facts: Any) -> None:
         self._reporter.event("tell", policy=policy, command=command, facts=facts | {"ticket": self._ticket})
@@ -171,10 +176,15 @@ class DirectorWorker:
     def _confirmed(self, done: Directed) -> None:
         if done.ticket != self._ticket or not self._orders:
             return  # it was given twice
-        order = self._orders.popleft()
+        order = self._orders[0]
         self._given_s = 0.0
         if done.error:
             raise SnapshotError(f"the director's command {order} failed: {done.error}")
+        if isinstance(order, Copy) and self._handed is None:
+            self._handed = done.version  # which the copy can be made of now
+        else:
+            self._orders.popleft()
+            self._handed = None
         if isinstance(order, Freeze):
             self._versions[Player(order.policy, order.name)] = done.version
         self._carry_out()
@@ -231,6 +241,9 @@ class DirectorWorker:
         for name in ("assigned", "finished", "void", "late"):
             self._recorder.last(name, self._state[name])
         self._recorder.last("open", len(self._state["open"]))
+        figures = getattr(self._director, "figures", None)
+        for name, value in (figures(self._state) if figures is not None else {}).items():
+            self._recorder.last(name, value)
         for name, value in self._standings.look(self._director, self._state).items():
             self._recorder.last(name, value)
         return self._recorder.flush(), {"games": self._state["finished"]}

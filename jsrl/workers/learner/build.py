@@ -12,7 +12,6 @@ from jsrl.agents.base import Agent, AgentState, adopt
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.building import build_agent
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import named_leaves, spec_of
@@ -23,7 +22,9 @@ from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import make_recorder
 from jsrl.workers.learner.build_source import begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater
+from jsrl.workers.learner.copies import Copies
 from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.trained import trained_agent
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import tell_saved
 
@@ -33,7 +34,7 @@ STATE_STORE = "state"
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e = job.experiment
-    agent = build_agent(e.agent, job.schemas.env)
+    agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
     life, recorder = begin_counting(job, reporter), make_recorder(job)
     key = stream_key(e.seed, INIT_STREAM)
@@ -64,13 +65,15 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         name=job.name,
         freezes=e.director is not None or (_plays_initial(e) and not job.start_point.updates),
         on_policy=e.replay is None,
+        copy=life.copy,
     )
+    copies = Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key))
 
     def again(values: list[Any], updates: int) -> Any:
         state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
         return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
 
-    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, job.players, again)
+    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, job.players, again, copies)
 
 
 def _plays_initial(experiment: Experiment) -> bool:

@@ -63,6 +63,9 @@ SAID = (  # by the updates of our own algorithms; those of others are reported u
         "at most split_lead calls",
     ),
     Metric("epsilon", "chance of a random action in DQN", "0-1", "as scheduled"),
+    Metric(
+        "hyperparameter_learning_rate", "what a population explores: this, and others by their names", "-", "varies"
+    ),
 )
 
 SETTINGS = ("agent", "seed", "learner", "replay", "batch_envs", "max_policy_lag", "total_env_steps")

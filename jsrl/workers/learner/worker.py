@@ -24,6 +24,7 @@ from jsrl.types import make_version
 from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
+from jsrl.workers.learner.copies import Copies
 from jsrl.workers.learner.finite_check import Check
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.updaters import Updater, reported
@@ -35,7 +36,8 @@ class LearnerSettings:
 
     Attributes:
       freezes: its first params are frozen as `initial`, for directors. on_policy: rows that params chose from before a
-        director's reset train nothing (replay keeps them).
+        director's reset or copy train nothing (replay keeps them). copy: what was told to be copied before this life, and not
+        done.
       total_env_steps: the end. epoch: of this life. start_updates: made before it.
       start_trained: trajectories that the state it begins with was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
@@ -56,6 +58,7 @@ class LearnerSettings:
     name: str = "learner"
     freezes: bool = False
     on_policy: bool = True
+    copy: dict[str, Any] | None = None
 
 
 class Learner:
@@ -66,6 +69,8 @@ class Learner:
       connect: () -> (source of batches, params publisher), called when the update is compiled.
       check: looks at each update before it is published. store: of snapshots.
       players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
+      copies: states from and for the learners of other policies. A copy takes the place of the next update, so that params
+        change where updates change them; until then it is in the meta of this learner's snapshots.
     """
 
     def __init__(
@@ -80,9 +85,11 @@ class Learner:
         recorder: Recorder | None = None,
         players: PlayerStore | None = None,
         again: Callable[[list[Any], int], Any] | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.name = settings.name
-        self._players, self._again = players, again
+        self._players, self._again, self._copies = players, again, copies
+        self._copy, self._copied = settings.copy, None  # what the next update takes: as it was told, and the state
         self._updater, self._begin, self._connect, self._check = updater, begin, connect, check
         self._store, self._settings, self._reporter = store, settings, reporter
         self.updates, self._trained = settings.start_updates, settings.start_trained
@@ -90,8 +97,9 @@ class Learner:
         self.recorder = self._recorder = recorder or Recorder("learner")
         self._phases = self.recorder.phases
         self._replay_metrics: dict[str, float] = {}
+        self._done: dict[str, Any] = {}  # what the director was told last
         self._finished = False
-        self._reset_at = -1  # updates by which a director reset the params last
+        self._reset_at = -1  # updates by which a director reset or copied the state last
         self._open = contextlib.ExitStack()  # the source, once it is bound
         self._trained_s = 0.0
         self._snapshot_at = time.monotonic() + settings.snapshot_period_s
@@ -120,6 +128,8 @@ class Learner:
         """Make the state, compile the update, bind the streams, publish the first params."""
         self._reporter.stage("making the agent's state")
         self._state = self._begin()
+        if self._copy is not None and self._copies is not None:
+            self._copied = self._copies.load(**self._copy)
         self._reporter.stage("binding streams")
         self._source, self._publisher = self._connect()
         self._open.callback(self._source.close)
@@ -151,7 +161,7 @@ class Learner:
             self._phases.mark("queue depth", self._source.pending())
         before = self.updates
         for _ in range(self._settings.calls_per_batch):
-            output = self._learn(batch) if self._is_of_this_life(batch) else self._skip()
+            output = self._update(batch)
         self._trained += len(batch.lags)
         self._phases.enter("other")
         rows = self._source.used(batch, output)
@@ -161,6 +171,14 @@ class Learner:
         self._save_when_due()
         self._tell_finished()
         return self.updates - before
+
+    def _update(self, batch: Batch) -> UpdateOutput:
+        """Make the next update: learn, take a copied state, or skip rows of before."""
+        if self._copied is not None:
+            self._state, self._copied, self._copy = self._copied, None, None
+            self._reset_at = self.updates
+            return self._skip()
+        return self._learn(batch) if self._is_of_this_life(batch) else self._skip()
 
     def _learn(self, batch: Batch) -> UpdateOutput:
         """One call of the update: apart from publishing, what the whole system is for."""
@@ -186,14 +204,14 @@ class Learner:
         return UpdateOutput(metrics, output.priorities)
 
     def _is_of_this_life(self, batch: Batch) -> bool:
-        """Return whether params of since the last reset chose all rows of a batch."""
+        """Return whether params of since the last reset or copy chose all rows of a batch."""
         if self._reset_at < 0 or not self._settings.on_policy:
             return True
         made = np.asarray(batch.trajectory.version)[:, :-1] & 0x7FFFFFFF
         return int(made.min()) > self._reset_at
 
     def _skip(self) -> UpdateOutput:
-        """Count an update that changes nothing, so that actors go on."""
+        """Count an update without learning, so that actors go on."""
         self.updates += self._settings.updates_per_call
         self._recorder.count("skipped", self._settings.updates_per_call)
         self._publish(self._updater.fetch(self._state.params))
@@ -231,6 +249,7 @@ class Learner:
         state = self._updater.kept(self._state)
         meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
         meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
+        meta |= {"copy": self._copy} if self._copy is not None else {}
         try:
             self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
         except SnapshotError as error:
@@ -266,28 +285,40 @@ class Learner:
         return self._source.ledger.counts
 
     def command(self, command: Command) -> None:
-        """Obey `snapshot`, and a director's `freeze` and `reset`."""
+        """Obey `snapshot`, and what a director commands."""
         if command.name == "snapshot":
             self.save(wait=True)
             self._reporter.event("snapshotted", updates=self.updates)
-        elif command.name in ("freeze", "reset"):
-            self._directed(command)
+        elif command.name in ("freeze", "reset", "hand_over", "copy"):
+            self._directed(command.name, command.facts)
 
-    def _directed(self, command: Command) -> None:
-        """Carry out what a director commands, and say so, or why not."""
-        done = {"ticket": command.facts["ticket"], "version": self.version}
+    def _directed(self, name: str, facts: dict[str, Any]) -> None:
+        """Carry out what a director commands, once, and say so, or why not."""
+        if self._done.get("ticket") == facts["ticket"]:
+            self._reporter.event("done", **self._done)
+            return
+        done: dict[str, Any] = {"ticket": facts["ticket"], "version": self.version}
         try:
-            if self._players is None or self._again is None:
+            if self._players is None or self._again is None or self._copies is None:
                 raise SnapshotError(f"{self.name} has no frozen players.")
-            if command.name == "freeze":
+            if name == "freeze":
                 params = self._updater.fetch(self._state.params)
-                self._players.freeze(command.facts["name"], self.version, jax.tree.leaves(params))
-            else:
-                values = self._players.load(command.facts["version"])
+                self._players.freeze(facts["name"], self.version, jax.tree.leaves(params))
+            elif name == "reset":
+                values = self._players.load(facts["version"])
                 self._state, self._reset_at = self._again(values, self.updates), self.updates
+                self._copy, self._copied = None, None
                 self._publish(self._updater.fetch(self._state.params))
+            elif name == "hand_over":
+                now = self._state if self._copied is None else self._copied
+                self._copies.hand_over(facts["to"], self.version, now)
+            else:
+                self._copy = {"version": facts["version"], "hyperparameters": facts["hyperparameters"]}
+                self._copied = self._copies.load(**self._copy)
+                self.save(wait=True)  # a later life knows of it
         except SnapshotError as error:
             done["error"] = str(error)
+        self._done = done
         self._reporter.event("done", **done)
 
     def drop_pending(self) -> None:

@@ -1,0 +1,79 @@
+"""Hyperparameters that may change while an agent is trained: part of its state, so that no change compiles anything anew.
+
+A config names in `explorable` those of its numbers that its update computes with, and decides nothing by. Population-based
+training changes them between two updates (docs/populations.md).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, adopt
+from jsrl.types import Array, Trajectory, Tree
+
+METRIC = "hyperparameter_"  # and the name: what an update says of each
+
+
+class Explored(NamedTuple):
+    """AgentState.extra of an agent whose hyperparameters may change. agent: its own extra. values: name -> float32 []."""
+
+    agent: Tree
+    values: dict[str, Array]
+
+
+def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapping[str, float]) -> Agent:
+    """Return the agent of a config, some of whose numbers are taken from the state.
+
+    Args:
+      config: a frozen dataclass. build: (config) -> its agent.
+      first: name of a field of the config -> the value that it has in a new state. None of them: the agent as it is.
+    """
+    agent = build(config)
+    if not first:
+        return agent
+
+    def explored(state: AgentState) -> AgentState:
+        values = {name: jnp.asarray(value, jnp.float32) for name, value in first.items()}
+        return state._replace(extra=Explored(state.extra, values))
+
+    def init(key: Array) -> AgentState:
+        return explored(agent.init(key))
+
+    def update(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        own, values = state.extra
+        now = build(_with_fields(config, values))  # at the trace of the update alone
+        after, output = now.update(state._replace(extra=own), trajectory, key, axis_name=axis_name)
+        metrics = output.metrics | {METRIC + name: value for name, value in values.items()}
+        return after._replace(extra=Explored(after.extra, values)), output._replace(metrics=metrics)
+
+    def adopted(state: AgentState, params: ActParams) -> AgentState:
+        return explored(adopt(agent, state._replace(extra=state.extra.agent), params))
+
+    return agent._replace(init=init, update=update, adopt=adopted)
+
+
+def set_hyperparameters(state: AgentState, values: Mapping[str, float]) -> AgentState:
+    """Return a state, as numpy arrays, with other hyperparameters; those that `values` does not name stay."""
+
+    def changed(node: Any) -> Any:
+        if not isinstance(node, Explored):
+            return node
+        return node._replace(values=node.values | {name: np.float32(value) for name, value in values.items()})
+
+    return jax.tree.map(changed, state, is_leaf=lambda node: isinstance(node, Explored))
+
+
+def _with_fields(config: Any, values: Mapping[str, Array]) -> Any:
+    """Return a config with traced numbers, which its own checks could not compare."""
+    changed = copy.copy(config)
+    for name, value in values.items():
+        object.__setattr__(changed, name, value)
+    return changed

@@ -1,0 +1,49 @@
+"""Whole states on their way from one learner to another: a member of a population takes up where a better one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jsrl.agents.base import AgentState
+from jsrl.agents.explored import set_hyperparameters
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.workers.learner.updaters import Updater
+
+FOLDER = "handed-over"  # of a policy's snapshots; no policy can be called so
+
+
+class Copies:
+    """States handed over, each in the folder of the policy that it is for.
+
+    Args:
+      snapshots: folder of a policy's snapshots, by its name. own: name of this learner's policy.
+      updater: its own. fresh: returns what a snapshot keeps of a new state.
+    """
+
+    def __init__(
+        self, snapshots: Mapping[str, Path], own: str, updater: Updater, fresh: Callable[[], AgentState]
+    ) -> None:
+        self._snapshots, self._own, self._updater, self._fresh = dict(snapshots), own, updater, fresh
+
+    def hand_over(self, policy: str, version: int, state: Any) -> None:
+        """Write this learner's state for the learner of another policy; on the disk when this returns.
+
+        Raises:
+          SnapshotError: it could not be written.
+        """
+        store = SnapshotStore(self._snapshots[policy] / FOLDER)
+        store.save(version, {"state": self._updater.kept(state)}, meta={"policy": self._own}, wait=True)
+
+    def load(self, version: int, hyperparameters: Mapping[str, float]) -> Any:
+        """Return what was handed over to this learner, on its devices, with other hyperparameters.
+
+        Raises:
+          SnapshotError: it is gone, damaged, or another agent's.
+        """
+        template = {"state": jax.eval_shape(self._fresh)}
+        kept = SnapshotStore(self._snapshots[self._own] / FOLDER).load(version, template).tree["state"]
+        return self._updater.place(set_hyperparameters(kept, hyperparameters))
