@@ -10,14 +10,17 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jsrl.agents.check import check_agent
 from jsrl.cli import command_line
 from jsrl.cli.experiments import load, take_name
 from jsrl.cli.main import COMMANDS
 from jsrl.errors import ConfigError
 from jsrl.search.options import SearchOptions
+from jsrl.types import ArraySpec, Discrete, EnvSpec
 from jsrl.workers.kinds import catalogue
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +112,8 @@ def error_of_run(given: tuple[str, ...]) -> str:
     words = list(given)
     if words == ["NAME"]:
         return ""
+    if words[:1] == ["my_project"]:  # what `jsrl new my_project` makes
+        words[0] = "ppo"
     experiment = None if "--resume" in words else take_name(words)
     try:
         command_line.parse(words, load(experiment or "ppo"))
@@ -246,6 +251,45 @@ def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
             "record": "recorded 2 traj",
         }
         assert said[words[0]] in ended.stdout
+
+
+TEMPLATE = ROOT / "jsrl" / "cli" / "project" / "algorithm.py"
+ALGORITHM = ROOT / "docs" / "algorithm.md"
+
+
+def test_the_algorithm_of_the_docs_is_that_of_new_projects() -> None:
+    assert blocks(ALGORITHM, "python")[0] == TEMPLATE.read_text()
+
+
+def changed_by(diff: str, source: str) -> str:
+    """Return a source with the hunks of a diff applied, which blank lines separate; each must fit in one place."""
+    for hunk in diff.strip("\n").split("\n\n"):
+        lines = hunk.splitlines()
+        old = "\n".join(line[1:] for line in lines if line[0] in " -") + "\n"
+        new = "\n".join(line[1:] for line in lines if line[0] in " +") + "\n"
+        assert source.count(old) == 1, f"fits {source.count(old)} times:\n{hunk}"
+        source = source.replace(old, new)
+    return source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "spec"),
+    [
+        (0, EnvSpec(ArraySpec((3,), "float32"), Discrete(2))),
+        (1, EnvSpec({"observation": ArraySpec((3,), "float32"), "action_mask": ArraySpec((4,), "uint8")}, Discrete(4))),
+        (2, EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)),
+    ],
+    ids=["recurrent", "masks", "seats"],
+)
+def test_the_changes_of_the_docs_to_an_algorithm_keep_its_contract(place: int, spec: EnvSpec) -> None:
+    source = changed_by(blocks(ALGORITHM, "diff")[place], TEMPLATE.read_text())
+    module: dict[str, Any] = {"__name__": "algorithm"}
+    exec(compile(source, "algorithm.py", "exec"), module)
+    agent = module["make_agent"](module["AgentConfig"](), spec)
+    report = check_agent(agent, spec, num_rows=4, num_envs=4)
+    skipped = {line.partition(":")[0] for line in report.skipped}
+    assert ("act_resets_core" in skipped, "act_obeys_mask" in skipped) == (place != 0, place != 1)
 
 
 @pytest.mark.slow

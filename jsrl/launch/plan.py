@@ -67,7 +67,7 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
     trajectory = make_trajectory_spec(
         spec, act_spec.extras, core, num_rows=experiment.rollout_length, num_envs=experiment.group_size
     )
-    _check_action(spec.action.array, spec.num_agents, act_spec.action)
+    _check_act(spec, act_spec)
     return Schemas(spec, act_spec, trajectory, _size_bytes(state.params), _size_bytes(state))
 
 
@@ -131,14 +131,24 @@ def _size_bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _check_action(expected: ArraySpec, num_agents: int | None, given: ArraySpec) -> None:
-    if num_agents is not None:
-        expected = expected.batched(num_agents)
-    if given != expected:
-        raise ConfigError(
-            f"act returns actions of shape {given.shape} and dtype {given.dtype} per environment; the environment takes "
-            f"shape {expected.shape} and dtype {expected.dtype}. Return exactly that from `act`."
-        )
+def _check_act(spec: EnvSpec, given: InferenceSpec) -> None:
+    """Refuse an agent whose `act` returns other arrays than rows hold.
+
+    Raises:
+      ConfigError: names the array; where a policy plays seats, says which axis is theirs.
+    """
+    agents = () if spec.num_agents is None else (spec.num_agents,)
+    wanted = {"actions": spec.action.array.batched(*agents), "log-probabilities": ArraySpec(agents, "float32")}
+    for (name, expected), found in zip(wanted.items(), (given.action, given.log_prob), strict=True):
+        if found != expected:
+            seats = (
+                f" One policy plays {spec.num_agents} seat(s) of {spec.name!r}: after the batch axis, observations, actions and "
+                "log-probabilities have an axis for them. See Several seats in docs/algorithm.md."
+            )
+            raise ConfigError(
+                f"act returns {name} of shape {found.shape} and dtype {found.dtype} per environment; rows hold "
+                f"shape {expected.shape} and dtype {expected.dtype}. Return exactly that from `act`.{seats if agents else ''}"
+            )
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, EnvironmentFault, SnapshotError
+from jsrl.experiment import Experiment
+from jsrl.launch.plan import make_plan
 from jsrl.launch.resume import continue_exactly
 from jsrl.launch.run import run
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, named_leaves
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest
-from jsrl.workers.actor.journaled import JournaledEnv, exact_obstacle
+from jsrl.workers.actor.journaled import JournaledEnv, exact_obstacle, journaled
 from jsrl.workers.jobs import StartPoint
 from tests.launch import resume_process
 from tests.launch.resume_process import EXPERIMENTS, UPDATES
@@ -227,6 +230,30 @@ def test_restarted_environments_end_the_journal(tmp_path: Path) -> None:
     env.reset()
     assert not path.exists() and "restarted" in reporter.warnings[0]
     env.close()
+
+
+def test_a_replaced_actor_says_that_its_journals_are_given_up(tmp_path: Path) -> None:
+    """Once; not in its first life, nor where no journal was kept."""
+    plan = make_plan(Experiment(PPOConfig(), num_envs=2, deterministic=True, num_actors=1), str(tmp_path), tmp_path)
+    first = plan.job("actor-0")
+    reporter, path = Silent(), tmp_path / "journal" / "group-1"
+
+    def environments(incarnation: int, **changes):
+        job = dataclasses.replace(first, incarnation=incarnation, **changes)
+        env = journaled(job, 1, make(EnvConfig("CartPole-v1"), 1, 7), reporter)
+        env.reset()
+        env.close()
+
+    environments(0)
+    assert path.exists() and reporter.warnings == []
+    environments(1)
+    (warning,) = reporter.warnings
+    assert warning.startswith("actor-0 was replaced") and "new episodes" in warning and not path.exists()
+    environments(2)
+    path.write_text("of an earlier run")
+    lagging = dataclasses.replace(first.experiment, deterministic=False)
+    environments(1, experiment=lagging)
+    assert len(reporter.warnings) == 1 and not path.exists()
 
 
 @pytest.mark.parametrize("at", [0, 3, 9, 14, 60, 100, -1, -5, -30])

@@ -126,9 +126,11 @@ def test_shared_memory_grows_with_what_streams_hold():
     ("reference", "message"),
     [
         (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros(1), jnp.zeros(1)), c)),
-         r"actions of shape \(\) and dtype float32 .* takes shape \(\) and dtype int32"),
+         r"actions of shape \(\) and dtype float32 .* hold shape \(\) and dtype int32"),
         (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros((1, 2), jnp.int32), jnp.zeros(1)), c)),
          r"actions of shape \(2,\)"),
+        (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros(1, jnp.int32), jnp.zeros((1, 3))), c)),
+         r"log-probabilities of shape \(3,\) .* hold shape \(\) and dtype float32"),
         (agent_with(lambda p, k, o, f, c, greedy=False: (ActOutput(jnp.zeros(1, jnp.int32), jnp.zeros(1)), jnp.ones(3)),
                     core=()), r"act returns a core of \[\(\(3,\), 'float32'\)\], initial_core one of \[\]"),
     ],
@@ -140,6 +142,19 @@ def test_an_agent_that_does_not_fit_is_refused_before_anything_starts(reference,
 
 def test_the_right_agent_is_not():
     make_schemas(experiment(agent=agent_with()))
+
+
+def test_an_agent_for_one_seat_is_refused_where_it_would_play_several():
+    """Also one whose actions are right: rows would take log-probabilities of the wrong shape by broadcasting."""
+    env = EnvConfig("matrix:rps")
+
+    def summed(params, key, observation, is_first, core, *, greedy=False):
+        return ActOutput(jnp.zeros((1, 2), jnp.int32), jnp.zeros(1)), core
+
+    with pytest.raises(ConfigError, match=r"actions of shape \(\) .* \(2,\) .* 2 seat\(s\) of 'matrix:rps'.*Several seats"):
+        make_schemas(experiment(agent=agent_with(), env=env))
+    with pytest.raises(ConfigError, match=r"log-probabilities of shape \(\) .* hold shape \(2,\)"):
+        make_schemas(experiment(agent=agent_with(summed), env=env))
 
 
 def test_an_unknown_environment_is_refused():

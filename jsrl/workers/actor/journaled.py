@@ -147,7 +147,14 @@ def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
     """Return a group's environment with its journal, where the run of a job can be continued exactly, or as it is."""
     e, first = job.experiment, job.start_point.updates // job.experiment.updates_per_batch
     path = journal_path(job.folder, group)
-    if exact_obstacle(e, has_core=job.schemas.act.core != ()) is not None or job.incarnation > 0:
+    obstacle = exact_obstacle(e, has_core=job.schemas.act.core != ())
+    if obstacle is not None or job.incarnation > 0:
+        if obstacle is None and path.exists():
+            text = (
+                f"{job.name} was replaced, and its environments begin new episodes: the journals of its groups were given up. "
+                "Training goes on; a resume will begin new episodes instead of continuing these exactly."
+            )
+            reporter.event("warning", text, once="journals")
         path.unlink(missing_ok=True)  # it would not lead to where these environments are
         return env
     action = _action_spec(env)
