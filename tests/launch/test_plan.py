@@ -151,7 +151,9 @@ def test_an_agent_for_one_seat_is_refused_where_it_would_play_several():
     def summed(params, key, observation, is_first, core, *, greedy=False):
         return ActOutput(jnp.zeros((1, 2), jnp.int32), jnp.zeros(1)), core
 
-    with pytest.raises(ConfigError, match=r"actions of shape \(\) .* \(2,\) .* 2 seat\(s\) of 'matrix:rps'.*Several seats"):
+    with pytest.raises(
+        ConfigError, match=r"actions of shape \(\) .* \(2,\) .* 2 seat\(s\) of 'matrix:rps'.*Several seats"
+    ):
         make_schemas(experiment(agent=agent_with(), env=env))
     with pytest.raises(ConfigError, match=r"log-probabilities of shape \(\) .* hold shape \(2,\)"):
         make_schemas(experiment(agent=agent_with(summed), env=env))
