@@ -15,10 +15,14 @@ from typing import Any
 import pytest
 
 from jsrl.agents.check import check_agent
+from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line
 from jsrl.cli.experiments import load, take_name
 from jsrl.cli.main import COMMANDS
 from jsrl.errors import ConfigError
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
 from jsrl.search.options import SearchOptions
 from jsrl.types import ArraySpec, Discrete, EnvSpec
 from jsrl.workers.kinds import catalogue
@@ -290,6 +294,28 @@ def test_the_changes_of_the_docs_to_an_algorithm_keep_its_contract(place: int, s
     report = check_agent(agent, spec, num_rows=4, num_envs=4)
     skipped = {line.partition(":")[0] for line in report.skipped}
     assert ("act_resets_core" in skipped, "act_obeys_mask" in skipped) == (place != 0, place != 1)
+
+
+@pytest.mark.slow
+def test_the_workers_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that docs/dataflow.md puts into my_workers.py, together in one graph."""
+    (tmp_path / "my_workers.py").write_text("\n".join(blocks(ROOT / "docs" / "dataflow.md", "python")[:4]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_workers", raising=False)
+    mine = importlib.import_module("my_workers")
+    agent = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
+    evaluator = EvaluatorConfig(episodes=1, final_episodes=1, num_envs=1)
+    options = {"num_envs": 4, "num_groups": 2, "rollout_length": 8, "total_env_steps": 6 * 32, "placement": "serial"}
+    experiment = Experiment(agent, evaluator=evaluator, **options)
+    result = run(
+        experiment,
+        graph=lambda graph: mine.with_entropy(mine.augmented(mine.watched(mine.counted(graph)))),
+        runs_dir=tmp_path,
+        display="quiet",
+    )
+    assert result.metrics["count/counted"][-1] == 12
+    assert result.metrics["watch/params_updates"][-1] == 6
+    monkeypatch.delitem(sys.modules, "my_workers")
 
 
 @pytest.mark.slow
