@@ -1,4 +1,4 @@
-"""The options of `jsrl run` that let other hosts run actors: `--listen` (they join by themselves) and `--hosts` (by ssh)."""
+"""The options of `jsrl run` that let other hosts run workers: `--listen` (they join by themselves) and `--hosts` (by ssh)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
-    """Yield what starts the workers, where the options let other hosts run actors; None: processes of this host.
+    """Yield what starts the workers, where the options let other hosts run workers; None: processes of this host.
 
     Raises:
       ConfigError: this host cannot listen there, or a host cannot be one.

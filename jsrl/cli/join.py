@@ -1,4 +1,4 @@
-"""Let this host join a run: `jsrl join 10.0.0.5:7000 --token-file host-1.token`, on each host that shall run actors.
+"""Let this host join a run: `jsrl join 10.0.0.5:7000 --token-file host-1.token`, on each host that shall run workers.
 
 `jsrl join --facts` prints what this host has, as an entry of a file for `jsrl run NAME --plan --hosts-file`.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import socket
 import sys
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.facts:
         from jsrl.launch.local.facts import own_facts
 
-        print(json.dumps(dataclasses.asdict(own_facts(options.name, ""))))
+        print(json.dumps(own_facts(options.name, "").entry))
         return 0
     given = options.address is not None and options.token_file is not None
     if given == (options.folder is not None):

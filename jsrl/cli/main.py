@@ -12,7 +12,7 @@ import jsrl
 
 COMMANDS = {
     "run": "run an experiment, or go on with a run",
-    "join": "let this host run actors of a run that another host controls",
+    "join": "let this host run workers of a run that another host controls",
     "status": "how a run is, or all runs of a folder are",
     "logs": "the log of a run's controller or of a worker",
     "attach": "show a run of the background as if it ran here",

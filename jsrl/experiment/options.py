@@ -88,6 +88,8 @@ class SlurmOptions:
     """Partition of the actor hosts, such as a preemptible one (default: the same)."""
     gres: str | None = None
     """Generic resources of the controller's job, such as gpu:4."""
+    actor_gres: str | None = None
+    """Generic resources of each actor host, such as gpu:1 for inference servers there."""
     cpus: int | None = None
     """Cores of the controller's job."""
     actor_cpus: int | None = None
@@ -139,7 +141,7 @@ class RunOptions:
     hosts_file: str | None = None
     """With --plan: lay the workers on the hosts that this JSON file lists, the first one that of `jsrl run`."""
     listen: str | None = None
-    """Let other hosts run actors: wait for them (`jsrl join`) at this IP address of this host, perhaps with a port."""
+    """Let other hosts run workers: wait for them (`jsrl join`) at this IP address of this host, perhaps with a port."""
     num_hosts: int = 1
     """With --listen or --launcher slurm: how many other hosts to wait for."""
     tokens_dir: str | None = None
@@ -150,7 +152,7 @@ class RunOptions:
     """With --launcher slurm: print the script, and submit nothing."""
     slurm: SlurmOptions = SlurmOptions()
     hosts: str | None = None
-    """Let these hosts run actors, such as a,b,me@10.0.0.7: they are reached by ssh, with keys that are there."""
+    """Let these hosts run workers, such as a,b,me@10.0.0.7: they are reached by ssh, with keys that are there."""
     host_python: str | None = None
     """With --hosts: the Python there that has jsrl (default: the path of this one)."""
     join_s: float = 600.0

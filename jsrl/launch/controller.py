@@ -121,9 +121,11 @@ class Controller:
         self._session.close()
 
     def _start(self, job: Job, restarts: int = 0, *, forks: bool = False) -> None:
-        variables = process_environment(self._plan, job, self._gpus)
+        def variables(gpus: list[str] | None = None, here: Collection[str] | None = None) -> dict[str, str]:
+            return process_environment(self._plan, job, self._gpus if gpus is None else gpus, here)
+
         keys = self._plan.keys if self._plan.hosts.control_over_tcp else None
-        start = Start(self._folder, self._control.address, self._spawn, variables, keys, forks)
+        start = Start(self._folder, self._control.address, self._spawn, variables(), keys, forks, variables)
         self._lives[job.name] = Life(job, self._launcher.start(job, start), restarts)
         self._session.stage(job.name, NOT_BEGUN)
 

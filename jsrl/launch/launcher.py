@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -65,9 +65,11 @@ class Need:
       device: what it uses an accelerator for, where there is one. gpus: how many of one host it wants at least; 0: any
         number. alone: it wants one that no learner uses.
       cores: that it keeps busy; None: all that there are. memory_mb: about.
-      travels: it may live on a host that does not see the run folder.
+      stays: why it may not live on a host that does not see the run folder; empty: it may.
       spreads: it and its like take whatever the others leave, in proportion to the cores of hosts.
-      beside: a worker whose host is the best for it; empty: none.
+      answers: those that spread ask it and its like for actions, so that these are shared out alike. asks: whom it asks
+        first; empty: nobody.
+      beside: a worker whose host is the best for it; empty: the one with the most idle cores.
     """
 
     worker: str
@@ -76,8 +78,10 @@ class Need:
     alone: bool = False
     cores: int | None = 1
     memory_mb: int = 0
-    travels: bool = False
+    stays: str = ""
     spreads: bool = False
+    answers: bool = False
+    asks: str = ""
     beside: str = ""
 
 
@@ -88,7 +92,8 @@ class Start:
     Attributes:
       folder: of the run, for its job file and its log. control: address of the controller, with keys where it is a TCP
         port: the folder of the run's keys. spawn: where it finds the user's modules. variables: of its environment, which
-        give it devices and threads. forks: one process may fork it and others of its kind.
+        give it devices and threads of this host. forks: one process may fork it and others of its kind.
+      variables_on: (accelerators of a host, None: of this one; workers that live there, None: all) -> its variables there.
     """
 
     folder: Path
@@ -97,6 +102,7 @@ class Start:
     variables: Mapping[str, str]
     keys: str | None = None
     forks: bool = False
+    variables_on: Callable[[list[str] | None, Collection[str] | None], Mapping[str, str]] | None = None
 
 
 @dataclass(frozen=True)

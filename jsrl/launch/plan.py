@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -396,19 +396,24 @@ def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
     return experiment, "\n".join(filter(None, (line, chosen))) or None
 
 
-def devices_of(plan: Plan, gpus: list[str]) -> dict[str, list[str]]:
-    """Return worker -> the accelerators that it computes on; none: on CPU.
+def devices_of(workers: Iterable[WorkerNode], device: str, gpus: list[str]) -> dict[str, list[str]]:
+    """Return worker -> the accelerators of a host that it computes on; none: on CPU.
 
-    A server shares the learner's first one, or has the last one to itself (`own_device`); `inference.device` may say which.
+    A server shares the learner's first one, or has the last one to itself (`own_device`); `device` (`inference.device`) may
+    say which. Where no learner lives, servers take turns.
 
     Raises:
       ConfigError: one is asked for that is not there.
     """
-    servers = {w.name: w.own_device for w in plan.graph.workers if find_kind(w.kind).device == "serves"}
-    serving = {name: _server_gpus(plan.experiment.inference.device, gpus, own) for name, own in servers.items()}
+    workers = list(workers)
+    servers = {w.name: w.own_device for w in workers if find_kind(w.kind).device == "serves"}
+    learners = [w.name for w in workers if find_kind(w.kind).device == "learns"]
+    serving = {name: _server_gpus(device, gpus, own) for name, own in servers.items()}
+    if not learners and device == "auto" and gpus:
+        return {name: [gpus[number % len(gpus)]] for number, name in enumerate(servers)}
     taken = {gpu for name, given in serving.items() if servers[name] for gpu in given}
     learning = [gpu for gpu in gpus if gpu not in taken] if len(gpus) > 1 else gpus
-    return serving | {w.name: learning for w in plan.graph.workers if find_kind(w.kind).device == "learns"}
+    return serving | dict.fromkeys(learners, learning)
 
 
 def _server_gpus(device: str, gpus: list[str], own: bool) -> list[str]:
@@ -425,8 +430,12 @@ def _server_gpus(device: str, gpus: list[str], own: bool) -> list[str]:
     return [gpus[index]]
 
 
-def process_environment(plan: Plan, job: Job, gpus: list[str]) -> dict[str, str]:
+def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[str] | None = None) -> dict[str, str]:
     """Return the environment variables that give a worker its devices, memory share and threads.
+
+    Args:
+      gpus: accelerators of its host. here: the workers that live there, on whose accelerators it counts; None: all. One that
+        is not among them computes on CPU.
 
     Raises:
       ConfigError: an accelerator is asked for that is not there.
@@ -437,16 +446,17 @@ def process_environment(plan: Plan, job: Job, gpus: list[str]) -> dict[str, str]
     variables = cache_variables()
     if threads is not None:
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    devices = devices_of(plan, gpus)
+    there = [worker for worker in plan.graph.workers if here is None or worker.name in here]
+    devices = devices_of(there, e.inference.device, gpus)
     own = devices.get(job.name, [])
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         return variables | cpu_flags(threads, e.learner_devices if kind.device == "learns" else None)
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    serving = {
-        w.name: gpu for w in plan.graph.workers if find_kind(w.kind).device == "serves" for gpu in devices[w.name]
-    }
-    if kind.device == "serves":
+    serving = {w.name: gpu for w in there if find_kind(w.kind).device == "serves" for gpu in devices[w.name]}
+    if kind.device == "serves" and not any(find_kind(w.kind).device == "learns" for w in there):
+        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others of a lost host may come to this one
+    elif kind.device == "serves":
         share = (0.9 - e.learner.memory_share) / len(serving)
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
     elif set(own) & set(serving.values()):

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -91,13 +91,25 @@ class FileNames:
             pause_s = min(2 * pause_s, 0.1)
 
     def show(self, entries: Iterable[Registration]) -> None:
-        """Have exactly these names in the folder: those of another host, where somebody sees that their processes live."""
-        shown = {self._path(entry.name): asdict(entry) | {"host": ""} for entry in entries}
-        for path, content in shown.items():
-            if not path.exists() or read_json(path) != content:
-                write_json(path, content, durable=False)
-        for path in set(self._folder.glob("[!.]*.json")) - set(shown):
-            path.unlink(missing_ok=True)
+        """Have these names of other hosts in the folder, where somebody sees that their processes live, and no others of them.
+
+        What a process of this host has registered stays, unless a later life of its worker lives elsewhere.
+        """
+        with folder_lock(self._folder):
+            shown = {self._path(entry.name): replace(entry, host="") for entry in entries}
+            for path in [*shown, *(set(self._folder.glob("[!.]*.json")) - set(shown))]:
+                known, entry = self._read(path), shown.get(path)
+                if entry is None:
+                    if known is not None and not known.host:
+                        path.unlink(missing_ok=True)
+                elif known != entry and not (
+                    known is not None and known.host and known.incarnation >= entry.incarnation
+                ):
+                    write_json(path, asdict(entry), durable=False)
+
+    def own(self) -> list[Registration]:
+        """Return the names that living processes of this host have registered."""
+        return [entry for entry in self.names().values() if entry.host == socket.gethostname()]
 
     def names(self) -> dict[str, Registration]:
         """Return all names whose process lives."""

@@ -26,7 +26,7 @@ from jsrl.transport.base import (
 )
 from jsrl.transport.meeting.address import parse_address
 from jsrl.transport.meeting.guests import JoinRules
-from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.meeting.keys import KeyPath, keys_for
 from jsrl.types import Tree
 
 OWN = "road"  # the scheme of a user's road
@@ -204,8 +204,9 @@ class ZeroMQ(Road):
         """See Road."""
         from jsrl.transport.samples.zmq import ZmqSampleProducer
 
-        endpoint = parse_address(address).endpoint
-        return ZmqSampleProducer(endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
+        parsed = parse_address(address)
+        options["keys"] = keys_for(parsed.server, options["keys"])
+        return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
 
     def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
         """See Road."""
@@ -226,7 +227,9 @@ class ZeroMQ(Road):
         """See Road."""
         from jsrl.transport.inference.zmq_client import ZmqInferenceClient
 
-        return ZmqInferenceClient(address, spec, client, group_sizes, timeout_s, keys=keys)
+        parsed = parse_address(address)
+        own_keys = keys_for(parsed.server, keys)
+        return ZmqInferenceClient(parsed.endpoint, spec, client, group_sizes, timeout_s, keys=own_keys)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
         """See Road."""
@@ -238,7 +241,8 @@ class ZeroMQ(Road):
         """See Road."""
         from jsrl.transport.params.zmq import ZmqParamsSubscriber
 
-        return ZmqParamsSubscriber(address, keys=keys, **options)
+        parsed = parse_address(address)
+        return ZmqParamsSubscriber(parsed.endpoint, keys=keys_for(parsed.server, keys), **options)
 
 
 _ZEROMQ = ZeroMQ()

@@ -85,6 +85,9 @@ class InferenceRequests:
         try:
             self._connect(found.address, CONNECT_S)
         except StreamTimeout:
+            self._peer.known = found
+            if self._peer.is_elsewhere:
+                self._peer.suspect()
             return
         except StreamClosed as refusal:
             self._patience.pause(refusal)

@@ -14,6 +14,7 @@ from jsrl.experiment import Experiment
 from jsrl.runs.names import FileNames, Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.base import InferenceSpec, ProducerId
+from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.stream import POLICY, End
 from jsrl.types import EnvSpec, Trajectory
 
@@ -178,7 +179,7 @@ class Job:
 
     def announce(self, name: str, address: str) -> None:
         """Register where a stream of this worker is bound."""
-        self.names.register(name, address, self.incarnation)
+        self.names.register(name, named_by_key(address, self.keys), self.incarnation)
 
     def find(self, name: str) -> Registration:
         """Return who has bound a stream, and where, waiting for it."""

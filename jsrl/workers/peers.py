@@ -18,6 +18,8 @@ from jsrl.transport.base import ParamsSubscriber
 LOOK_S = 0.5  # between looks at a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello
 REFUSED_S = 5.0  # after which a living peer that does not take this worker back has a reason
+ELSEWHERE_S = 60.0  # the same of one on another host, which may have been lost: that takes a while to be noticed
+SUSPECT_S = 30.0  # for which others are asked before a server on another host whose connection broke
 
 
 class Peer:
@@ -67,11 +69,11 @@ class BriefRetry:
     def __init__(self) -> None:
         self._since_s: float | None = None
 
-    def pause(self, refusal: StreamClosed) -> None:
-        """Pause before the next try. Raises the refusal once it has lasted for `REFUSED_S`."""
+    def pause(self, refusal: StreamClosed, limit_s: float = REFUSED_S) -> None:
+        """Pause before the next try. Raises the refusal once it has lasted for `limit_s`."""
         now_s = time.monotonic()
         self._since_s = self._since_s or now_s
-        if now_s - self._since_s > REFUSED_S:
+        if now_s - self._since_s > limit_s:
             raise refusal
         time.sleep(0.05)
 
@@ -90,15 +92,28 @@ class FailoverPeer(Peer):
     def __init__(self, names: NameService, candidates: Sequence[str], known: Registration) -> None:
         super().__init__(names, candidates[0], known)
         self._candidates = candidates
+        self._suspect: Registration | None = None
+        self._suspect_until_s = 0.0
 
     @property
     def is_away(self) -> bool:
         """Return whether this worker is connected to a substitute."""
         return self.known.name != self.name
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether the known one lives on another host."""
+        return not self.known.host
+
+    def suspect(self) -> None:
+        """Note that the connection to the known one broke: its host may be lost, so others are tried first for a while."""
+        self._suspect, self._suspect_until_s = self.known, time.monotonic() + SUSPECT_S
+
     def find(self, timeout_s: float) -> Registration | None:
         """Return the first registration among the candidates, waiting up to `timeout_s` for the assigned one."""
-        return first_present(self._names, self._candidates) or super().find(timeout_s)
+        suspect = self._suspect if time.monotonic() < self._suspect_until_s else None
+        found = first_present(self._names, self._candidates, suspect) or first_present(self._names, self._candidates)
+        return found or super().find(timeout_s)
 
     def _why(self, found: Registration | None) -> str:
         if found is not None and self.is_away and found.name == self.name:
@@ -106,11 +121,15 @@ class FailoverPeer(Peer):
         return super()._why(found)
 
 
-def first_present(names: NameService, candidates: Sequence[str]) -> Registration | None:
-    """Return the registration of the first of these names that has one, else None."""
+def first_present(
+    names: NameService, candidates: Sequence[str], suspect: Registration | None = None
+) -> Registration | None:
+    """Return the registration of the first of these names that has another one than `suspect`, else None."""
     for name in candidates:
         with contextlib.suppress(StreamTimeout):
-            return names.lookup(name, 0.0)
+            found = names.lookup(name, 0.0)
+            if found != suspect:
+                return found
     return None
 
 

@@ -237,6 +237,18 @@ def test_apart_by_index_gives_the_learner_the_others():
     assert FRACTION not in given["learner"]
 
 
+def test_servers_on_a_host_without_the_learner_take_turns_on_its_gpus_and_leave_each_other_room():
+    plan = plan_of(placement="served", num_inference_servers=3, num_actors=3, num_envs=6)
+    here = {"inference-1", "inference-2", "actor-0"}
+    given = {name: process_environment(plan, plan.job(name), ["0", "1"], here) for name in (*here, "inference-0")}
+    devices = [given[f"inference-{i}"]["CUDA_VISIBLE_DEVICES"] for i in range(3)]
+    assert devices == ["", "0", "1"] and given["inference-0"]["JAX_PLATFORMS"] == "cpu"  # which was not laid here
+    assert given["inference-1"]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false" and FRACTION not in given["inference-1"]
+    assert given["actor-0"]["JAX_PLATFORMS"] == "cpu"
+    home = process_environment(plan, plan.job("learner"), ["0"], {"learner", "actor-1"})
+    assert home["CUDA_VISIBLE_DEVICES"] == "0" and FRACTION not in home  # nobody shares its GPU
+
+
 def test_inference_on_cpu_by_choice():
     given = environments(["0"], placement="served", inference=InferenceConfig(device="cpu"))
     assert given["inference"]["JAX_PLATFORMS"] == "cpu"

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import time
 import pytest
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.runs.names import FileNames
+from jsrl.runs.names import FileNames, Registration
 
 
 def test_register_and_lookup(tmp_path):
@@ -100,3 +101,17 @@ def test_a_foreign_file_is_named(tmp_path):
     (tmp_path / "learner.json").write_text(json.dumps({"what": 1}))
     with pytest.raises(StreamClosed, match=r"learner\.json is not a registration"):
         names.lookup("learner", 0)
+
+
+def test_names_of_other_hosts_come_and_go_and_leave_those_of_this_one(tmp_path):
+    names = FileNames(tmp_path)
+    own = names.register("inference.inference-0", "tcp://here", 1)
+    far = Registration("samples.learner", "tcp://there", 0, 4_000_000, "elsewhere")
+    names.show([far, dataclasses.replace(own, address="tcp://echo", host="elsewhere")])
+    assert names.own() == [own] and names.names()["samples.learner"] == dataclasses.replace(far, host="")
+    names.show([dataclasses.replace(own, address="tcp://earlier", incarnation=0)])
+    assert list(names.names().values()) == [own]
+    later = dataclasses.replace(own, address="tcp://later", incarnation=2, host="elsewhere")
+    names.show([later])  # its next life is elsewhere
+    assert names.names()["inference.inference-0"] == dataclasses.replace(later, host="") and not names.own()
+    assert names.register("inference.inference-0", "tcp://back", 3) == names.own()[0]

@@ -1,4 +1,4 @@
-"""A run whose actors live on hosts that joined it: network namespaces without a common folder, of which one is lost."""
+"""Runs whose actors and servers live on hosts that joined: network namespaces without a common folder. One is lost."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
+from jsrl.launch.hooks import STOP, LiveRun
+from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
+from jsrl.launch.result import STOPPED
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import read_hop
+from jsrl.transport.ledger.reconcile import hop_ledger
+from jsrl.types import named_leaves
 from tests.launch.hosts.agents import Agent, await_that, lives, namespaces
-from tests.system.launched import assert_balanced
+from tests.system.launched import WORLD, assert_balanced
 
 PROJECT = """
 import gymnasium
@@ -32,6 +37,7 @@ def make():
 """
 
 
+GRAPH = "my_workers:watched"  # with a worker of a user's kind, which only reads params
 HIDDEN = ("/tmp", "/dev/shm")  # of the hosts of this test, each of which has its own
 
 
@@ -58,33 +64,51 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("far_away_names", None)
 
 
-class Killer(threading.Thread):
-    """Kills the agent of a host once trajectories flow.
+class Storm(threading.Thread):
+    """Kills a server on one host once trajectories flow, then the other host's agent, and ends the run once all are back.
 
     Attributes:
-      gone: whether its workers ended with it. moved: who was started again on the other host.
+      moved: who was started again on the host that is left. done: trajectories flow again after both.
     """
 
-    def __init__(self, launcher: JoinedHosts, agent: Agent, name: str, folder: Path) -> None:
+    def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
         super().__init__(daemon=True)
-        self._launcher, self._agent, self._name, self._folder = launcher, agent, name, folder
-        self.gone, self.moved = False, set[str]()
+        self._launcher, self._folder = launcher, folder
+        (self._lost, self._lost_agent), (self._kept, self._kept_agent) = agents.items()
+        self.moved, self.done = set[str](), False
 
     def run(self) -> None:
-        await_that(lambda: (ledger := read_hop(self._folder)) is not None and ledger.consumed >= 4, 300.0)
-        workers = self._agent.workers()
-        assert workers
-        self._agent.popen.kill()
+        self._await_trajectories()
+        (server,) = [worker for worker in self._kept_agent.workers() if "inference" in worker.cmdline()]
+        server.kill()
+        self._await_trajectories()  # its actors ask the other host's server, which is lost as well now
+        workers = self._lost_agent.workers()
+        assert len(workers) > 2
+        self._lost_agent.popen.kill()
         await_that(lambda: not any(lives(worker) for worker in workers))
-        self.gone = True
-        (host,) = [host for host in self._launcher.members.hosts if host.name != self._name]
-        await_that(lambda: sum(life[1] > 0 for life in list(host.lives)) == 2, 60.0)
-        self.moved = {worker for worker, incarnation in list(host.lives) if incarnation > 0}
+        (host,) = [host for host in self._launcher.members.hosts if host.name == self._kept]
+        await_that(lambda: len(host.names) == 2, 90.0)  # of its own server, and of that of the lost host
+        self.moved = {life.worker for life in list(host.lives.values()) if life.incarnation and life.exit is None}
+        self._await_trajectories()
+        self.done = True
+
+    def _await_trajectories(self) -> None:
+        """Wait until the learner has consumed some more."""
+        before = self._consumed()
+        await_that(lambda: self._consumed() >= before + 8, 300.0)
+
+    def _consumed(self) -> int:
+        ledger = read_hop(self._folder)
+        return 0 if ledger is None else ledger.consumed
+
+    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
+        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        return STOP if self.done else None
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("project")
-def test_a_run_outlives_one_of_its_hosts(hosts, tmp_path: Path) -> None:
+def test_a_run_outlives_a_server_and_a_host(hosts, tmp_path: Path) -> None:
     address, networks = hosts
     experiment = Experiment(
         agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
@@ -92,35 +116,70 @@ def test_a_run_outlives_one_of_its_hosts(hosts, tmp_path: Path) -> None:
         num_envs=8,
         placement="served",
         num_actors=4,
+        num_inference_servers=2,
         rollout_length=16,
-        total_env_steps=100 * 128,
+        total_env_steps=10**9,
+        max_minutes=5.0,
         restart=1,
         supervision=SupervisionConfig(backoff_s=0.1),
         evaluator=EvaluatorConfig(enabled=True, episodes=1, final_episodes=1, num_envs=1),
     )
     told: list[str] = []
-    launcher = JoinedHosts(
-        Local(), own_facts("here", address), 0, 2, tmp_path / "join", told.append, lease_s=5.0, lost_s=8.0
-    )
-    agents = [
-        Agent(launcher.address, token, network, tmp_path / f"{network}.txt", network)
+    own = HostFacts("here", 2, 8_000, address)  # so that what can leave does
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, lease_s=5.0, lost_s=8.0)
+    agents = {
+        network: Agent(launcher.address, token, network, tmp_path / f"{network}.txt", network)
         for token, network in zip(launcher.token_files, networks, strict=True)
-    ]
+    }
     folder = tmp_path / "experiment" / "far"
-    killer = Killer(launcher, agents[0], networks[0], folder)
-    killer.start()
+    storm = Storm(launcher, agents, folder)
+    storm.start()
     try:
-        result = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only")
-        killer.join(60.0)
-        assert result.ended == "total_env_steps" and result.env_steps >= 100 * 128
-        assert killer.gone and len(killer.moved) == 2
-        assert agents[1].ends()[0] == 0 and "the run has ended" in agents[1].log.read_text()
-        assert not agents[0].workers() and not agents[1].workers()
+        result = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=[storm])
+        assert storm.done and result.ended.startswith(STOPPED)
+        servers = {name for name in storm.moved if name.startswith("inference")}
+        assert len(servers) == 2 and len(storm.moved) == 4  # its own, and with the lost host's two actors that one's
+        assert agents[networks[1]].ends()[0] == 0 and "the run has ended" in agents[networks[1]].log.read_text()
+        assert not any(agent.workers() for agent in agents.values())
     finally:
         launcher.close()
-        for agent in agents:
+        for agent in agents.values():
             agent.close()
     assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
-    assert read_metrics(folder / "metrics.jsonl")["restarts/actor"][-1] == 2
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert metrics["restarts/actor"][-1] == metrics["restarts/inference"][-1] == 2
     assert any(f"host {networks[0]} is gone: it was not heard of for 8 s" in line for line in told)
     assert not (tmp_path / "join").exists() and not (folder / "names").exists()
+
+
+@pytest.mark.slow
+def test_a_deterministic_run_is_the_same_to_the_bit_with_its_server_on_another_host(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.syspath_prepend(str(WORLD))
+    experiment = Experiment(
+        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
+        num_envs=4,
+        placement="served",
+        num_actors=2,
+        rollout_length=16,
+        total_env_steps=5 * 64,
+        deterministic=True,
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    alone = run(experiment, runs_dir=tmp_path, name="alone", placement="serial", graph=GRAPH, display="log-only")
+    own = HostFacts("here", 1, 8_000, "127.0.0.1")
+    launcher = JoinedHosts(Local(), own, 0, 1, tmp_path / "join", lambda line: None)
+    agent = Agent(launcher.address, launcher.token_files[0], "far", tmp_path / "far.txt")
+    try:
+        far = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, graph=GRAPH, display="log-only")
+        assert launcher._home["inference-0"] == launcher._home["watch"] == "far"
+    finally:
+        launcher.close()
+        agent.close()
+    states = [
+        SnapshotStore(result.folder / "snapshots" / "state").load("final").tree["state"] for result in (alone, far)
+    ]
+    one, other = (dict(named_leaves(state)) for state in states)
+    assert one.keys() == other.keys() and not [name for name in one if one[name].tobytes() != other[name].tobytes()]
+    assert hop_ledger(far.ledger).balanced

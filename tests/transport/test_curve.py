@@ -22,7 +22,7 @@ from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.transport.meeting.handshake import hello_frames
-from jsrl.transport.meeting.keys import add_guest, load_client_keys, make_keys
+from jsrl.transport.meeting.keys import load_client_keys, make_host_keys, make_keys, named_by_key, show_guests
 from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from tests.contracts.inference_contract import SPEC, Serving, check_answer, make_request
@@ -264,16 +264,48 @@ def test_the_control_road_with_keys(world: Path) -> None:
 @slow
 @pytest.mark.parametrize("road", ROADS)
 def test_a_guest_is_let_in_until_its_key_is_taken_back(world: Path, tmp_path: Path, road: str) -> None:
-    path, content = add_guest(world / "run")
-    own = tmp_path / "client.key"
-    own.write_bytes(content)
-    own.chmod(0o600)
+    guest, own = host_with_keys(world / "run", tmp_path / "own")
     with opened(road, world / "run") as end:
         end.use("actor-0", own)
-        path.unlink()
+        guest.unlink()
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-1", own)
         end.use("actor-2", world / "run")
+
+
+def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
+    """Make the keys of a host of a run; return (file that lets it in, folder of its keys)."""
+    keys = make_host_keys(run)
+    folder.mkdir(mode=0o700)
+    for name, content in (("client.key", keys.client), ("server.key", keys.server)):
+        (folder / name).write_bytes(content)
+        (folder / name).chmod(0o600)
+    return keys.guest, folder
+
+
+@slow
+@pytest.mark.parametrize("road", ROADS)
+def test_a_host_binds_with_a_key_of_its_own_which_addresses_name(world: Path, tmp_path: Path, road: str) -> None:
+    own, first = host_with_keys(world / "run", tmp_path / "first")
+    show_guests(first, [own.name])
+    guest, second = host_with_keys(world / "run", tmp_path / "second")
+    with opened(road, first) as end:
+        plain = end.address
+        end.address = named_by_key(plain, first)
+        assert end.address.startswith("tcp://") and end.address.partition("@")[2] == plain.removeprefix("tcp://")
+        end.use("actor-0", world / "run")  # from the run's host
+        end.use("actor-1", first)  # from its own
+        with pytest.raises(AccessDenied, match="refused this end's key"):
+            end.use("actor-2", second)
+        show_guests(first, [own.name, guest.name])
+        end.use("actor-3", second)  # from another
+        show_guests(first, [own.name])
+        with pytest.raises(AccessDenied, match="refused this end's key"):
+            end.use("actor-4", second)
+        end.address = named_by_key(plain, second)  # a wrong key: somebody else's
+        with pytest.raises(AccessDenied, match="server key is not the one"):
+            end.use("actor-5", world / "run")
+    assert named_by_key(plain, world / "run") == plain and named_by_key("shm:/x/y", first) == "shm:/x/y"
 
 
 # -- at the level of sockets

@@ -1,9 +1,11 @@
 """Whom a worker finds behind several names."""
 
+import dataclasses
+
 import pytest
 
 from jsrl.errors import StreamClosed
-from jsrl.runs.names import FileNames
+from jsrl.runs.names import FileNames, Registration
 from jsrl.workers import peers
 from jsrl.workers.peers import FailoverPeer, first_present
 
@@ -27,3 +29,27 @@ def test_another_stands_in_until_ones_own_is_back(tmp_path, monkeypatch) -> None
     peer.known = own
     peer.check()
     assert not peer.is_away
+
+
+def test_while_a_host_may_be_lost_others_stand_in_for_its_server(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(peers, "LOOK_S", 0.0)
+    now_s = [100.0]
+    monkeypatch.setattr(peers.time, "monotonic", lambda: now_s[0])
+    names = FileNames(tmp_path)
+    far = Registration("inference-1", "tcp://far", 0, 7, "elsewhere")
+    names.show([far])
+    own = names.lookup("inference-1", 0.0)
+    peer = FailoverPeer(names, SERVERS, own)
+    assert peer.is_elsewhere
+    peer.suspect()
+    assert peer.find(0.0) == own  # there is no other
+    peer.known = other = names.register("inference-0", "shm:a")
+    assert not peer.is_elsewhere
+    assert peer.find(0.0) == other
+    peer.check()
+    names.show([dataclasses.replace(far, incarnation=1)])
+    assert peer.find(0.0) != other  # its next life is no suspect
+    names.show([far])
+    now_s[0] += 31.0
+    with pytest.raises(StreamClosed, match="inference-1 is back"):
+        peer.check()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,8 +16,7 @@ _MOST_BYTES = 1 << 20  # of a file of hosts
 EXAMPLE = '[{"name": "gpu-1", "address": "10.0.0.5", "cores": 32, "memory_mb": 128000, "gpus": 4}, ...]'
 
 
-@dataclass(frozen=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a host has.
 
     Attributes:
@@ -44,6 +43,11 @@ class HostFacts:
                 "memory, and no negative number."
             )
 
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Return it as a file lists it."""
+        return msgspec.structs.asdict(self)
+
 
 def read_hosts(path: str | os.PathLike[str]) -> tuple[HostFacts, ...]:
     """Return the hosts that a file lists; the first is the one on which `jsrl run` is started.
@@ -52,8 +56,7 @@ def read_hosts(path: str | os.PathLike[str]) -> tuple[HostFacts, ...]:
       ConfigError: it cannot be read, or is no such list.
     """
     try:
-        found = msgspec.convert(json.loads(read_plain(Path(path), _MOST_BYTES)), tuple[_Entry, ...])
-        hosts = tuple(HostFacts(**msgspec.structs.asdict(entry)) for entry in found)
+        hosts = msgspec.convert(json.loads(read_plain(Path(path), _MOST_BYTES)), tuple[HostFacts, ...])
     except OSError as error:
         raise ConfigError(f"the hosts cannot be read from {path} ({error.strerror or error}).") from error
     except (ValueError, RecursionError) as error:
@@ -75,15 +78,3 @@ def check_names(hosts: tuple[HostFacts, ...], where: str) -> None:
             f"two hosts called {twice[0]!r}; give each a name of its own" if twice else f"no host; expected {EXAMPLE}"
         )
         raise ConfigError(f"{where} has {what}.")
-
-
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A host in a file, checked as it is read."""
-
-    name: str
-    cores: int
-    memory_mb: int
-    address: str = ""
-    gpus: int = 0
-    shm_mb: int = 0
-    shares_folder: bool = False

@@ -1,4 +1,4 @@
-"""The launcher of many hosts: actors live under the agents of hosts that joined, everything else on this host."""
+"""The launcher of many hosts: workers live under the agents of hosts that joined; who needs the run folder, on this host."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, tcp
 from jsrl.references.reference import to_json
-from jsrl.transport.meeting.keys import add_guest
+from jsrl.transport.meeting.keys import hex_of, make_host_keys
 from jsrl.workers.jobs import Job
 
 JOIN_S = 600.0
 
 
 class JoinedHosts:
-    """Starts actors on hosts that join with `jsrl join`; see jsrl.launch.launcher.Launcher.
+    """Starts workers on hosts that join with `jsrl join`; see jsrl.launch.launcher.Launcher.
 
     A worker whose host is lost begins its next life on another one that is there, or on this one.
 
@@ -70,9 +70,11 @@ class JoinedHosts:
         self._port = HostPort(tcp(own.address, port), self._tokens, self.members, tell)
         self.address = self._port.address.removeprefix("tcp://")
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
+        self._laid: dict[str, str] = {}  # worker -> name of the host that it was laid on
+        self._needs: dict[str, Need] = {}
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
-        self._guests: dict[int, Path] = {}  # host epoch -> the file that lets its key in to the streams
+        self._guests: dict[int, Path] = {}  # host epoch -> the file that lets its keys in to the streams
         self._serves = self._closed = False
         self._keeper: Keeper | None = None
         self.token_files: list[Path] = []
@@ -126,8 +128,9 @@ class JoinedHosts:
                 f"{self.address} --token-file FILE` on each, and see that the port is open in the firewall of this host."
             )
         facts = [self._own, *(host.facts for host in hosts)]
-        layout = lay_out([dataclasses.replace(n, travels=n.travels and n.spreads) for n in needs], facts)
+        layout = lay_out(needs, facts)
         self._tell(layout_text(layout))
+        self._laid, self._needs = layout.of, {need.worker: need for need in needs}
         self._home = {worker: host for worker, host in layout.of.items() if host != self._own.name}
         addresses = {host.name: host.address for host in facts}
         return Hosts(self._own.address, {worker: addresses[host] for worker, host in self._home.items()}, relayed=True)
@@ -135,9 +138,9 @@ class JoinedHosts:
     def start(self, job: Job, start: Start) -> Handle:
         """Start a worker on its host; where that is lost on another one, at last on this one."""
         if job.name not in self._home:
-            return self._here.start(job, start)
+            return self._start_here(job, start)
         if not self._serves:
-            self._port.serve(start.control, Path(job.registry))
+            self._port.serve(start.control, Path(job.registry), self._guest_names)
             self._serves = True
         with self._port.changed:
             host = self._host_for(job.name)
@@ -145,34 +148,57 @@ class JoinedHosts:
                 life = RemoteLife(host, job.name, job.incarnation)
         if host is None:
             self._tell(f"{job.name} starts on this host: no other one is there")
-            return self._here.start(job, start)
+            return self._start_here(bound_at(job, self._own.address), start)
         self._begin(life, job, start)
         return HostHandle(self._port, life)
 
+    def _guest_names(self) -> list[str]:
+        return [guest.name for guest in list(self._guests.values())]
+
+    def _start_here(self, job: Job, start: Start) -> Handle:
+        if start.variables_on is not None:
+            own = {worker for worker, host in self._laid.items() if host == self._own.name}
+            start = dataclasses.replace(start, variables=start.variables_on(None, own))
+        return self._here.start(job, start)
+
     def _host_for(self, worker: str) -> JoinedHost | None:
-        """Return the host of a worker, else the one with the fewest workers for its cores; None: there is none."""
-        ordered = sorted(
-            self.members.hosts, key=lambda host: (host.name != self._home[worker], host.living / host.facts.cores)
-        )
-        return ordered[0] if ordered else None
+        """Return the host of a worker, else one (with a GPU for it) with few workers for its cores; None: there is none."""
+        need = self._needs[worker]
+
+        def order(host: JoinedHost) -> tuple[bool, bool, float]:
+            lacks_gpu = need.device == "serves" and not host.facts.gpus
+            return host.name != self._home[worker], lacks_gpu, host.living / host.facts.cores
+
+        return min((host for host in self.members.hosts if host.facts.gpus >= need.gpus), key=order, default=None)
+
+    def _variables_on(self, host: JoinedHost, job: Job, start: Start) -> dict[str, str]:
+        """Return the variables of a worker on a host, where accelerators are counted from 0."""
+        variables = start.variables
+        if start.variables_on is not None:
+            laid = {worker for worker, name in self._laid.items() if name == host.name}
+            there = laid | {job.name} | {worker for worker, _ in host.lives}
+            variables = start.variables_on([str(number) for number in range(host.facts.gpus)], there)
+        return {name: value for name, value in variables.items() if name in VARIABLES}
 
     def _begin(self, life: RemoteLife, job: Job, start: Start) -> None:
         """Send a host what a worker needs, and its job."""
         assert job.keys is not None
         host = life.host
-        tree = to_json(moved(job, host.folder))
+        tree = to_json(moved(job, host.folder, host.facts.address))
         modules = frozenset(modules_named(tree))
         if modules not in self._archives:  # later lives get the same, whatever was edited meanwhile
             self._archives[modules] = archive(set(modules))
         digest, content = self._archives[modules]
         if self._is_new(host, KEYS):
-            self._guests[host.epoch], key = add_guest(job.keys)
-            self._port.send(host, Keys(host.epoch, key))
+            keys = make_host_keys(job.keys)
+            self._guests[host.epoch], host.server_key = keys.guest, hex_of(keys.public)
+            self._port.send(host, Keys(host.epoch, keys.client, keys.server))
+            self._port.tell_names()  # others let its keys in
         if digest and self._is_new(host, digest):
             for at in range(0, len(content), CHUNK_BYTES):
                 part = content[at : at + CHUNK_BYTES]
                 self._port.send(host, Code(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
-        variables = {name: value for name, value in start.variables.items() if name in VARIABLES}
+        variables = self._variables_on(host, job, start)
         body = json.dumps(tree).encode()
         life.begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks)
         life.asked_s = time.monotonic()
@@ -204,13 +230,22 @@ class JoinedHosts:
         self._here.close()
 
 
-def moved(job: Job, folder: str) -> Job:
-    """Return a job for a host where the files of the run lie in `folder`; environments begin new episodes there."""
+def bound_at(job: Job, address: str) -> Job:
+    """Return a job that binds its streams at an IP address."""
+    ends = tuple(
+        (port, dataclasses.replace(end, address=tcp(address)) if end.address else end) for port, end in job.ends
+    )
+    return dataclasses.replace(job, ends=ends, others=tuple(bound_at(other, address) for other in job.others))
+
+
+def moved(job: Job, folder: str, address: str) -> Job:
+    """Return a job for a host with this IP address where the run's files lie in `folder`; new episodes begin there."""
+    job = bound_at(job, address)
     return dataclasses.replace(
         job,
         folder=folder,
         registry=f"{folder}/names",
         keys=f"{folder}/{KEYS}",
         start_point=dataclasses.replace(job.start_point, journal_epoch=None),
-        others=tuple(moved(other, folder) for other in job.others),
+        others=tuple(moved(other, folder, address) for other in job.others),
     )

@@ -1,4 +1,4 @@
-"""Lays the workers of a graph on hosts: learners where GPUs are, servers beside them, actors on the rest by cores.
+"""Lays the workers of a graph on hosts: learners where GPUs are, actors by cores, servers where GPUs or their actors are.
 
 A pure function of what workers need and hosts have; the first host is the one on which the run is started. Memory and GPUs
 are limits. Cores are not: more workers than cores are slow, but they run.
@@ -6,6 +6,7 @@ are limits. Cores are not: more workers than cores are slow, but they run.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -77,9 +78,14 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     of: dict[str, _Room] = {}
     for need in (need for need in needs if need.device == "learns"):
         of[need.worker] = _for_learner(need, seeing, rooms)
-    for need in (need for need in needs if need.device != "learns" and not need.spreads):
-        of[need.worker] = _for_one(need, rooms if need.travels else seeing, of.get(need.beside))
-    _spread([need for need in needs if need.spreads], rooms, of)
+    on_cpu = not any(host.gpus for host in hosts)
+    shared = [need for need in needs if need.spreads or (need.answers and (on_cpu or not need.alone))]
+    for need in (need for need in needs if need.device != "learns" and need not in shared):
+        of[need.worker] = _for_one(need, seeing if need.stays else rooms, of.get(need.beside))
+    for able, stays in ((seeing, True), (rooms, False)):
+        _spread_servers([n for n in shared if n.answers and bool(n.stays) == stays], able, of)
+    for able, stays in ((seeing, True), (rooms, False)):
+        _spread([n for n in shared if n.spreads and bool(n.stays) == stays], able, [room.cores for room in able], of)
     return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs))
 
 
@@ -105,11 +111,11 @@ def _for_learner(need: Need, seeing: list[_Room], rooms: list[_Room]) -> _Room:
 
 
 def _for_one(need: Need, rooms: list[_Room], beside: _Room | None) -> _Room:
-    """Return the room of a worker that is best beside a learner; a server of its own GPU goes where one is left."""
+    """Return the room of a worker that is best beside another, or anywhere; a server of its own GPU goes where one is left."""
 
     def order(room: _Room) -> tuple[bool, bool, float]:
         free = room.gpus - (1 if room.learners else 0) if need.alone else room.host.gpus
-        return (need.device == "serves" and free < 1, room is not beside, -room.cores)
+        return (need.device == "serves" and free < max(need.gpus, 1), room is not beside, -room.cores)
 
     room = _first_with_memory(need, sorted(rooms, key=order))
     if need.alone and room.gpus > (1 if room.learners else 0):
@@ -130,28 +136,58 @@ def _first_with_memory(need: Need, rooms: list[_Room]) -> _Room:
     )
 
 
-def _spread(needs: list[Need], rooms: list[_Room], of: dict[str, _Room]) -> None:
-    """Share workers out in proportion to the cores that are left, no host more than its memory takes; neighbours together."""
+def _spread_servers(needs: list[Need], rooms: list[_Room], of: dict[str, _Room]) -> None:
+    """Share servers out as actors are, so that each lives beside those that ask it; where hosts have GPUs, on these alone.
+
+    The host of a learner with GPUs counts as much as the best, and comes first: params need not leave it.
+    """
+    if not needs:
+        return
+    least = max(need.gpus for need in needs)
+    if all(room.host.gpus < least for room in rooms):
+        best = max(rooms, key=lambda room: room.host.gpus)
+        raise ConfigError(
+            f"{needs[0].worker} wants GPU {least - 1} (--inference.device), counted from 0, but {best.host.name}, which has "
+            f"the most, has {best.host.gpus}; use auto, cpu or a lower one."
+        )
+    weights = [room.cores for room in rooms]
+    if needs[0].device == "serves" and any(room.host.gpus for room in rooms):
+        fit = [room for room in rooms if room.host.gpus >= max(least, 1)]
+        rooms = sorted(fit, key=lambda room: not room.learners)
+        weights = [max(other.cores for other in rooms) if room.learners else room.cores for room in rooms]
+    _spread(needs, rooms, weights, of)
+
+
+def _spread(needs: list[Need], able: list[_Room], weights: list[float], of: dict[str, _Room]) -> None:
+    """Share workers out in proportion to weights, no host more than its memory takes: beside whom they ask, and in order."""
     if not needs:
         return
     size_mb = max(1, *(need.memory_mb for need in needs))
-    able = [room for room in rooms if room is rooms[0] or room.host.shares_folder or all(n.travels for n in needs)]
     room_for = [max(0, room.memory_mb // size_mb) for room in able]
     if sum(room_for) < len(needs):
         each = ", ".join(f"{room.host.name} {most}" for room, most in zip(able, room_for, strict=True))
         raise ConfigError(
             f"{len(needs)} workers such as {needs[0].worker} need about {size_mb:,} MB of memory each, but what the others "
-            f"leave is enough for {sum(room_for)} ({each}); use fewer (--num-actors), or hosts with more memory."
+            f"leave is enough for {sum(room_for)} ({each}); use fewer, or hosts with more memory."
         )
-    cores = [max(room.cores, 0.0) for room in able]
-    weights = cores if sum(cores) > 0 else [float(room.host.cores) for room in able]
-    counts = shares(len(needs), weights, room_for)
-    ahead = iter(needs)
+    weights = [max(weight, 0.0) for weight in weights]
+    counts = shares(len(needs), weights if sum(weights) > 0 else [float(room.host.cores) for room in able], room_for)
+    left = {need.worker: need for need in needs}
+    free = list[int]()
     for room, count in zip(able, counts, strict=True):
-        for _ in range(count):
-            need = next(ahead)
-            room.take(need)
-            of[need.worker] = room
+        near = [need for need in left.values() if of.get(need.asks) is room][:count]
+        _settle(room, near, left, of)
+        free.append(count - len(near))
+    for room, count in zip(able, free, strict=True):
+        _settle(room, list(itertools.islice(left.values(), count)), left, of)
+
+
+def _settle(room: _Room, some: list[Need], left: dict[str, Need], of: dict[str, _Room]) -> None:
+    """Let some workers live in a room; they are no longer `left`."""
+    for need in some:
+        del left[need.worker]
+        room.take(need)
+        of[need.worker] = room
 
 
 def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
@@ -177,7 +213,7 @@ def _round_up(found: list[int], total: int, most: Sequence[int], order: Iterable
 
 
 def layout_text(layout: Layout) -> str:
-    """Return the hosts with their workers, for people: one line for each host."""
+    """Return the hosts with their workers, for people: a line for each host, and one about who cannot leave the first."""
     wide = max(len(host.name) for host in layout.hosts)
     lines = [f"  {'host':<{wide}}  {'address':<15}{'GPUs':>5}{'cores':>14}{'memory MB':>20}  workers"]
     by_name = {need.worker: need for need in layout.needs}
@@ -189,6 +225,12 @@ def layout_text(layout: Layout) -> str:
         memory = f"{sum(need.memory_mb for need in here):,} of {host.memory_mb:,}"
         names = ranges([need.worker for need in here]) or "none"
         lines.append(f"  {host.name:<{wide}}  {host.address:<15}{host.gpus:>5}{busy:>14}{memory:>20}  {names}")
+    stay = {
+        need.stays: [n.worker for n in layout.needs if n.stays == need.stays] for need in layout.needs if need.stays
+    }
+    if stay and len(layout.hosts) > 1:
+        each = ", ".join(f"{ranges(names)} ({why})" for why, names in stay.items())
+        lines.append(f"  Only on hosts that see the run folder: {each}.")
     return "\n".join(lines)
 
 

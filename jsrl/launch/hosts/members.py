@@ -7,10 +7,12 @@ its place.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.messages import (
     LEASE_S,
@@ -29,11 +31,12 @@ from jsrl.launch.hosts.messages import (
     Usage,
     Welcome,
 )
-from jsrl.launch.hosts.tokens import Tokens
+from jsrl.launch.hosts.tokens import CLAIM_S, Tokens
 from jsrl.launch.hosts.versions import difference
 from jsrl.launch.launcher import Exit, ResourceUsage
+from jsrl.runs.names import Registration
 
-MAX_NAME_CHARS = 64
+MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
 AGAIN_S = 10.0  # after which a worker that has not started is asked for again
 
 
@@ -64,6 +67,7 @@ class JoinedHost:
       facts: what it has. epoch: the number of this membership. token, session, boot, folder: see Hello.
       identity: of its connection. heard_s: when it was heard of last. lost: why it is no member any more; empty: it is one.
       lives: of workers, by (worker, incarnation). answers: to questions, by their numbers.
+      server_key: public key of what its workers bind, 64 hexadecimal digits. names: under which they have bound streams.
     """
 
     facts: HostFacts
@@ -77,6 +81,8 @@ class JoinedHost:
     lost: str = ""
     lives: dict[tuple[str, int], RemoteLife] = field(default_factory=dict)
     answers: dict[int, str] = field(default_factory=dict)
+    server_key: str = ""
+    names: list[Registration] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -130,6 +136,7 @@ class Members:
         host.heard_s = self._clock()
         if isinstance(message, Beat):
             self.words += message.words
+            host.names = [entry for entry in message.names if _is_of(host, entry)]
             for usage in message.usage:
                 self._note_usage(host, usage)
             return [(host.identity, Alive(host.epoch, message.sent_s))]
@@ -187,6 +194,12 @@ class Members:
         if life is not None and life.exit is None:
             life.tail, life.usage = message.tail, None
             life.exit = Exit(message.status, message.text)
+            host.names = [entry for entry in host.names if _is_of(host, entry)]
+
+    def names(self) -> list[Registration]:
+        """Return where workers on all hosts have bound streams."""
+        entries = [entry for host in self.hosts for entry in host.names]
+        return list({entry.name: entry for entry in sorted(entries, key=lambda entry: entry.incarnation)}.values())
 
     def unheard(self) -> list[tuple[bytes, AnyDown]]:
         """Return (identity, Begin) pairs to send again: of workers that did not start, so that the first was lost perhaps."""
@@ -201,8 +214,13 @@ class Members:
         return found
 
     def look(self) -> None:
-        """Give up hosts that were not heard of for too long."""
+        """Give up hosts that were not heard of for too long, and tokens that were taken by agents that never joined."""
         now_s = self._clock()
+        with contextlib.suppress(ConfigError):  # a full disk: it is tried again
+            for path in self._tokens.renew(now_s):
+                self.news.append(
+                    f"an agent took a token and did not join within {CLAIM_S:g} s; another may join with {path}"
+                )
         for host in list(self.hosts):
             if now_s - host.heard_s > self._lost_s:
                 self.lose(host, f"it was not heard of for {self._lost_s:g} s")
@@ -213,3 +231,14 @@ class Members:
         self.hosts.remove(host)
         more = self._on_loss(host)
         self.news.append(f"host {host.name} is gone: {why}{f' ({more})' if more else ''}")
+
+
+def _is_of(host: JoinedHost, entry: Registration) -> bool:
+    """Return whether a name is of a living worker of a host, and bound with that host's key: others it may not speak for."""
+    bound = entry.address.startswith(f"tcp://{host.server_key}@") and bool(host.server_key)
+    if not bound or len(entry.name) > MAX_STREAM_CHARS:
+        return False
+    return any(
+        life.exit is None and entry.incarnation == life.incarnation and entry.name.endswith(f".{life.worker}")
+        for life in host.lives.values()
+    )

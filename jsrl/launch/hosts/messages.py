@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jsrl.errors import CodecError
+from jsrl.runs.names import Registration
 
 MAX_MESSAGE_BYTES = 32 << 20
 CHUNK_BYTES = 1 << 20  # of an archive
@@ -19,10 +20,11 @@ BEAT_S = 0.5
 LEASE_S, LOST_S = 15.0, 20.0  # silence after which an agent ends its workers; after which the controller replaces them
 MAX_TAIL_CHARS = 64_000
 _WORKER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_GUEST = re.compile(r"[0-9a-f]{80}")
 _KIND = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 VARIABLES = frozenset(  # of a worker's environment, which decide on devices, threads and the cache of programs
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES",
-     "XLA_PYTHON_CLIENT_MEM_FRACTION", "PJRT_NPROC", "XLA_FLAGS")
+     "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "PJRT_NPROC", "XLA_FLAGS")
 )  # fmt: skip
 
 
@@ -69,12 +71,15 @@ class Usage(msgspec.Struct, forbid_unknown_fields=True):
 class Beat(Up, tag="beat"):
     """Every BEAT_S: the newest heartbeat of each worker and the reports of all, as they came, and now and then usage.
 
-    `sent_s` is the agent's clock, which the answer repeats: the lease runs from there.
+    Attributes:
+      sent_s: the agent's clock, which the answer repeats: the lease runs from there.
+      names: under which living workers of the host have bound streams, all of them.
     """
 
     sent_s: float
     words: list[bytes]
     usage: list[Usage] = []
+    names: list[Registration] = []
 
 
 class Said(Up, tag="said"):
@@ -131,9 +136,10 @@ class Alive(Down, tag="alive"):
 
 
 class Keys(Down, tag="keys"):
-    """The key of the run's streams: content of the file `client.key`."""
+    """The host's own keys of the run's streams: contents of the files `client.key` and `server.key`."""
 
     client: bytes
+    server: bytes
 
 
 class Code(Down, tag="code"):
@@ -145,9 +151,16 @@ class Code(Down, tag="code"):
 
 
 class Names(Down, tag="names"):
-    """All addresses of the run (see jsrl.runs.names.Registration)."""
+    """All names of the run, and the keys of hosts that streams let in, as their files are called (see show_guests)."""
 
-    entries: list[dict[str, Any]]
+    entries: list[Registration]
+    guests: list[str]
+
+    def __post_init__(self) -> None:
+        """Refuse what could be a path."""
+        wrong = [guest for guest in self.guests if not _GUEST.fullmatch(guest)]
+        if wrong:
+            raise ValueError(f"guest {wrong[0][:80]!r}")
 
 
 class Begin(Down, tag="begin"):

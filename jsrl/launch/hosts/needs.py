@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from jsrl.experiment import Experiment
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, memory_mb
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import Kind, find_kind
 
 
 def needs_of(plan: Plan) -> tuple[Need, ...]:
@@ -13,18 +15,39 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
     for worker, job in zip(plan.graph.workers, plan.jobs, strict=True):
         kind = find_kind(worker.kind)
         serves_on_cpu = kind.device == "serves" and e.inference.device == "cpu"
-        learner = plan.policies[job.policy].learner
+        learner, stays = plan.policies[job.policy].learner, _stays(kind, job)
         found.append(
             Need(
                 worker.name,
                 "cpu" if serves_on_cpu else kind.device,
-                gpus=e.learner_devices or 0 if kind.device == "learns" else 0,
+                gpus=_least_gpus(e, kind),
                 alone=worker.own_device,
                 cores=kind.threads(e),
                 memory_mb=memory_mb(plan, job),
-                travels=kind.travels,
+                stays=stays,
                 spreads=kind.forks,
-                beside="" if kind.forks or worker.name == learner else learner,
+                answers=any(port.does == "answers" for port in kind.ports),
+                asks=next((end.peers[0].worker for port, end in job.ends if kind.port(port).does == "asks"), ""),
+                beside="" if kind.forks or worker.name == learner or not (stays or worker.own_device) else learner,
             )
         )
     return tuple(found)
+
+
+def _least_gpus(e: Experiment, kind: Kind) -> int:
+    """Return how many accelerators a worker's host must have; 0: any number."""
+    if kind.device == "learns":
+        return e.learner_devices or 0
+    index = e.inference.device.removeprefix("gpu:")
+    return int(index) + 1 if kind.device == "serves" and index.isdigit() else 0
+
+
+def _stays(kind: Kind, job: Job) -> str:
+    """Return why a worker may not live on a host that does not see the run folder; empty: it may."""
+    if kind.stays(job):
+        return kind.stays(job)
+    if kind.reads_samples:
+        return "it counts what it reads in the run folder"
+    if any(end.stream.road and kind.port(port).binds for port, end in job.ends):
+        return "it binds a stream with a road of its own"
+    return ""

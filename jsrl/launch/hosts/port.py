@@ -62,7 +62,8 @@ class HostPort:
         self.address, self._gate = bind_guarded(self._socket, address, tokens.server, bind, tokens.admits)
         self._control: zmq.Socket | None = None  # to the control road, as the relay of all hosts
         self._registry: FileNames | None = None
-        self._shown: dict[int, list[dict[str, Any]]] = {}  # host epoch -> the names that it was told
+        self._guests: Callable[[], list[str]] = list
+        self._shown: dict[int, Names] = {}  # host epoch -> what it was told
         self._told_s = 0.0
         self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._rung = socketpair()
@@ -72,9 +73,16 @@ class HostPort:
 
     # -- called by the launcher's thread
 
-    def serve(self, control: str, registry: Path) -> None:
-        """Carry the messages of workers to the control road at this address, and the names of a registry to the hosts."""
-        self._do(lambda: self._join_control(control, registry))
+    def serve(self, control: str, registry: Path, guests: Callable[[], list[str]]) -> None:
+        """Carry the messages of workers to the control road at this address, and names between a registry and the hosts.
+
+        `guests` returns the keys of hosts that streams let in.
+        """
+        self._do(lambda: self._join_control(control, registry, guests))
+
+    def tell_names(self) -> None:
+        """Tell the hosts at once what has changed of names and guests."""
+        self._do(self._share_names)
 
     def send(self, host: JoinedHost, message: AnyDown) -> None:
         """Send a message to a host; lost where that is."""
@@ -191,19 +199,25 @@ class HostPort:
         for identity, message in again:
             self._send(identity, message)
         self._flush()
+        self._share_names()
+
+    def _share_names(self) -> None:
+        """Take the names of all hosts into the registry, and tell them what is new there."""
         if self._registry is None:
             return
         if time.monotonic() - self._told_s > NAMES_S:
             self._told_s, self._shown = time.monotonic(), {}
         with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next look sees it
-            entries = [vars(entry) for entry in self._registry.names().values()]
+            self._registry.show(self._members.names())
+            entries, guests = list(self._registry.names().values()), sorted(self._guests())
             for host in list(self._members.hosts):
-                if self._shown.get(host.epoch) != entries:
-                    self._shown[host.epoch] = entries
-                    self._send(host.identity, Names(host.epoch, entries))
+                names = Names(host.epoch, entries, guests)
+                if self._shown.get(host.epoch) != names:
+                    self._shown[host.epoch] = names
+                    self._send(host.identity, names)
 
-    def _join_control(self, control: str, registry: Path) -> None:
+    def _join_control(self, control: str, registry: Path, guests: Callable[[], list[str]]) -> None:
         self._control = self._context.socket(zmq.DEALER)
         self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
         self._control.connect(control)
-        self._registry = FileNames(registry)
+        self._registry, self._guests = FileNames(registry), guests

@@ -66,7 +66,7 @@ class SlurmRun:
         o = self.options
         controller = ["sbatch", f"--job-name={self.job_name}", *flag("partition", o.partition), *flag("gres", o.gres)]
         actors = ["sbatch", f"--job-name={self.job_name}-actors", f"--array=1-{self.num_hosts}"]
-        actors += flag("partition", o.actor_partition or o.partition)
+        actors += [*flag("partition", o.actor_partition or o.partition), *flag("gres", o.actor_gres)]
         return [
             [*controller, *flag("cpus-per-task", o.cpus), script],
             [*actors, *flag("cpus-per-task", o.actor_cpus), script],

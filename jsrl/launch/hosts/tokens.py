@@ -13,6 +13,9 @@ from jsrl.transport.meeting.keys import make_server_keys, write_client_keys
 from jsrl.transport.memory.segment import make_folder
 
 LOOK_S = 0.5
+CLAIM_S = (
+    60.0  # for an agent that has taken a token out of a folder to use it; the folder is looked at ten times meanwhile
+)
 ADDRESS, CLAIMED = "address", ".claimed"  # file in a folder of tokens; suffix of a token that an agent has taken
 
 
@@ -38,11 +41,20 @@ def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
 
 @dataclass
 class Token:
-    """A key that an agent may join with. session: of the agent process that did; empty: none yet."""
+    """A key that an agent may join with.
+
+    session: of the agent process that did; empty: none yet. claimed_s: when its file was first seen taken.
+    """
 
     name: str
     path: Path
     session: str = ""
+    claimed_s: float | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Return whether an agent has taken its file and not used it."""
+        return not self.session and self.path.with_suffix(CLAIMED).exists()
 
 
 class Tokens:
@@ -58,6 +70,7 @@ class Tokens:
         self._made_folders = [folder, *(parent for parent in folder.parents if not parent.exists())]
         self._by_key: dict[bytes, Token] = {}
         self._made = 0
+        self._renew_s = 0.0  # the next look at what was taken
 
     def make(self) -> Path:
         """Write one more token, and return its file.
@@ -96,6 +109,22 @@ class Tokens:
             return f"the token {token.path.name} was used by another agent already; each is for one. Take another file."
         token.session = session
         return ""
+
+    def renew(self, now_s: float) -> list[Path]:
+        """Replace tokens that were taken and not used for CLAIM_S: their agents ended before they could. Return the new files.
+
+        Raises:
+          ConfigError: one cannot be written; the next call tries again.
+        """
+        if now_s < self._renew_s:
+            return []
+        self._renew_s, made = now_s + CLAIM_S / 10, list[Path]()
+        for token in [token for token in list(self._by_key.values()) if token.is_taken]:
+            token.claimed_s = now_s if token.claimed_s is None else token.claimed_s
+            if now_s - token.claimed_s > CLAIM_S:
+                made.append(self.make())
+                self.revoke(token.name)
+        return made
 
     def revoke(self, name: str) -> None:
         """Take a token back, with what joined with it."""

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from jsrl.errors import AccessDenied, CodecError, ConfigError
@@ -56,9 +55,9 @@ from jsrl.launch.links import KEYS
 from jsrl.launch.local.children import Children, ChildrenRoad, kept_words
 from jsrl.launch.local.facts import address_towards, boot_id, own_facts
 from jsrl.launch.local.processes import LocalHandle
-from jsrl.runs.names import FileNames, Registration
+from jsrl.runs.names import FileNames
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, outgoing
-from jsrl.transport.meeting.keys import CLIENT_FILE, ClientKeys
+from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, show_guests
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 
 PATIENCE_S = 120.0
@@ -193,7 +192,8 @@ class Agent:
         if now_s() >= self._usage_at_s:
             self._usage_at_s = now_s() + _USAGE_S
             usage = self._children.usage()
-        self._say(Beat(self._epoch, now_s(), kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES), usage))
+        names = FileNames(self._folder / "names").own() if self._children.count else []
+        self._say(Beat(self._epoch, now_s(), kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES), usage, names))
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -239,12 +239,12 @@ class Agent:
         elif isinstance(message, Alive):
             self._lease_from_s = max(self._lease_from_s, min(message.sent_s, now_s()))
         elif isinstance(message, Keys):
-            self._keep_keys(message.client)
+            self._keep_keys(message)
         elif isinstance(message, Code):
             self._keep_code(message)
         elif isinstance(message, Names):
-            entries = msgspec.convert(message.entries, list[Registration])
-            FileNames(self._folder / "names").show(entries)
+            show_guests(make_folder(self._folder / KEYS), message.guests)
+            FileNames(self._folder / "names").show(message.entries)
         elif isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Tell):
@@ -282,11 +282,12 @@ class Agent:
     def _look_at_stacks(self, handle: LocalHandle, message: Ask) -> None:
         self._answers.put(Answer(message.epoch, message.number, handle.stacks(message.amount)))
 
-    def _keep_keys(self, client: bytes) -> None:
+    def _keep_keys(self, keys: Keys) -> None:
         folder = make_folder(self._folder / KEYS)
-        descriptor = os.open(folder / CLIENT_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(client)
+        for name, content in ((CLIENT_FILE, keys.client), (SERVER_FILE, keys.server)):
+            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(content)
 
     def _keep_code(self, message: Code) -> None:
         content = self._parts.setdefault(message.digest, bytearray())

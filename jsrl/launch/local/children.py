@@ -15,6 +15,7 @@ from jsrl.launch.hosts.messages import MAX_TAIL_CHARS, Begin, Exited, Usage
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local, write_job
 from jsrl.launch.local.processes import LocalHandle
+from jsrl.launch.plan import accelerators
 from jsrl.references.importing import SpawnEnvironment, own_paths
 from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, life_of
 from jsrl.transport.meeting.handshake import bind
@@ -53,6 +54,9 @@ class Children:
         code = [str(self._folder / "code" / message.code)] if message.code else []
         spawn = SpawnEnvironment({"PYTHONPATH": os.pathsep.join([*code, *own_paths()])}, os.getcwd())
         variables = cache_variables() | message.variables
+        variables |= {
+            name: own_gpus(text) for name, text in message.variables.items() if name == "CUDA_VISIBLE_DEVICES"
+        }
         write_job(message.job.decode(), name, self._folder)
         start = Start(self._folder, self._control, spawn, variables, None, message.forks)
         self._handles[name, incarnation] = self._local.begin(message.worker_kind, name, incarnation, start)
@@ -142,6 +146,12 @@ class ChildrenRoad:
     def tell(self, worker: str, incarnation: int, frame: bytes) -> None:
         """Pass a command on to a worker; lost where that is gone."""
         self.socket.send_multipart([life_of(worker, incarnation), frame])
+
+
+def own_gpus(counted: str) -> str:
+    """Return the accelerators of this host, as CUDA_VISIBLE_DEVICES has them, that are counted from 0 in `counted`."""
+    own = accelerators()
+    return ",".join(own[int(number)] for number in counted.split(",") if number.isdigit() and int(number) < len(own))
 
 
 def kept_words(words: Iterable[bytes], most_bytes: int) -> list[bytes]:

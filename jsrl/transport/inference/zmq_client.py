@@ -23,7 +23,7 @@ from jsrl.transport.inference.zmq import (
 )
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, raise_refusal
-from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.zmq_socket import configure_socket
 from jsrl.transport.wire.codec import Limits, decode, encode
 from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
@@ -42,7 +42,7 @@ class ZmqInferenceClient:
         group_sizes: dict[int, int],
         timeout_s: float,
         *,
-        keys: KeyPath = None,
+        keys: KeyPath | ClientKeys = None,
     ):
         self._keys = own_keys = keys_to_connect(keys)
         self.address = endpoint

@@ -1,4 +1,7 @@
-"""Addresses of streams: `local:NAME`, `shm:FOLDER/NAME`, `ipc://PATH`, `tcp://HOST:PORT`."""
+"""Addresses of streams: `local:NAME`, `shm:FOLDER/NAME`, `ipc://PATH`, `tcp://HOST:PORT`.
+
+`tcp://KEY@HOST:PORT` names the public key (hexadecimal) of who listens there, where that is not the run's own.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ MAX_INCARNATION = 1 << 31
 MAX_SEQUENCE = 1 << 62
 MAX_IPC_PATH_BYTES = 107  # what the kernel takes
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_TCP = re.compile(r"tcp://(?:([0-9a-f]{64})@)?(.*:.*)")
 _EXAMPLES = "local:NAME, shm:/dev/shm/RUN/NAME, ipc:///PATH or tcp://HOST:PORT"
 
 
@@ -24,12 +28,14 @@ class Address:
     Attributes:
       road: `local`, `shm` or `zmq`.
       name: the stream's name (local, shm). folder: the run folder (shm). endpoint: what ZeroMQ takes (zmq).
+      server: public key of who listens there, 32 bytes; empty: the run's.
     """
 
     road: str
     name: str = ""
     folder: Path = Path()
     endpoint: str = ""
+    server: bytes = b""
 
 
 def parse_address(address: str) -> Address:
@@ -48,8 +54,8 @@ def parse_address(address: str) -> Address:
     if address.startswith("ipc://"):
         check_ipc_path(address.removeprefix("ipc://"))
         return Address("zmq", endpoint=address)
-    if address.startswith("tcp://") and address.count(":") >= 2:
-        return Address("zmq", endpoint=address)
+    if (found := _TCP.fullmatch(address)) is not None:
+        return Address("zmq", endpoint=f"tcp://{found[2]}", server=bytes.fromhex(found[1] or ""))
     raise ConfigError(f"unknown address {address!r}: expected {_EXAMPLES}.")
 
 

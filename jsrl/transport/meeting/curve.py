@@ -51,14 +51,14 @@ def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
     return load_server_keys(keys)
 
 
-def keys_to_connect(keys: KeyPath) -> ClientKeys | None:
-    """Return the keys of an end that connects; None where it has none.
+def keys_to_connect(keys: KeyPath | ClientKeys) -> ClientKeys | None:
+    """Return the keys of an end that connects, loaded where they are not yet; None where it has none.
 
     Raises:
       ConfigError: they cannot be used.
     """
-    if keys is None:
-        return None
+    if keys is None or isinstance(keys, ClientKeys):
+        return keys
     check_encryption()
     return load_client_keys(keys)
 

@@ -4,6 +4,8 @@
     RUN/keys/client.key    for the ends that connect: all that another host needs
     RUN/keys/guests/       public keys of further ends that may connect, one empty file each; a host that joined has its own
 
+A host that joined has such a folder too, with keys of its own (see `make_host_keys`); addresses there name its server key.
+
 A server takes connections of the client key and of its guests only, and a client talks to one server key only, so that
 either file of another run is worth nothing here. Keys are CURVE's (Curve25519, 32 bytes) as text of 40 letters (Z85).
 """
@@ -15,10 +17,10 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import zmq
 from zmq.utils import z85
@@ -36,7 +38,7 @@ _MAX_FILE_BYTES = 4096
 class ServerKeys:
     """What an end that binds needs: its own pair, and the public key of those that it lets in.
 
-    `guests` is a folder of further keys that are let in while they are there (see `add_guest`); None: there are none.
+    `guests` is a folder of further keys that are let in while they are there (see `make_host_keys`); None: there are none.
     """
 
     public: bytes
@@ -110,20 +112,71 @@ def make_server_keys() -> ServerKeys:
     return ServerKeys(public, secret, client)
 
 
-def add_guest(folder: str | os.PathLike[str]) -> tuple[Path, bytes]:
-    """Make a key of its own for one who connects to the ends of a run; return (file, content of its client.key).
+class HostKeys(NamedTuple):
+    """A host's keys: file that lets it in, contents of its `client.key` and `server.key`, and the latter's public key."""
 
-    The key is let in from now on, and no more for new connections once the file is removed.
+    guest: Path
+    client: bytes
+    server: bytes
+    public: bytes
+
+
+def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
+    """Make keys of its own for another host of the run whose keys are in `folder`.
+
+    Its ends that connect are let in from now on, and no more for new connections once the file `guest` is removed. Its ends
+    that bind let in the run's own and, while their names are in its folder `guests`, those of other hosts.
 
     Raises:
-      OSError: it cannot be written. ConfigError: the folder has no keys of a run.
+      OSError: they cannot be written. ConfigError: the folder has no keys of a run.
     """
-    public, secret = zmq.curve_keypair()
+    run = load_client_keys(folder)
+    (public, secret), (bound, bound_secret) = zmq.curve_keypair(), zmq.curve_keypair()
     path = Path(folder) / GUESTS / public.hex()
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.touch(mode=0o600)
-    keys = {"public": public, "secret": secret, "server": load_client_keys(folder).server}
-    return path, json.dumps({name: key.decode() for name, key in keys.items()}).encode()
+    client = _content(public=public, secret=secret, server=run.server)
+    return HostKeys(path, client, _content(public=bound, secret=bound_secret, client=run.public), bound)
+
+
+def show_guests(folder: Path, guests: Collection[str]) -> None:
+    """Let in exactly the keys of these names, as files are called in `guests` of the run's own keys.
+
+    Raises:
+      OSError: that cannot be written.
+    """
+    folder = folder / GUESTS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for path in [path for path in folder.iterdir() if path.name not in guests]:
+        path.unlink(missing_ok=True)
+    for name in guests:
+        (folder / name).touch(mode=0o600)
+
+
+def named_by_key(address: str, keys: KeyPath) -> str:
+    """Return a TCP address with the public key of who listens there in it, where that is another than the run's server key."""
+    if keys is None or not address.startswith("tcp://"):
+        return address
+    public = load_server_keys(keys).public
+    own = public == load_client_keys(keys).server
+    return address if own else f"tcp://{hex_of(public)}@{address.removeprefix('tcp://')}"
+
+
+def hex_of(key: bytes) -> str:
+    """Return a key (40 letters) as addresses have it: 64 hexadecimal digits."""
+    return z85.decode(key).hex()
+
+
+def keys_for(server: bytes, keys: KeyPath | ClientKeys) -> KeyPath | ClientKeys:
+    """Return the keys of an end that connects to who has the public key `server` (32 bytes; empty: the run's).
+
+    Raises:
+      ConfigError: they cannot be used.
+    """
+    if not server or keys is None:
+        return keys
+    own = keys if isinstance(keys, ClientKeys) else load_client_keys(keys)
+    return replace(own, server=z85.encode(server))
 
 
 def write_client_keys(path: Path, server: bytes) -> bytes:
@@ -219,10 +272,13 @@ def _write(path: Path, **keys: bytes) -> None:
     draft = path.with_name(f".{path.name}.draft")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w") as file:
+    with open(descriptor, "wb") as file:
         os.fchmod(descriptor, 0o600)
-        json.dump({name: key.decode() for name, key in keys.items()}, file, indent=1)
-        file.write("\n")
+        file.write(_content(**keys))
         file.flush()
         os.fsync(descriptor)
     os.replace(draft, path)
+
+
+def _content(**keys: bytes) -> bytes:
+    return json.dumps({name: key.decode() for name, key in keys.items()}, indent=1).encode() + b"\n"

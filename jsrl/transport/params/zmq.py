@@ -30,7 +30,7 @@ from jsrl.transport.meeting.curve import (
     outgoing,
     shut,
 )
-from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.zmq_socket import bind_alone, configure_socket, remove_ipc_path
 from jsrl.transport.params.local import LatestStore
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
@@ -248,7 +248,7 @@ class _SubscriberThread(_Thread):
 class ZmqParamsSubscriber:
     """The reading end of `tcp://HOST:PORT` and `ipc://PATH`; a policy is fetched from its first poll or wait on."""
 
-    def __init__(self, endpoint: str, *, keys: KeyPath = None):
+    def __init__(self, endpoint: str, *, keys: KeyPath | ClientKeys = None):
         own_keys = keys_to_connect(keys)
         self.address = endpoint
         self._store = LatestStore()

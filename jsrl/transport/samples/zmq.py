@@ -34,7 +34,7 @@ from jsrl.transport.base import Entry, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage, read_life
 from jsrl.transport.meeting.curve import Handshakes, introduce, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, remaining
-from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd
 from jsrl.transport.samples.local import aligned_zeros
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
@@ -90,7 +90,7 @@ class ZmqSampleProducer(ProducerEnd):
         num_groups: int,
         *,
         timeout_s: float,
-        keys: KeyPath = None,
+        keys: KeyPath | ClientKeys = None,
         hop: Path | None = None,
     ):
         super().__init__(schema, producer, num_groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
@@ -14,7 +14,16 @@ from jsrl.transport.samples.copying import CopyingProducer
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, LOOK_S, BriefRetry, FailoverPeer, Peer, first_present
+from jsrl.workers.peers import (
+    CONNECT_S,
+    ELSEWHERE_S,
+    LOOK_S,
+    REFUSED_S,
+    BriefRetry,
+    FailoverPeer,
+    Peer,
+    first_present,
+)
 
 
 class ActorStreams:
@@ -25,6 +34,7 @@ class ActorStreams:
 
     Attributes:
       epoch: of the learner that trajectories go to; params of an earlier one begin no trajectory.
+      patience_s: how long peers that are who they were may refuse this worker.
       new_consumer: whether another life of a reader of `samples` was found; the code that handles it resets it.
     """
 
@@ -39,7 +49,7 @@ class ActorStreams:
             self._producer = CopyingProducer(self._writer, job.schemas.trajectory)
         self._server: FailoverPeer | None = None  # None: the actor acts itself
         self._renewed = False  # the producer was taken up again, the client not yet
-        self._patience = BriefRetry()
+        self._patience, self.patience_s = BriefRetry(), REFUSED_S
         self._look_at_s = 0.0
         self._present: list[Registration] = []
 
@@ -91,6 +101,9 @@ class ActorStreams:
 
     def look(self, timeout_s: float) -> bool | None:
         """Return whether the peers changed since they were lost; None: one of them is away, and may come back."""
+        if self._server is not None and self._server.is_elsewhere and self._client_broke():
+            self._server.suspect()
+            self.patience_s = ELSEWHERE_S
         found = [peer.find(timeout_s) for peer in self._peers]
         self._present = [entry for entry in found if entry is not None]
         if len(self._present) < len(found):
@@ -98,13 +111,22 @@ class ActorStreams:
         known = (peer.is_known(entry) for peer, entry in zip(self._peers, self._present, strict=True))
         return self._renewed or not all(known)
 
-    def wait(self, error: StreamClosed) -> None:
-        """Wait a moment for peers that are who they were.
+    def _client_broke(self) -> bool:
+        try:
+            self._client.receive(0.0)  # what is on its way is asked again in any case
+        except StreamClosed:
+            return True
+        except (StreamTimeout, UnknownPolicy):
+            return False
+        return False
+
+    def wait(self, error: StreamClosed, limit_s: float) -> None:
+        """Wait a moment for peers that are who they were, up to a limit in all.
 
         Raises:
           StreamClosed: they do not take this worker back; `error` is why it lost them.
         """
-        self._patience.pause(error)
+        self._patience.pause(error, limit_s)
 
     def renew(self) -> tuple[InferenceClient, SampleProducer] | None:
         """Return both ends, taken up again with the peers that `look` found; None: not yet, look again.
@@ -131,5 +153,5 @@ class ActorStreams:
             self._server.known = present[readers]
         self.epoch = self._writer.read_epoch()
         self._patience.end()
-        self._renewed = False
+        self._renewed, self.patience_s = False, REFUSED_S
         return self._client, self._producer

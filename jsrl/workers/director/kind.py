@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Headline, Kind
+from jsrl.workers.kinds import Headline, Kind, because
 
 ACTIVITIES = (
     Activity("direct", "other", "share of time proposing games and counting their outcomes", "below 0.5"),
@@ -42,4 +42,5 @@ KIND = Kind(
     loads_jax=lambda worker: False,
     hears=("games", "done", "saving"),
     headline=Headline("games_per_s", "games/s"),
+    stays=because("it keeps its players and results there"),
 )

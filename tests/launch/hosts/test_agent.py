@@ -103,8 +103,9 @@ def world_of(folder: Path, count: int) -> Iterator[World]:
 
 
 def of_host(world: World, name: str) -> str:
-    """Return a worker that lives on a host."""
-    return next(job.name for job in world.plan.jobs if world.launcher._home.get(job.name) == name)
+    """Return an actor that lives on a host."""
+    actors = [job.name for job in world.plan.jobs if job.kind == "actor"]
+    return next(actor for actor in actors if world.launcher._home.get(actor) == name)
 
 
 @pytest.mark.slow
@@ -146,6 +147,8 @@ def assert_nothing_secret(world: World, processes) -> None:
     assert load_client_keys(own).public != load_client_keys(keys).public  # a key of its own
     assert load_server_keys(keys).admits(load_client_keys(own).public) == "guest"
     secrets = [load_client_keys(path).secret.decode() for path in files]
+    secrets += [load_server_keys(folder).secret.decode() for folder in (keys, own.parent)]
+    assert len(set(secrets)) == len(secrets)
     for process in processes:
         text = " ".join([*process.cmdline(), *process.environ().values(), *world.told])
         assert not [secret for secret in secrets if secret in text]

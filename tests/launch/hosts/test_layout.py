@@ -12,24 +12,31 @@ from hypothesis import strategies as st
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import run as command
+from jsrl.directors.pools import PFSP
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment, LearnerConfig
+from jsrl.experiment import Experiment, InferenceConfig, LearnerConfig
 from jsrl.launch.hosts.facts import HostFacts, read_hosts
 from jsrl.launch.hosts.layout import lay_out, layout_text, ranges, shares
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need
-from jsrl.launch.plan import make_plan
+from jsrl.launch.plan import Plan, make_plan
 from jsrl.networks.model import NetworkConfig
+from jsrl.workers.kinds import because, find_kind
 
+WORLD = Path(__file__).parents[2] / "system" / "world"
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
 LEARNER = Need("learner", "learns", cores=None, memory_mb=1000)
-SERVER = Need("inference-0", "serves", memory_mb=500, travels=True, beside="learner")
-RELAY = Need("parameter-server", memory_mb=300, beside="learner")
+SERVER = Need("inference-0", "serves", memory_mb=500, answers=True)
+RELAY = Need("parameter-server", memory_mb=300, beside="learner", stays="it keeps copies")
 
 
 def actors(count: int, memory_mb: int = 100) -> list[Need]:
-    return [Need(f"actor-{i}", memory_mb=memory_mb, travels=True, spreads=True) for i in range(count)]
+    return [Need(f"actor-{i}", memory_mb=memory_mb, spreads=True) for i in range(count)]
+
+
+def servers(count: int, **values) -> list[Need]:
+    return [dataclasses.replace(SERVER, worker=f"inference-{i}", **values) for i in range(count)]
 
 
 def host(name: str, cores: int = 8, memory_mb: int = 64_000, gpus: int = 0, shares_folder: bool = False) -> HostFacts:
@@ -65,7 +72,7 @@ def test_learners_of_several_policies_part_the_gpus():
 
 
 def test_a_server_with_a_gpu_of_its_own_takes_one_that_no_learner_needs():
-    alone = dataclasses.replace(SERVER, alone=True)
+    alone = dataclasses.replace(SERVER, alone=True, beside="learner")
     assert lay_out([LEARNER, alone], [host("one", gpus=1), host("two", gpus=1)]).of["inference-0"] == "two"
     assert lay_out([LEARNER, alone], [host("one", gpus=2), host("two", gpus=1)]).of["inference-0"] == "one"
     assert lay_out([LEARNER, alone], [host("one", gpus=1), host("two")]).of["inference-0"] == "one"  # they share it
@@ -79,9 +86,43 @@ def test_on_cpu_the_learner_leaves_half_of_its_host_to_actors():
 
 
 def test_what_writes_to_the_run_folder_stays_where_it_is_seen():
-    keeper = Need("replay-0", memory_mb=10)
-    layout = lay_out([LEARNER, keeper], [host("a", cores=2), host("b", cores=64)])
-    assert layout.of["replay-0"] == "a"
+    keeper = Need("replay-0", memory_mb=10, stays="it keeps its rows there")
+    watcher = Need("watch", memory_mb=10)
+    held = servers(2, stays="it acts with frozen players")
+    hosts = [host("a", cores=2), host("b", cores=64)]
+    layout = lay_out([LEARNER, keeper, watcher, *held, *actors(4)], hosts)
+    assert layout.on("a") == ["learner", "replay-0", "inference-0", "inference-1"]
+    assert layout.of["watch"] == "b"
+    last = layout_text(layout).splitlines()[-1]
+    assert last == (
+        "  Only on hosts that see the run folder: replay-0 (it keeps its rows there), inference-0 to inference-1 (2) (it acts "
+        "with frozen players)."
+    )
+    assert "Only on hosts" not in layout_text(lay_out([LEARNER, keeper], hosts[:1]))
+    shared = [hosts[0], host("b", cores=64, shares_folder=True)]
+    assert set(lay_out([LEARNER, *held], shared).of.values()) == {"b"}
+
+
+@pytest.mark.parametrize("alone", [False, True])  # on CPU no server has a device of its own
+def test_on_cpu_each_server_lives_beside_the_actors_that_ask_it(alone: bool):
+    hosts = [host("a", cores=16), host("b", cores=8), host("c", cores=8)]
+    asking = [dataclasses.replace(actor, asks=f"inference-{i % 3}") for i, actor in enumerate(actors(21))]
+    layout = lay_out([LEARNER, *servers(3, alone=alone), *asking], hosts)
+    assert [layout.of[f"inference-{i}"] for i in range(3)] == ["a", "b", "c"]
+    assert all(layout.of[f"actor-{n}"] == layout.of[f"inference-{n % 3}"] for n in range(21))
+    fewer = lay_out([LEARNER, SERVER, *asking[:12]], [*hosts[:2], host("c", cores=4)])
+    assert counts(fewer) == {"a": 4, "b": 5, "c": 3}  # cores come before nearness
+    assert lay_out([LEARNER, SERVER, *actors(8)], [host("a"), host("b")]).of["inference-0"] == "b"  # as most actors do
+
+
+def test_servers_go_to_gpus_where_there_are_some_the_learners_first():
+    hosts = [host("cpu", 64), host("gpu", 8, gpus=1, shares_folder=True), host("more", 16, gpus=1)]
+    learner = [LEARNER, *actors(3)]
+    assert lay_out([*learner, SERVER], hosts).of["inference-0"] == "gpu"
+    assert sorted(lay_out([*learner, *servers(2)], hosts).of[f"inference-{i}"] for i in range(2)) == ["gpu", "more"]
+    on_cpu = lay_out([*learner, dataclasses.replace(SERVER, device="cpu")], hosts)
+    assert on_cpu.of["inference-0"] == "cpu"
+    assert lay_out([LEARNER, *servers(1, gpus=2)], [*hosts, host("four", gpus=4)]).of["inference-0"] == "four"
 
 
 def test_memory_bounds_the_actors_of_a_host_and_the_rest_go_elsewhere():
@@ -102,6 +143,11 @@ def test_memory_bounds_the_actors_of_a_host_and_the_rest_go_elsewhere():
             [LEARNER, *actors(9)],
             [host("a", memory_mb=1300), host("b", memory_mb=200)],
             r"9 workers such as actor-0 need about 100 MB of memory each, but .* is enough for 5 \(a 3, b 2\)",
+        ),
+        (
+            [LEARNER, *servers(1, gpus=3)],
+            [host("a", gpus=2), host("b")],
+            r"inference-0 wants GPU 2 \(--inference.device\), counted from 0, but a, which has the most, has 2; use",
         ),
         ([LEARNER], [host("a"), host("a")], "two hosts called 'a'"),
         ([LEARNER], [], "the list of hosts has no host"),
@@ -134,16 +180,39 @@ def test_ranges_of_names():
     assert ranges(["actor-9", "actor-10", "actor-12"]) == "actor-9 to actor-10 (2), actor-12"
 
 
+def plan_of(e: Experiment, graph: str | None = None) -> Plan:
+    return make_plan(e, "runs/x", Path("/dev/shm/jsrl-of-nobody/1-2"), graph)
+
+
 def test_a_plan_says_what_its_workers_need():
     e = Experiment(
         agent=SMALL, env=EnvConfig("CartPole-v1"), placement="apart", num_actors=4, num_envs=8, road="zeromq",
         learner=LearnerConfig(num_devices=2), num_inference_servers=2,
     )  # fmt: skip
-    needs = {need.worker: need for need in needs_of(make_plan(e, "runs/x", Path("/dev/shm/jsrl-of-nobody/1-2")))}
-    assert needs["learner"].gpus == 2 and not needs["learner"].travels and needs["learner"].beside == ""
-    assert needs["inference-1"].device == "serves" and needs["inference-1"].alone and needs["inference-1"].travels
+    needs = {need.worker: need for need in needs_of(plan_of(e))}
+    assert needs["learner"].gpus == 2 and needs["learner"].stays == "it writes snapshots"
+    server = needs["inference-1"]
+    assert [needs[f"actor-{i}"].asks for i in range(4)] == ["inference-0", "inference-1"] * 2
+    assert server.device == "serves" and server.alone and server.answers and not server.stays and not server.gpus
     assert needs["actor-3"].spreads and needs["actor-3"].memory_mb < needs["learner"].memory_mb
-    assert needs["parameter-server"].beside == needs["evaluator"].beside == "learner"
+    assert needs["parameter-server"].beside == needs["evaluator"].beside == "learner" and not needs["learner"].beside
+    assert needs["evaluator"].stays == "it writes snapshot `best`" and not needs["actor-3"].stays
+    on_gpu = dataclasses.replace(e, inference=InferenceConfig(device="gpu:1"))
+    assert [need.gpus for need in needs_of(plan_of(on_gpu)) if need.answers] == [2, 2]
+
+
+def test_who_acts_with_frozen_players_or_counts_rows_stays_where_the_run_folder_is(monkeypatch):
+    monkeypatch.syspath_prepend(str(WORLD))
+    e = Experiment(agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=2, num_envs=4)
+    needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
+    assert needs["augment-0"].stays == "its kind does not say that it may leave the run folder"
+    kind = find_kind("my_workers:AUGMENT")
+    monkeypatch.setattr("my_workers.AUGMENT", kind._replace(stays=because("")))
+    needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
+    assert needs["augment-0"].stays == "it counts what it reads in the run folder"
+    job = dataclasses.replace(plan_of(e).job("inference-0"), experiment=dataclasses.replace(e, director=PFSP()))
+    assert find_kind("inference").stays(job) == "it acts with frozen players"
+    assert find_kind("actor").stays(dataclasses.replace(job, ends=())) == "it acts with frozen players"  # by itself
 
 
 HOSTS = [
@@ -158,8 +227,9 @@ def test_the_command_prints_who_lives_where(tmp_path: Path, capsys):
     file.write_text(json.dumps(HOSTS))
     assert command.main([*WORDS, "--hosts-file", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].split()[:2] == ["gpu-1", "10.0.0.5"] and "learner, inference-0, actor-0" in lines[-2]
-    assert lines[-1].endswith("actor-1 to actor-3 (3)")
+    assert lines[-3].split()[:2] == ["gpu-1", "10.0.0.5"] and "learner, inference-0, actor-0" in lines[-3]
+    assert lines[-2].endswith("actor-1 to actor-3 (3)")
+    assert lines[-1].startswith("  Only on hosts that see the run folder: learner (it writes snapshots), evaluator (it")
     assert command.main([*WORDS[:-1], "--hosts-file", str(file)]) == 2
     assert "give it with --plan" in capsys.readouterr().err
     assert command.main([*WORDS, "--placement", "serial", "--hosts-file", str(file)]) == 2

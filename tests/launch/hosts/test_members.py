@@ -10,8 +10,9 @@ import pytest
 
 from jsrl.launch.hosts.members import Members, RemoteLife
 from jsrl.launch.hosts.messages import Alive, Answer, Beat, Begin, Exited, Hello, Leaving, Refused, Said, Usage, Welcome
-from jsrl.launch.hosts.tokens import Tokens
+from jsrl.launch.hosts.tokens import Tokens, claim
 from jsrl.launch.hosts.versions import code_digest, versions
+from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys
 
 HELLO = Hello(
@@ -156,7 +157,7 @@ def test_another_hosts_token_says_nothing_for_this_one(world: World):
     other = world.join(1, session="s2", name="b")
     world.members.hear(other.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
     assert host.lives["actor-0", 0].exit is None
-    assert dataclasses.replace(host.facts, name="b") == other.facts
+    assert msgspec.structs.replace(host.facts, name="b") == other.facts
 
 
 def test_tokens_leave_nothing_behind(tmp_path: Path):
@@ -165,3 +166,66 @@ def test_tokens_leave_nothing_behind(tmp_path: Path):
     assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
     tokens.close()
     assert not path.parent.exists()
+
+
+KEY = "ab" * 32
+
+
+def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "inference") -> Registration:
+    return Registration(f"{stream}.{worker}", f"tcp://{key}@10.0.0.2:7", incarnation, 42, "a")
+
+
+def test_a_host_speaks_for_the_streams_of_its_living_workers_alone(world: World):
+    host = world.join()
+    host.lives["inference-0", 0] = RemoteLife(host, "inference-0", 0)
+    host.lives["inference-1", 1] = RemoteLife(host, "inference-1", 1)
+    fine = [name("inference-0"), name("inference-1", 1)]
+    wrong = [
+        name("learner", stream="samples"),  # lives elsewhere
+        name("inference-1"),  # of an earlier life
+        name("inference-0", key="cd" * 32),  # bound with another key
+        dataclasses.replace(fine[0], address="shm:/dev/shm/x/y"),
+        name("inference-0", stream="x" * 300),
+    ]
+    beat = Beat(host.epoch, 1.0, [], [], [*fine, *wrong])
+    world.members.hear(host.token, b"id", beat)
+    assert not world.members.names()  # it has no keys yet
+    host.server_key = KEY
+    world.members.hear(host.token, b"id", beat)
+    assert world.members.names() == fine
+    world.members.hear(host.token, b"id", Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
+    assert world.members.names() == fine[1:]
+    world.members.lose(host, "gone")
+    assert not world.members.names()
+
+
+def test_of_two_hosts_that_name_a_stream_the_later_life_counts(world: World):
+    for number in range(2):
+        host = world.join(number, session=f"s{number}", name=f"h{number}", boot=f"b{number}")
+        host.server_key = KEY
+        host.lives["inference-0", 1 - number] = RemoteLife(host, "inference-0", 1 - number)
+        world.members.hear(host.token, b"id", Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
+    assert world.members.names() == [name("inference-0", 1)]
+
+
+def test_a_token_whose_agent_ended_before_its_hello_is_replaced(world: World):
+    folder = world.tokens.make().parent
+    world.tokens.publish("10.0.0.1:7000")
+    (_, dead), (_, used) = claim(folder, 0.0), claim(folder, 0.0)
+    assert (dead.name, used.name) == ("host-1.claimed", "host-2.claimed")
+    world.join(1)
+    for _ in range(8):
+        world.members.look()
+        world.now_s += 7.0
+        world.members.hear(world.members.hosts[0].token, b"id", Beat(1, 0.0, []))
+    assert dead.exists() and not world.members.news[1:]
+    for _ in range(2):
+        world.now_s += 7.0
+        world.members.look()
+    assert "did not join within 60 s; another may join with" in world.members.news[-1]
+    assert not dead.exists() and used.exists() and len(world.members.news) == 2
+    (answer,) = world.hello(0, session="s9", name="z")  # too late: others have its place
+    assert isinstance(answer, Refused) and "taken back" in answer.text
+    left = [claim(folder, 0.0)[1] for _ in range(3)]
+    assert [path.stem for path in left] == ["host-3", "host-4", "host-5"]  # those that nobody took stand
+    assert all(world.tokens.admits(load_client_keys(path).public).startswith(path.stem) for path in left)

@@ -47,6 +47,17 @@ def test_what_is_no_worker_of_jsrl_is_refused(changes):
         begin(**changes)
 
 
+@pytest.mark.parametrize("guest", ["../x", "a" * 79, "/etc/x", "A" * 80, ""])
+def test_a_guest_that_could_be_a_path_is_refused(guest):
+    with pytest.raises(CodecError):
+        decode(encode_names([guest]), AnyDown)
+    assert decode(encode_names(["0a" * 40]), AnyDown).guests == ["0a" * 40]
+
+
+def encode_names(guests):
+    return msgspec.msgpack.encode({"kind": "names", "epoch": 1, "entries": [], "guests": guests})
+
+
 values = st.one_of(
     st.none(),
     st.booleans(),

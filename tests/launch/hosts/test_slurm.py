@@ -38,6 +38,7 @@ def slurm(tmp_path: Path) -> SlurmRun:
         actor_partition="cheap",
         gres="gpu:4",
         actor_cpus=8,
+        actor_gres="gpu:1",
         time="1:00:00",
         extra=("exclusive", "mem=0"),
     )
@@ -69,7 +70,10 @@ def asked(run: SlurmRun) -> list[str]:
 def test_the_script_says_how_to_submit_it(slurm: SlurmRun):
     lines = slurm_script(slurm).splitlines()
     assert "#   sbatch --job-name=jsrl-x --partition=gpu --gres=gpu:4 jsrl-x.sh" in lines
-    assert "#   sbatch --job-name=jsrl-x-actors --array=1-3 --partition=cheap --cpus-per-task=8 jsrl-x.sh" in lines
+    assert (
+        "#   sbatch --job-name=jsrl-x-actors --array=1-3 --partition=cheap --gres=gpu:1 --cpus-per-task=8 jsrl-x.sh"
+        in lines
+    )
     assert {"#SBATCH --requeue", "#SBATCH --time=1:00:00", "#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(lines)
     assert not [line for line in lines if "@" in line.replace("B:USR1@", "").replace("{begin[@]}", "")]
 
