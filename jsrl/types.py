@@ -316,6 +316,11 @@ class Trajectory(NamedTuple):
 PER_COLUMN = ("core", "sampling")  # fields of a Trajectory whose leaves are [B, ...]
 
 
+def spread(mask: Array, leaf: Array) -> Array:
+    """Return a mask of leading axes with axes of size 1 behind them, so that it broadcasts over a leaf; NumPy or JAX."""
+    return mask.reshape(*mask.shape, *(1,) * (leaf.ndim - mask.ndim))
+
+
 def map_trajectory(
     rows: Callable[..., Any], columns: Callable[..., Any], trajectory: Trajectory, *rest: Trajectory
 ) -> Trajectory:

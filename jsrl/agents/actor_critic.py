@@ -14,7 +14,7 @@ from jsrl.agents.distributions import Distribution, mask_logits, named
 from jsrl.agents.normalization import ACTION_MASK, normalize
 from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic
-from jsrl.types import Array, ArraySpec, Continuous, EnvSpec, Trajectory, Tree, map_tree, named_leaves
+from jsrl.types import Array, ArraySpec, Continuous, EnvSpec, Trajectory, Tree, map_tree, named_leaves, spread
 
 OptimizerName: TypeAlias = Literal["adam", "sgd", "rmsprop"]
 Schedule: TypeAlias = Literal["constant", "linear"]
@@ -86,7 +86,7 @@ def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
 def _where_rows(condition: Array, x: Array) -> Array:
     """Return x [T+1, C, ...] where the condition [T+1, C] or [C] holds, else 0."""
     condition = jnp.broadcast_to(condition, x.shape[:2])
-    return jnp.where(condition.reshape(*x.shape[:2], *(1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
+    return jnp.where(spread(condition, x), x, jnp.zeros((), x.dtype))
 
 
 # -- acting -----------------------------------------------------------------------------------------------------------

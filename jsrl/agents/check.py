@@ -14,7 +14,7 @@ from jsrl.agents.base import ActOutput, Agent, AgentState, UpdateOutput
 from jsrl.agents.random_rows import action_nums, random_observation, random_trajectory
 from jsrl.errors import AgentFault
 from jsrl.parallel import data_parallel, replicas, split_devices
-from jsrl.types import Array, ArraySpec, Continuous, Discrete, EnvSpec, Tree, map_tree, named_leaves, spec_of
+from jsrl.types import Array, ArraySpec, Continuous, Discrete, EnvSpec, Tree, map_tree, named_leaves, spec_of, spread
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class _Check:
         cut = np.concatenate([self.trajectory.is_first[1:], np.zeros((1, self.num_envs), bool)])
 
         def change(leaf: np.ndarray, value: float) -> np.ndarray:
-            return np.where(cut.reshape(cut.shape + (1,) * (leaf.ndim - 2)), np.asarray(value, leaf.dtype), leaf)
+            return np.where(spread(cut, leaf), np.asarray(value, leaf.dtype), leaf)
 
         other = self.trajectory._replace(
             action=change(self.trajectory.action, 0),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import psum
-from jsrl.types import Array, ArraySpec, Tree
+from jsrl.types import Array, ArraySpec, Tree, spread
 
 ACTION_MASK = "action_mask"
 _CLIP = 10.0
@@ -70,7 +70,7 @@ def _batch_moments(x: Array, mask: Array, axis_name: str | None) -> Moments:
     float32 where the mean is thousands of standard deviations.
     """
     axes = tuple(range(mask.ndim))
-    counts = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)) > 0
+    counts = spread(mask, x) > 0
     count, total = psum((jnp.sum(mask), jnp.sum(jnp.where(counts, x, 0.0), axes)), axis_name)
     share = 1.0 / jnp.maximum(count, 1.0)
     near = total * share

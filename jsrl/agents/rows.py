@@ -29,7 +29,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jsrl.types import ACTING, Array, Trajectory
+from jsrl.types import ACTING, Array, Trajectory, spread
 
 
 class RowKinds(NamedTuple):
@@ -97,7 +97,7 @@ def _own_and_waiting(discount: Array, acts: Array, is_first: Array) -> tuple[Arr
             "says whether its value may bootstrap; give `trajectory.acts` as it is"
         )
     cut = is_first[1:].astype(bool)
-    cut = jnp.broadcast_to(cut.reshape(cut.shape + (1,) * (discount.ndim - cut.ndim)), discount.shape)
+    cut = jnp.broadcast_to(spread(cut, discount), discount.shape)
     own = acts[:-1] > 0
     return own & ~cut, ~own & ~cut
 

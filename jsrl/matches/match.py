@@ -20,7 +20,7 @@ from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import Episode, GameStep, VectorGame
 from jsrl.errors import ConfigError
 from jsrl.matches.players import Contestant, find_sides, places_of_sides
-from jsrl.types import Array, Tree, map_tree
+from jsrl.types import Array, Tree, map_tree, spread
 
 
 class Game(NamedTuple):
@@ -185,7 +185,7 @@ class Match:
                     own = np.array(action[:, seat : seat + 1])
                     if group in actions:  # home chose as well, and goes first
                         is_home = self._side_of[place] == home_side
-                        own = np.where(is_home.reshape(-1, *(1,) * (own.ndim - 1)), actions[group], own)
+                        own = np.where(spread(is_home, own), actions[group], own)
                     actions[group] = own
         return actions
 

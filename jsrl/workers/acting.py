@@ -21,7 +21,7 @@ from jsrl.parallel import small_calls
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, ParamsSubscriber, Reply, Request
 from jsrl.transport.inference.ends import unknown_policy, unserved
 from jsrl.transport.stream import POLICY
-from jsrl.types import Array, EnvSpec, Tree, leaves, map_tree, version_updates
+from jsrl.types import Array, EnvSpec, Tree, leaves, map_tree, spread, version_updates
 from jsrl.workers.frozen import FrozenParams
 
 ACT_STREAM, UPDATE_STREAM, INIT_STREAM = 1, 2, 0
@@ -100,7 +100,7 @@ class Engine:
         core = jax.tree.map(lambda rows: rows[index], table)
         output, new_core = self._agent.act(params, key, observation, is_first, core, greedy=self._greedy)
         if plays is not None:
-            new_core = jax.tree.map(lambda new, old: jnp.where(_over(plays, new), new, old), new_core, core)
+            new_core = jax.tree.map(lambda new, old: jnp.where(spread(plays, new), new, old), new_core, core)
         table = jax.tree.map(lambda rows, new: rows.at[index].set(new), table, new_core)
         output = ActOutput(output.action, output.log_prob, output.extras)  # what a row keeps
         return output, core, table
@@ -223,7 +223,7 @@ class Engine:
             found = self._act_rows(version, part, ids)
             result = result or map_tree(lambda x: np.zeros((len(wanted), *x.shape[1:]), x.dtype), found)
             for whole, new in zip(leaves(result), leaves(found), strict=True):
-                whole[rows] = np.where(_over(plays[rows], new), new, whole[rows])
+                whole[rows] = np.where(spread(plays[rows], new), new, whole[rows])
         assert result is not None
         return self._split((*result, core), requests)
 
@@ -267,11 +267,6 @@ class Engine:
             own_extras = map_tree(lambda x, p=part: x[p], extras)
             replies.append(Reply(action[part], log_prob[part], own_extras, self.version, own_core, self._policy))
         return replies
-
-
-def _over(mask: Array, leaf: Array) -> Array:
-    """Return a mask of rows, or of rows and agents, with the axes of a leaf of them."""
-    return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
 
 
 def _versions_of(request: Request) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jsrl.types import Array, Trajectory, Tree
+from jsrl.types import Array, Trajectory, Tree, spread
 
 KEPT = 8
 
@@ -97,19 +97,14 @@ def mend(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
     at, behind = found.found & (number == 0), found.found & (number > 0)
 
     def where(condition: Array, value: float, leaf: Array) -> Array:
-        return jnp.where(_like(condition, leaf), jnp.asarray(value, leaf.dtype), leaf)
+        return jnp.where(spread(condition, leaf), jnp.asarray(value, leaf.dtype), leaf)
 
     return windows._replace(
         is_first=(windows.is_first & ~at) | (found.found & (number == 1)),
         reward=where(at, 0.0, windows.reward),
         discount=where(at, 1.0, windows.discount),
-        acts=where(behind, 0.0, jnp.where(_like(at, windows.acts), gaps.acts[found.place], windows.acts)),
+        acts=where(behind, 0.0, jnp.where(spread(at, windows.acts), gaps.acts[found.place], windows.acts)),
     )
-
-
-def _like(condition: Array, leaf: Array) -> Array:
-    """Return a condition [W+1, M] that spreads over a leaf [W+1, M, ...]."""
-    return condition.reshape(*condition.shape, *(1,) * (leaf.ndim - 2))
 
 
 def put_kept(kept: Tree, found: FirstGap, seen: Tree, first: int = 0) -> Tree:

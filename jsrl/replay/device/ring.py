@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jsrl.errors import ConfigError
 from jsrl.replay.device.gaps import FirstGap, Gaps, find_gaps, is_kept, keep, mend, no_gaps, put_kept
 from jsrl.replay.device.tree import FAN_OUT, SumTree, find, init_tree, set_weights
-from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory
+from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory, spread
 
 DRAWS = 4  # uniform draws of a start before one of mask 0 is taken after all
 
@@ -284,7 +284,7 @@ def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:
     for back in range(shape.history + 1):
         begin = shape.history - back
         part = frames[begin : begin + count]
-        stacked.append(part * goes_on.reshape(*goes_on.shape, *(1,) * (part.ndim - 2)).astype(part.dtype))
+        stacked.append(part * spread(goes_on, part).astype(part.dtype))
         goes_on = goes_on & ~fresh[begin : begin + count]
     return jnp.stack(stacked[::-1], axis=-1)
 

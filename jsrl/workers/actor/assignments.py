@@ -17,7 +17,7 @@ import numpy as np
 from jsrl.envs.base import Episode
 from jsrl.runs.control_bodies import Games, Lease, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
-from jsrl.types import ACTING, WAITING, Array, EnvSpec, GameSpec
+from jsrl.types import ACTING, WAITING, Array, EnvSpec, GameSpec, spread
 from jsrl.workers.base import Reporter
 
 TELL_S = 0.05  # between messages to the director, where something waits for nothing
@@ -49,7 +49,7 @@ class Cast:
         if others is None:
             return action
         plays = self.version != NOT_PLAYED
-        return np.where(plays.reshape(plays.shape + (1,) * (action.ndim - plays.ndim)), action, others)
+        return np.where(spread(plays, action), action, others)
 
     def trained(self, acts: Array) -> Array:
         """Return the kinds of rows [B, N] as the learner shall see them."""

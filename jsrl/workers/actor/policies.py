@@ -12,7 +12,7 @@ from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.seats import SeatView, part_of
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import LATEST_VERSION, Block, InferenceClient, Reply, Request, SampleProducer
-from jsrl.types import Array, leaves, version_epoch, version_updates
+from jsrl.types import Array, leaves, spread, version_epoch, version_updates
 from jsrl.workers.actor.assignments import Cast
 from jsrl.workers.actor.streams import ActorStreams
 
@@ -212,4 +212,4 @@ class PolicyRows:
 def write_version(row: Array, version: Array | int) -> None:
     """Write the version of a reply, one for all, [B] or [B, N], into a row [B] or [B, N]."""
     given = np.asarray(version)
-    row[...] = given.reshape(given.shape + (1,) * (row.ndim - given.ndim))
+    row[...] = spread(given, row)

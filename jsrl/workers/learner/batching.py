@@ -16,7 +16,7 @@ import numpy as np
 from jsrl.errors import StreamTimeout
 from jsrl.metrics.phases import Phases
 from jsrl.transport.base import Lease, SampleConsumer
-from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, version_epoch, version_updates
+from jsrl.types import Array, ArraySpec, Trajectory, map_trajectory, spread, version_epoch, version_updates
 from jsrl.workers.refusals import Refusals
 
 
@@ -28,7 +28,7 @@ def versions_trained_on(trajectory: Trajectory) -> np.ndarray:
     """
     version, acts = trajectory.version[:-1], trajectory.acts[:-1] != 0
     going_on = ~trajectory.is_first[1:]
-    trained = version[acts & going_on.reshape(going_on.shape + (1,) * (acts.ndim - going_on.ndim))]
+    trained = version[acts & spread(going_on, acts)]
     return trained if trained.size else version.reshape(-1)
 
 
