@@ -25,12 +25,13 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.policy import Policy, load_players
 from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
-from jsrl.workers.acting import Engine, InlineInference
+from jsrl.workers.acting import Engine
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
+from jsrl.workers.inline import InlineInference
 
 NAME = "record"
 

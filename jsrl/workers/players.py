@@ -12,9 +12,10 @@ from jsrl.metrics.phases import Phases
 from jsrl.runs.memory import MIB
 from jsrl.snapshots.queue import Job as WrittenJob
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.workers.acting import Engine, InlineInference
+from jsrl.workers.acting import Engine
 from jsrl.workers.ends import subscribe
 from jsrl.workers.frozen import FrozenParams
+from jsrl.workers.inline import InlineInference
 from jsrl.workers.jobs import Job
 from jsrl.workers.play import PlayedPolicy
 

@@ -14,7 +14,8 @@ from jsrl.errors import StreamTimeout, UnknownPolicy
 from jsrl.networks.model import NetworkConfig
 from jsrl.transport.base import Request
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
-from jsrl.workers.acting import Engine, InlineInference
+from jsrl.workers.acting import Engine
+from jsrl.workers.inline import InlineInference
 
 ENV = EnvSpec(ArraySpec((3,), "float32"), Discrete(5))
 SIZE, GROUPS = 4, 3
