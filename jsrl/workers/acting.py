@@ -24,6 +24,8 @@ from jsrl.workers.frozen import FrozenParams
 
 ACT_STREAM, UPDATE_STREAM, INIT_STREAM = 1, 2, 0
 
+Batch = tuple[Tree, Array, Array]  # observation [B, ...], is_first [B], index [B] of the core table
+
 
 def stream_key(seed: int, stream: int) -> jax.Array:
     """Return the key of one use of randomness (acting, updating, initialising) of a run's seed."""
@@ -87,7 +89,7 @@ class Engine:
         self.frozen = frozen(self.as_params) if frozen is not None else None
         self._cores_of = jax.jit(lambda table, index: jax.tree.map(lambda rows: rows[index], table))
 
-    def _buffers(self, size: int) -> tuple[Tree, np.ndarray, np.ndarray]:
+    def _buffers(self, size: int) -> Batch:
         observation = map_tree(lambda s: s.batched(size).zeros(), self._spec.observation)
         return observation, np.ones(size, bool), np.full(size, self._num_slots, np.int32)
 
@@ -168,20 +170,29 @@ class Engine:
         """Act for several groups in one padded batch, or one for each version that they ask for."""
         if any(self._asks_frozen(request) for _, request in requests):
             return self._act_by_version(requests, None)
-        rows = sum(len(served.index) for served, _ in requests)
+        parts = [(request.observation, request.is_first, served.index) for served, request in requests]
+        observation, is_first, index = self._pad(parts)
+        return self._split(self._call(index, self._merged_ids(), observation, is_first), requests)
+
+    def _pad(self, parts: Sequence[tuple[Tree, Array, Array]]) -> Batch:
+        """Return (observation, is_first, index) of all parts in the buffer of the smallest size that holds them."""
+        rows = sum(len(index) for _, _, index in parts)
         size = next((s for s in self.sizes if s >= rows), rows)
-        observation, is_first, index = self._padded.get(size) or self._buffers(size)
+        batch = self._padded.get(size) or self._buffers(size)
         at = 0
-        for served, request in requests:
-            part = slice(at, at + len(served.index))
-            for target, source in zip(leaves(observation), leaves(request.observation), strict=True):
-                target[part] = source
-            is_first[part], index[part] = request.is_first, served.index
-            at = part.stop
+        for part in parts:
+            end = at + len(part[2])
+            for target, source in zip(leaves(batch), leaves(part), strict=True):
+                target[at:end] = source
+            at = end
+        _, is_first, index = batch
         is_first[at:], index[at:] = True, self._num_slots
+        return batch
+
+    def _merged_ids(self) -> np.ndarray:
+        """Return what the key of the next merged batch is made of."""
         self.batches += 1
-        ids = np.array([0xFFFFFFFF - self._number, self.batches & 0xFFFFFFFF], np.uint32)
-        return self._split(self._call(index, ids, observation, is_first), requests)
+        return np.array([0xFFFFFFFF - self._number, self.batches & 0xFFFFFFFF], np.uint32)
 
     def frozen_versions(self, request: Request) -> list[int]:
         """Return the versions of frozen players that a request needs."""
@@ -231,14 +242,9 @@ class Engine:
         rows = len(index)
         params = self._params if version == LATEST_VERSION or self.frozen is None else self.frozen.get(version)
         if ids is None:
-            self.batches += 1
-            ids = np.array([0xFFFFFFFF - self._number, self.batches & 0xFFFFFFFF], np.uint32)
-            size = next((s for s in self.sizes if s >= rows), rows)
-            spare = self._buffers(size)
-            for target, source in zip(leaves(spare), leaves((observation, is_first, index)), strict=True):
-                target[:rows] = source
-            observation, is_first, index = spare
-            plays = np.concatenate([plays, np.zeros((size - rows, *plays.shape[1:]), bool)])
+            ids = self._merged_ids()
+            observation, is_first, index = self._pad([(observation, is_first, index)])
+            plays = np.concatenate([plays, np.zeros((len(index) - rows, *plays.shape[1:]), bool)])
         masked = (plays,) if self.has_core else ()
         action, log_prob, extras, _ = self._call(index, ids, observation, is_first, params, *masked)
         return map_tree(lambda x: x[:rows], (action, log_prob, extras))
