@@ -39,6 +39,8 @@ class InferenceConfig:
     """Where servers act: auto (served: the learner's device; apart: its own), cpu, or an index such as gpu:1."""
     threads: int = 1
     """CPU threads of a server's matrix products."""
+    shared: bool = False
+    """With several policies: the same servers answer for all of them, in fewer processes; false: each policy has its own."""
     frozen_mb: int = 512
     """MiB of frozen players that a worker that acts keeps; the least recently used ones are loaded again when needed."""
 

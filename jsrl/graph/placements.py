@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.graph.graph import Graph, Link, WorkerNode, node
+from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.transport.stream import POLICY, Stream
 
 SAMPLES, BATCHES, PRIORITIES, INFERENCE, PARAMS, RELAYED = (
@@ -29,8 +29,9 @@ def make_graph(experiment: Experiment) -> Graph:
     workers = [_learner(e, end) for end in ends]
     if relayed:
         workers += [_relay(end) for end in ends]
-    for end in ends if served else ():
-        workers += _servers(e, params, end)
+    answered = [ends] if e.inference.shared else [(end,) for end in ends]
+    for together in answered if served else ():
+        workers += _servers(e, params, together)
     for end in ends if e.has_replay_workers else ():
         workers += _replays(e, end)
     if e.recording is None:
@@ -71,17 +72,15 @@ def _actors(e: Experiment, params: str, ends: tuple[str, ...]) -> list[WorkerNod
     return workers
 
 
-def _servers(e: Experiment, params: str, end: str) -> list[WorkerNode]:
-    """Return the inference servers: server i answers the actors i, i + S, ... first."""
-    count = e.num_inference_servers
-    shares = [tuple(g for actor in range(i, e.actors, count) for g in groups_of(e, actor)) for i in range(count)]
-    own = e.where.servers_alone
-    return [
-        node(
-            f"inference{end}-{i}", "inference", own_device=own, inference=(INFERENCE + end, groups), params=params + end
-        )
-        for i, groups in enumerate(shares)
-    ]
+def _servers(e: Experiment, params: str, ends: tuple[str, ...]) -> list[WorkerNode]:
+    """Return the inference servers of some policies: server i answers the actors i, i + S, ... first."""
+    count, workers = e.num_inference_servers, []
+    for i in range(count):
+        groups = tuple(group for actor in range(i, e.actors, count) for group in groups_of(e, actor))
+        links = [(Link("inference", INFERENCE + end, groups), Link("params", params + end)) for end in ends]
+        name = f"inference{ends[0]}-{i}"
+        workers.append(WorkerNode(name, "inference", sum(links, ()), own_device=e.where.servers_alone))
+    return workers
 
 
 def _replays(e: Experiment, end: str) -> list[WorkerNode]:

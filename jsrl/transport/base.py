@@ -286,9 +286,14 @@ class ClientRequest(NamedTuple):
 
 
 class InferenceServer(Protocol):
-    """The answering end."""
+    """The answering end.
+
+    Attributes:
+      waitable: what zmq.Poller waits on for requests to this end among others; None: requests come from this process.
+    """
 
     address: str
+    waitable: Any
 
     def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:
         """Return requests that have arrived, whole groups, at most `max_rows` rows (but at least one request).

@@ -17,7 +17,7 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, PolicyConfig
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
@@ -83,10 +83,17 @@ def test_each_policy_has_its_own_updates_scores_and_snapshots(trained) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["inline", "served"])
-def test_processes_train_the_same_bits_as_one(trained, placement: str) -> None:
-    serial, other = trained(), trained(placement=placement, num_actors=2)
+@pytest.mark.parametrize(
+    ("placement", "shared"),
+    [("inline", False), ("served", True), pytest.param("served", False, marks=pytest.mark.nightly)],
+)
+def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: bool) -> None:
+    """Also where one inference server answers for all policies."""
+    changes = {"inference": InferenceConfig(shared=True)} if shared else {}
+    serial, other = trained(), trained(placement=placement, num_actors=2, **changes)
     assert [same(serial, other, policy) for policy in POLICIES] == [True] * 3
+    servers = len(list(Path(other.folder, "logs").glob("inference*")))
+    assert servers == {"inline": 0, "served": 1 if shared else 3}[placement]
 
 
 @pytest.mark.slow

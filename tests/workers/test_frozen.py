@@ -18,9 +18,10 @@ from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, InferenceSpec, Produ
 from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version
 from jsrl.workers.acting import Engine
-from jsrl.workers.base import NullReporter
 from jsrl.workers.frozen import FrozenParams
-from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
+from jsrl.workers.inference.served import InferenceSettings
+from jsrl.workers.inference.worker import InferenceWorker
+from tests.workers.serving import make_server
 
 SIZE, GROUPS, CORE = 4, 3, 6
 NEWEST, VERSIONS = make_version(0, 99), tuple(make_version(0, n) for n in range(3))
@@ -245,9 +246,7 @@ def test_a_server_plays_frozen_players_from_files_and_refuses_those_that_are_not
         frozen=lambda make: FrozenParams(store.load, make, max_bytes=1 << 20, background=True),
     )
     engine.set_params(NEWEST, params_of(agent, NEWEST))
-    worker = InferenceWorker(
-        "inference-0", engine, InferenceSettings(8, 0.0, merge, 0.0), lambda: (server, NoParams()), NullReporter()
-    )
+    worker = make_server(InferenceSettings(8, 0.0, merge, 0.0), [(engine, lambda: (server, NoParams()))])
     worker.setup()
     made: list = []
     thread = threading.Thread(

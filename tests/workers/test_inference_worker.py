@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +20,12 @@ from jsrl.transport.base import InferenceClient, InferenceSpec, ProducerId, Repl
 from jsrl.transport.inference.roads import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.acting import Engine
-from jsrl.workers.base import NullReporter
-from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
+from jsrl.workers.inference.served import InferenceSettings
+from tests.workers.serving import make_server
 
 ENV = EnvSpec(ArraySpec((3,), "float32"), Discrete(5))
 SIZE, CORE = 2, 6
+KEY = jax.random.key(0)
 AGENT = ppo(PPOConfig(network=NetworkConfig(hidden=(8,), core="gru", core_size=CORE)), ENV)
 ACT = InferenceSpec(ENV.observation, ENV.action.array, ArraySpec((), "float32"), {}, ArraySpec((CORE,), "float32"))
 
@@ -45,9 +47,7 @@ class Serving:
     def __init__(self, address: str, num_slots: int) -> None:
         self.server = bind_inference(address, ACT)
         settings = InferenceSettings(max_rows=8, max_wait_s=0.0, merge=False, poll_s=0.0)
-        self.worker = InferenceWorker(
-            "inference-0", engine(num_slots), settings, lambda: (self.server, Params()), NullReporter()
-        )
+        self.worker = make_server(settings, [(engine(num_slots), lambda: (self.server, Params()))])
         self.worker.setup()
 
     def connect(self, incarnation: int) -> InferenceClient:
@@ -146,3 +146,64 @@ def test_cores_are_never_shared_by_two_groups() -> None:
         full.serve(group, SIZE)
     with pytest.raises(StreamError, match=r"group 2 of 2 environments finds 0 slots free"):
         full.serve(2, SIZE)
+
+
+class NeverAwaited(Params):
+    """Params for which a server of several policies may not wait, as the other requests would wait too."""
+
+    def wait(self, *_: object) -> None:
+        raise AssertionError("the requests of the other policy wait meanwhile")
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("road", ["shm", "ipc"])
+def test_one_server_answers_for_several_policies_as_soon_as_any_is_asked(road: str, tmp_path: Path) -> None:
+    """Two policies of unlike environments; a request for params that have not come holds up nobody else."""
+    other = EnvSpec(ArraySpec((7,), "float32"), Discrete(2))
+    agents = ppo(PPOConfig(network=NetworkConfig(hidden=(8,))), ENV), ppo(PPOConfig(), other)
+    settings = InferenceSettings(max_rows=8, merge=True, poll_s=20.0)
+    servers, policies, acts = [], [], []
+    for number, (agent, spec) in enumerate(zip(agents, (ENV, other), strict=True)):
+        acts.append(InferenceSpec(spec.observation, spec.action.array, ArraySpec((), "float32"), {}, ()))
+        path = f"shm:{tmp_path}/run/{number}" if road == "shm" else f"ipc://{tmp_path}/{number}"
+        servers.append(bind_inference(path, acts[-1]))
+        made = Engine(agent, spec, num_slots=4, sizes=[SIZE, 4], seed=0, policy=number, policy_name=f"p{number}")
+        made.set_params(make_version(0, number), [np.array(x) for x in jax.tree.leaves(agent.init(KEY).params)])
+        policies.append((made, lambda number=number: (servers[number], NeverAwaited())))
+    worker = make_server(settings, policies)
+    worker.setup()
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            worker.step()
+
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(serve)
+        who = ProducerId("actor-0", 0)
+        clients = [
+            connect_inference(server.address, act, who, {0: SIZE, 1: SIZE}, 10.0)
+            for server, act in zip(servers, acts, strict=True)
+        ]
+        waits = Request(np.zeros((SIZE, 7), np.float32), np.ones(SIZE, bool), step=0, policy=1, min_updates=2)
+        clients[1].send(1, waits)
+        since_s = time.monotonic()
+        for step in range(3):
+            clients[0].send(0, asked(step))
+            assert clients[0].receive(10.0)[1].policy.tolist() == [0, 0]
+            clients[1].send(0, waits._replace(step=step, min_updates=1))
+            group, reply = clients[1].receive(10.0)
+            assert group == 0 and reply.policy.tolist() == [1, 1] and set(reply.action.tolist()) <= {0, 1}
+        assert time.monotonic() - since_s < settings.poll_s, "a request ends the wait for those of the other policy"
+        clients[0].send(0, asked(9)._replace(policy=1))
+        with pytest.raises(UnknownPolicy, match=r"for policy 1; it serves 0 \(p0\)"):
+            clients[0].receive(10.0)
+        ended.set()
+        for client in clients:
+            client.close()
+        serving.result(30.0)
+    figures, _ = worker.report()
+    assert (figures["inference/params_updates"], figures["inference/refused"]) == (0, 1)
+    assert figures["inference/compilations_after_warmup"] == 0
+    worker.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -51,10 +51,11 @@ class ConnectedClient(Protocol):
 class ServerEnd:
     """The road-independent half of an InferenceServer: admission, fencing, queueing, departures.
 
-    A road implements `_gather` (bring in what has arrived: `_admit`, `_enqueue`, `_drop`) and `_shut`.
+    A road implements `_gather` (bring in what has arrived: `_admit`, `_enqueue`, `_drop`) and `_shut`, and sets `waitable`.
     """
 
     address: str
+    waitable: Any = None
 
     def __init__(self, guests: JoinRules = ANYBODY) -> None:
         self._guests = guests

@@ -103,7 +103,7 @@ class SharedInferenceServer(ServerEnd):
         self._schema = flatten_schema(spec)
         make_folder(self._path.parent)
         self._listener = listen_socket(self._path)
-        self._epoll = select.epoll()
+        self.waitable = self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._strangers: dict[int, tuple[socket.socket, float]] = {}
         self._connected: dict[int, _SharedClient] = {}

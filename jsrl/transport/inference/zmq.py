@@ -147,7 +147,7 @@ class ZmqInferenceServer(ServerEnd):
         self._routes: dict[bytes, _ZmqClient] = {}
         self._pinged_s = time.monotonic()
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self.waitable = self._socket = self._context.socket(zmq.ROUTER)
         configure_socket(self._socket, most_bytes)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+import functools
+
+from jsrl.metrics.metrics import Recorder
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_server, subscribe
-from jsrl.workers.inference.worker import InferenceSettings, InferenceWorker
+from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
+from jsrl.workers.inference.worker import InferenceWorker
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_recorder
 from jsrl.workers.players import frozen_players, make_agent
+from jsrl.workers.refusals import Refusals
 
 
 def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     """Return the inference server of a job."""
     e = job.experiment
-    stream = job.end("inference").stream
-    groups = stream.groups if stream.failover else job.end("inference").groups
-    everybody = len(groups) * e.group_size * job.end("inference").askers_per_group  # it may stand in for other servers
-    merge = not e.is_deterministic and everybody > e.group_size
+    settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, _merges(job), job.poll_s)
+    recorder, refusals = make_recorder(job), Refusals(job.name, reporter)
+    policies = [_serve(own, settings, refusals, recorder) for own in job.by_policy]
+    return InferenceWorker(job.name, policies, settings, reporter, recorder, refusals)
+
+
+def _serve(job: Job, settings: InferenceSettings, refusals: Refusals, recorder: Recorder) -> ServedPolicy:
+    """Return what answers for the policy of a job."""
+    e, everybody = job.experiment, _everybody(job)
     most = min(everybody, max(e.inference.max_rows, e.group_size))
-    sizes = batch_sizes(e.group_size, most) if merge else [e.group_size]
     engine = Engine(
         make_agent(job),
         job.schemas.env,
         num_slots=2 * everybody,
-        sizes=sizes,
+        sizes=batch_sizes(e.group_size, most) if settings.merge else [e.group_size],
         seed=job.life_seed,
         number=job.index,
         policy=job.policy_number,
         policy_name=job.policy,
         frozen=frozen_players(job, background=True),
     )
-    settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, merge, job.poll_s)
+    return ServedPolicy(job.name, engine, settings, functools.partial(_connect, job), refusals, recorder)
 
-    def connect() -> tuple[InferenceServer, ParamsSubscriber]:
-        return bind_server(job, "inference"), subscribe(job)
 
-    return InferenceWorker(job.name, engine, settings, connect, reporter, make_recorder(job))
+def _connect(job: Job) -> tuple[InferenceServer, ParamsSubscriber]:
+    return bind_server(job, "inference"), subscribe(job)
+
+
+def _everybody(job: Job) -> int:
+    """Return the rows of all environments that a server may answer: it may stand in for other servers."""
+    end = job.end("inference")
+    groups = end.stream.groups if end.stream.failover else end.groups
+    return len(groups) * job.experiment.group_size * end.askers_per_group
+
+
+def _merges(job: Job) -> bool:
+    return not job.experiment.is_deterministic and _everybody(job) > job.experiment.group_size
 
 
 def batch_sizes(group_size: int, most: int) -> list[int]:

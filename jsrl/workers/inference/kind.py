@@ -43,14 +43,14 @@ KIND = Kind(
     plural="inference servers",
     build="jsrl.workers.inference.build:build_inference",
     ports=(
-        Port("inference", "inference", "answers"),
-        Port("params", "params", "reads"),
+        Port("inference", "inference", "answers", by_policy=True),
+        Port("params", "params", "reads", by_policy=True),
     ),
     activities=ACTIVITIES,
     device="serves",
     stays=reads_players,
     threads=lambda e: e.inference.threads,
     metrics=METRICS,
-    declares=lambda job: params_bytes(job) + clients_bytes(job) + frozen_bytes(job),
+    declares=lambda job: sum(params_bytes(own) + clients_bytes(own) + frozen_bytes(own) for own in job.by_policy),
     headline=Headline("rows_per_s", "rows/s"),
 )

@@ -1,0 +1,229 @@
+"""One policy at an inference server: its engine, its stream of requests, its params, and the requests that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jsrl.errors import SnapshotError, SpecMismatch, StreamTimeout
+from jsrl.metrics.metrics import Recorder
+from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
+from jsrl.transport.inference.ends import unknown_policy, unserved
+from jsrl.types import version_updates
+from jsrl.workers.acting import Engine, GroupSlots
+from jsrl.workers.refusals import Refusals
+
+LOADING_S = 0.001  # between looks at whether a frozen player is loaded
+_SOME_WAIT_S = 0.0003  # for requests that need not wait, while others wait for newer params
+_ALL_WAIT_S = 0.005  # for newer params, while all requests wait for them
+
+
+@dataclass(frozen=True)
+class InferenceSettings:
+    """What an inference server has to know.
+
+    Attributes:
+      max_rows: of one batch. max_wait_s: for more requests after the first. merge: several groups in one batch (never in
+        deterministic mode). poll_s: how long a step waits for requests.
+    """
+
+    max_rows: int = 1024
+    max_wait_s: float = 0.0
+    merge: bool = True
+    poll_s: float = 0.1
+
+
+class ServedPolicy:
+    """Answers the requests for one policy, by its latest params; keeps cores by (client, group).
+
+    Args:
+      name: of the server. connect: () -> (the answering end of the stream, params subscriber).
+
+    Attributes:
+      engine: acts. server: the answering end, once connected.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        settings: InferenceSettings,
+        connect: Callable[[], tuple[InferenceServer, ParamsSubscriber]],
+        refusals: Refusals,
+        recorder: Recorder,
+    ) -> None:
+        self.engine, self._settings, self._connect = engine, settings, connect
+        self._name, self._refusals, self._recorder = name, refusals, recorder
+        self._phases = recorder.phases
+        self._served: dict[tuple[ProducerId, int], GroupSlots] = {}
+        self._vacant: dict[tuple[int, int], GroupSlots] = {}
+        self._held: list[ClientRequest] = []
+        self._warm_compilations = 0
+
+    def warm_up(self) -> None:
+        """Compile every batch size."""
+        self.engine.warm_up()
+        self._warm_compilations = self.engine.compilations
+
+    def connect(self) -> None:
+        """Bind the stream and subscribe to the params."""
+        self.server, self._params = self._connect()
+
+    @property
+    def holds(self) -> bool:
+        """Return whether requests wait for params."""
+        return bool(self._held)
+
+    @property
+    def late_compilations(self) -> int:
+        """Return how often something was compiled after the warm-up."""
+        return self.engine.compilations - self._warm_compilations
+
+    def serve(self, max_wait_s: float) -> int:
+        """Answer what has arrived (and what waited for params that are there now); return the rows answered.
+
+        Args:
+          max_wait_s: how long to wait for a first request.
+        """
+        self._phases.enter("transport")
+        self._refresh()
+        arrived = self._collect(max_wait_s)
+        self._phases.enter("transport")
+        arrived = [r for r in arrived if self._serves(r)]
+        self._forget_departed()
+        requests, self._held = self._held + arrived, []
+        if self.engine.frozen is not None:
+            self.engine.frozen.receive()
+        updates = version_updates(self.engine.version) if self.engine.version >= 0 else -1
+        ready: list[ClientRequest] = []
+        for r in requests:
+            if self.engine.version < 0 or r.request.min_updates > updates:
+                self._held.append(r)
+            elif (found := self._has_frozen(r)) is None:
+                continue
+            else:
+                (ready if found else self._held).append(r)
+        return self._answer(ready) if ready else 0
+
+    def _refresh(self) -> None:
+        newer = self._params.poll(0)
+        if newer is not None:
+            self.engine.set_params(*newer)
+
+    def _has_frozen(self, request: ClientRequest) -> bool | None:
+        """Return whether the frozen players that a request needs are loaded; None: they cannot be, and it was refused."""
+        versions = self.engine.frozen_versions(request.request)
+        if not versions:
+            return True
+        try:
+            return self.engine.take_frozen((request.client, request.group), versions)
+        except SnapshotError as error:
+            self._refuse(request, str(error))
+            return None
+
+    def _serves(self, request: ClientRequest) -> bool:
+        """Return whether the engine has the policies that the rows ask for; refuse the request where it has not."""
+        if self.engine.serves(request.request.policy):
+            return True
+        self._refuse(request)
+        return False
+
+    def _refuse(self, request: ClientRequest, problem: str = "") -> None:
+        refusal = unserved(request.group, request.request.policy, self.engine.served, problem)
+        self._refusals.note(unknown_policy(self._name, refusal))
+        self.server.refuse(request, self.engine.served, problem)
+
+    def _collect(self, max_wait_s: float) -> list[ClientRequest]:
+        """Take what has arrived. While requests wait for newer params, look for those as well."""
+        if not self._held:
+            self._phases.enter("wait")
+            arrived = self._arrived(max_wait_s)
+            if arrived and self._settings.max_wait_s > 0:
+                arrived += self._arrived(self._settings.max_wait_s)
+            return arrived
+        if any(self.engine.frozen_versions(r.request) for r in self._held):
+            self._phases.enter("wait")
+            return self._arrived(LOADING_S)
+        everybody_waits = len(self._held) >= max(1, len(self._served))
+        self._phases.enter("wait_params" if everybody_waits else "wait")
+        arrived = self._arrived(0.0 if everybody_waits else min(_SOME_WAIT_S, max_wait_s))
+        if not arrived and everybody_waits and max_wait_s > 0:
+            try:
+                oldest = min(r.request.min_updates for r in self._held)
+                self._params.wait(0, oldest, min(_ALL_WAIT_S, max_wait_s))
+            except StreamTimeout:
+                return []
+        self._refresh()
+        return arrived
+
+    def _arrived(self, max_wait_s: float) -> list[ClientRequest]:
+        try:
+            return self.server.collect(self._settings.max_rows, max_wait_s)
+        except SpecMismatch as error:  # it was told, and turned away
+            self._refusals.note(error)
+            return []
+
+    def _answer(self, ready: list[ClientRequest]) -> int:
+        rows = 0
+        for batch in self._batched(ready):
+            pairs = [(self._seat(r), r.request) for r in batch]
+            self._phases.enter("act")
+            if self._settings.merge and len(batch) > 1:
+                replies = self.engine.act_merged(pairs)
+            else:
+                replies = [self.engine.act(served, request) for served, request in pairs]
+            self._phases.enter("transport")
+            for request, reply in zip(batch, replies, strict=True):
+                self.server.reply(request, reply)
+            batch_rows = sum(len(served.index) for served, _ in pairs)
+            self._recorder.mean("batch_rows_mean", batch_rows)
+            self._recorder.rate("rows", batch_rows)
+            rows += batch_rows
+        return rows
+
+    def _batched(self, ready: list[ClientRequest]) -> list[list[ClientRequest]]:
+        """Split requests into batches of at most `max_rows` rows (of one group each where nothing may be merged)."""
+        if not self._settings.merge:
+            return [[r] for r in ready]
+        batches: list[list[ClientRequest]] = [[]]
+        rows = 0
+        for r in ready:
+            size = len(r.request.is_first)
+            if batches[-1] and rows + size > self._settings.max_rows:
+                batches.append([])
+                rows = 0
+            batches[-1].append(r)
+            rows += size
+        return batches
+
+    def _seat(self, request: ClientRequest) -> GroupSlots:
+        """Return where this client's group keeps its cores; a replaced client's seat is taken over."""
+        key = (request.client, request.group)
+        if key not in self._served:
+            size = len(request.request.is_first)
+            vacant = self._vacant.pop((request.group, size), None)
+            self._served[key] = vacant or self.engine.serve(request.group, size)
+        return self._served[key]
+
+    def _forget_departed(self) -> None:
+        """Free the seats of clients that had left when requests were taken last: one that came again may have asked since.
+
+        Who has left since then keeps its seat until the next time, so that none is taken after it was freed.
+        """
+        gone = self.server.departed(look=False)
+        for client in gone:
+            for key in [k for k in self._served if k[0] == client]:
+                served = self._served.pop(key)
+                self._vacant[(served.group, len(served.index))] = served
+            for r in self._held:
+                if r.client == client and self.engine.frozen is not None:
+                    self.engine.frozen.forget((client, r.group))
+            self._held = [r for r in self._held if r.client != client]
+
+    def close(self) -> None:
+        """Leave the streams."""
+        if hasattr(self, "server"):
+            self.server.close()
+            self._params.close()
+        if self.engine.frozen is not None:
+            self.engine.frozen.close()
