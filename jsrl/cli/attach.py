@@ -7,14 +7,16 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from jsrl.cli.logs import follow, show
 from jsrl.cli.main import program
-from jsrl.cli.status import headline, moment, text
+from jsrl.cli.status import group_text, headline, moment, text
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.metrics.display import LEVELS, Display, make_display
+from jsrl.runs.groups import Group, read_group
 from jsrl.runs.logs import CONTROLLER, LogReader, log_path
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, named
 from jsrl.runs.state import read_state
 
 LOOK_S = 0.25
@@ -30,7 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     options = parser.parse_args(arguments)
     try:
-        folder = RunFolder.open(options.run, options.runs_dir)
+        folder = named(options.run, options.runs_dir)
+        if (group := read_group(folder.path)) is not None:
+            attach_group(group)
+            print(group_text(group))
+            return 0
         state = read_state(folder.path)
         if state.word in ("ended", "killed"):
             raise ConfigError(
@@ -57,6 +63,28 @@ def attach(folder: RunFolder) -> None:
         mirror(folder, display)
     finally:
         display.close()
+
+
+def attach_group(group: Group) -> None:
+    """Show the runs of a group that go on, one after another, until none does.
+
+    Raises:
+      ConfigError: none does.
+    """
+    shown = False
+    while (folder := running_one(group)) is not None or read_state(group.path).goes_on:
+        if folder is not None:
+            shown = True
+            attach(RunFolder(folder))
+        else:  # between two runs
+            time.sleep(LOOK_S)
+    if not shown:
+        raise ConfigError(f"no run of the group {group.name} goes on; `jsrl status {group.name}` shows how they ended.")
+
+
+def running_one(group: Group) -> Path | None:
+    """Return the folder of a run of a group that goes on; None: there is none."""
+    return next((path for path in group.runs if read_state(path).goes_on), None)
 
 
 def mirror(folder: RunFolder, display: Display) -> None:

@@ -18,8 +18,9 @@ from typing import IO
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.errors import ConfigError
 from jsrl.launch.hooks import LiveRun
-from jsrl.runs.runs import RunFolder, check_run_name, new_run_name
-from jsrl.runs.state import read_state
+from jsrl.runs.groups import read_group
+from jsrl.runs.runs import RunFolder, check_run_name, named, new_run_name
+from jsrl.runs.state import RunState, read_state
 
 LOOK_S = 0.1
 LOG = "output.log"
@@ -92,7 +93,7 @@ def folder_of(asked: CommandLine) -> Path:
     """Return the folder that a run will have; its name is chosen now."""
     options = asked.run
     if options.resume:
-        return RunFolder.open(options.resume, options.runs_dir).path
+        return named(options.resume, options.runs_dir).path
     parent = Path(options.runs_dir).expanduser().absolute() / asked.experiment.name
     if options.run_name:
         check_run_name(options.run_name)
@@ -113,6 +114,13 @@ def await_begin(child: subprocess.Popen[bytes], folder: Path, output: IO[bytes])
         sys.stderr.flush()
         if ended:
             return False
-        if state.news is not None and state.process is not None and state.process.pid == child.pid:
+        if state.process is not None and state.process.pid == child.pid and is_at_work(folder, state):
             return True
         time.sleep(LOOK_S)
+
+
+def is_at_work(folder: Path, state: RunState) -> bool:
+    """Return whether a run, or one of a group's, has begun."""
+    group = read_group(folder)
+    states = [state] if group is None else [read_state(path) for path in group.runs]
+    return any(one.goes_on and one.news is not None for one in states)

@@ -11,7 +11,7 @@ from pathlib import Path
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.runs.logs import CONTROLLER, LogReader, log_names, log_path
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, named
 from jsrl.runs.state import read_state
 
 LOOK_S, ASK_S = 0.2, 1.0  # between looks at a log, and at the run
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.lines < 0:
         parser.error(f"argument --lines: {options.lines}, expected 0 or more")
     try:
-        folder = RunFolder.open(options.run, options.runs_dir)
+        folder = named(options.run, options.runs_dir)
         reader = LogReader(path_of(folder, options.worker), options.lines)
         if options.follow:
             follow(folder.path, reader, show)

@@ -11,6 +11,7 @@ from jsrl.cli.main import program
 from jsrl.errors import JsrlError
 from jsrl.report.marl_eval import write_marl_eval
 from jsrl.report.report import write_comparison, write_report
+from jsrl.runs.groups import COMPARISON, find_group
 from jsrl.runs.runs import load_runs
 
 
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.marl_eval is not None:
             print(write_marl_eval(runs, options.marl_eval))
             return 0
+        group = find_group(options.runs[0], options.runs_dir) if len(options.runs) == 1 else None
+        if group is not None and not options.to:
+            options.to = group.path / COMPARISON
         path = runs[0].folder.report if len(runs) == 1 else options.to or Path(options.runs_dir) / "comparison.html"
         print(write_report(runs[0].folder) if len(runs) == 1 else write_comparison(runs, path))
     except (JsrlError, OSError) as error:

@@ -5,7 +5,6 @@ The path through the system begins here: parse -> Experiment -> jsrl.launch.run 
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
 from jsrl.metrics.wandb_sink import WandbSink
+from jsrl.runs.groups import Group, find_group
 
 
 def usage() -> str:
@@ -29,11 +29,8 @@ def usage() -> str:
     return f"usage: {program('run')} NAME [--option value ...]"
 
 
-def resumed(arguments: Sequence[str]) -> Experiment | None:
-    """Return the experiment of the run that --resume names, if it does."""
-    from jsrl.references.reference import from_json
-    from jsrl.runs.runs import RunFolder
-
+def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
+    """Return (what --resume names, the folder of all runs); None: there is no --resume."""
     words = [w for argument in arguments for w in argument.split("=", 1)]
     words = [w.replace("_", "-") if w in ("--runs_dir", "--resume") else w for w in words]
     if "--resume" not in words:
@@ -41,10 +38,44 @@ def resumed(arguments: Sequence[str]) -> Experiment | None:
     position = words.index("--resume") + 1
     if position == len(words):
         raise ConfigError("--resume needs a run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run.")
-    runs_dir = words[words.index("--runs-dir") + 1] if "--runs-dir" in words[:-1] else "runs"
-    folder = RunFolder.open(words[position], runs_dir)
+    return words[position], words[words.index("--runs-dir") + 1] if "--runs-dir" in words[:-1] else "runs"
+
+
+def resumed(arguments: Sequence[str]) -> Experiment | None:
+    """Return the experiment of the run that --resume names, if it does."""
+    from jsrl.references.reference import from_json
+    from jsrl.runs.runs import RunFolder
+
+    target = resume_target(arguments)
+    if target is None:
+        return None
+    folder = RunFolder.open(*target)
     sys.path.insert(0, str(folder.path / "source"))
     return from_json(folder.config)
+
+
+def resumed_group(arguments: Sequence[str]) -> Group | None:
+    """Return the group of runs that --resume names, if it does."""
+    target = resume_target(arguments)
+    return None if target is None else find_group(*target)
+
+
+def go_on(group: Group, words: Sequence[str], hooks: Sequence[Any]) -> int:
+    """Run what is missing of a group.
+
+    Raises:
+      ConfigError: something else is given that would change its runs.
+    """
+    from jsrl.cli.seeds import ON_RESUME, run_group
+
+    asked = cli.parse(words, load(group.experiment))
+    if more := sorted(asked.given - ON_RESUME):
+        raise ConfigError(f"--{more[0]} cannot change when a group of runs goes on; only --jobs and --display can.")
+    if asked.run.detach:
+        from jsrl.cli.background import detach
+
+        return detach(None, words, asked)
+    return run_group(group, asked.run.jobs, asked.run.display, hidden=bool(hooks))
 
 
 def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> int:
@@ -69,6 +100,8 @@ def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
     wants_help = [w for w in words if w in ("-h", "--help", "--help-all")]
     words = [w for w in words if w not in wants_help]
     name = take_name(words)
+    if name is None and not wants_help and (group := resumed_group(words)) is not None:
+        return go_on(group, words, hooks)
     stored = resumed(words) if name is None else None
     if name is None and stored is None:
         if wants_help:
@@ -82,61 +115,71 @@ def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
         print(full_help(default) if every else short_help(default, usage(), summaries()))
         return 0
     asked = cli.parse(words, default)
-    if asked.run.detach:
+    options: RunOptions = asked.run
+    if options.jobs != 1 and not options.seeds:
+        raise ConfigError("--jobs says how many seeds run at once; give it with --seeds.")
+    if options.detach:
         from jsrl.cli.background import detach
 
         return detach(name, words, asked)
-    if asked.run.launcher == "slurm":
+    if options.launcher == "slurm":
         from jsrl.cli.slurm import submit
 
         return submit(name, words, asked)
+    if options.seeds:
+        from jsrl.cli.seeds import check, new_group, remove, run_group
+
+        check(asked)
+        if options.plan:
+            return execute(asked)
+        assert name is not None  # else --resume is given, which does not go with --seeds
+        group = new_group(name, words, asked, lambda: settled_words(asked))
+        remove(group)
+        return run_group(group, options.jobs, options.display, hidden=bool(hooks))
     return execute(asked, hooks)
 
 
 def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
-    """Plan, or run one seed or several."""
+    """Plan, or run."""
     from jsrl.launch.run import run
 
     options: RunOptions = asked.run
-    seeds = parse_seeds(options.seeds) if options.seeds else [asked.experiment.seed]
     sinks = sinks_of(options)
     tuned = fastest(asked)
     if options.plan:
         return show_plan(tuned, options)
     if options.hosts_file is not None:
         raise ConfigError("--hosts-file shows where the workers would live; give it with --plan.")
-    if (options.listen or options.hosts) and len(seeds) > 1:
-        raise ConfigError("other hosts serve one run and leave with it; give one seed, or start a run for each.")
-    results = []
-    for seed in seeds:
-        experiment = dataclasses.replace(tuned, seed=seed)
-        with launcher_of(options) as launcher:
-            result = run(
-                experiment,
-                runs_dir=options.runs_dir,
-                name=f"{options.run_name}-seed{seed}" if options.run_name and len(seeds) > 1 else options.run_name,
-                overwrite=options.overwrite,
-                resume=options.resume,
-                init_from=options.init_from,
-                graph=options.graph,
-                launcher=launcher,
-                display=options.display,
-                hooks=[*options.hooks, *hooks],
-                sinks=sinks,
-            )
-        if options.display != "quiet":
-            print(result)
-        results.append(result)
-        if not result.as_intended:
-            return 130
-    if len(results) > 1:
-        from jsrl.report.comparison import summarise
-        from jsrl.runs.runs import load_runs
+    with launcher_of(options) as launcher:
+        result = run(
+            tuned,
+            runs_dir=options.runs_dir,
+            name=options.run_name,
+            overwrite=options.overwrite,
+            resume=options.resume,
+            init_from=options.init_from,
+            graph=options.graph,
+            launcher=launcher,
+            display=options.display,
+            hooks=[*options.hooks, *hooks],
+            sinks=sinks,
+        )
+    if options.display != "quiet":
+        print(result)
+    return 0 if result.as_intended else 130
 
-        scored = "evaluator/return_mean" if all(r.evaluation for r in results) else "actor/return_mean"
-        metric = "evaluator/final_return_mean" if all(r.final for r in results) else scored
-        print(summarise(load_runs([r.folder for r in results]), metric))
-    return 0
+
+def settled_words(asked: cli.CommandLine) -> list[str]:
+    """Return the options that give each run of several seeds the settings of a tuning, after planning one of them.
+
+    Raises:
+      ConfigError: no run of it can work; says what would.
+    """
+    from jsrl.launch.plan import make_plan, settle
+
+    experiment = fastest(asked)
+    make_plan(settle(experiment)[0], "(not run)", Path("/dev/shm/jsrl"), graph=asked.run.graph)
+    return [*cli.spelled(experiment, asked.experiment), "--profile", "none"]
 
 
 def show_plan(experiment: Experiment, options: RunOptions) -> int:
@@ -198,16 +241,3 @@ def fastest(asked: cli.CommandLine) -> Experiment:
     if line and options.display != "quiet":
         print(line)
     return tuned
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Return the seeds of `0-4` or `1,5,9`."""
-    try:
-        if "-" in text:
-            first, last = map(int, text.split("-"))
-            if first > last:
-                raise ValueError
-            return list(range(first, last + 1))
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds is {text!r}, expected a range such as 0-4 or a list such as 1,5,9.") from None

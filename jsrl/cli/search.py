@@ -99,7 +99,7 @@ class Asked:
         words = self.words(values)
         cli.parse(words[1:], load(self.name))
         own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
-        return [sys.executable, "-m", "jsrl.cli.search_child", str(os.getpid()), *words, *own]
+        return [sys.executable, "-m", "jsrl.cli.run_child", str(os.getpid()), *words, *own]
 
     def words(self, values: dict[str, str]) -> list[str]:
         """Return the words behind `jsrl run` for some values."""

@@ -6,11 +6,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jsrl.cli.command_line import CommandLine, without
+from jsrl.cli.seeds import OWN as OWN_OF_SEEDS
+from jsrl.cli.seeds import check, group_path, new_group, parse_seeds, remove
 from jsrl.errors import ConfigError
-from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
+from jsrl.experiment.options import RunOptions
+from jsrl.launch.hosts.slurm import SlurmRun, SlurmSeeds, seeds_script, slurm_script
+from jsrl.launch.result import missing
+from jsrl.runs.groups import read_group
 from jsrl.runs.runs import new_run_name
 
 OWN = (
@@ -36,12 +42,10 @@ def submit(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
       ConfigError: there is no Slurm here, it refused a job, or an option does not go with it.
     """
     options = asked.run
-    wrong = [word for word in ("resume", "seeds", "listen", "hosts", "tune", "plan") if getattr(options, word)]
-    if wrong or name is None:
-        raise ConfigError(
-            f"--{wrong[0] if wrong else 'resume'} does not go with --launcher slurm; submitting the same run name again "
-            "goes on with it, and each seed is a run of its own."
-        )
+    refuse(name, options, ("resume", "listen", "hosts", "tune", "plan"))
+    assert name is not None
+    if options.seeds:
+        return submit_seeds(name, words, asked)
     run_name = options.run_name or new_run_name(asked.experiment.seed)
     folder = Path(options.runs_dir).expanduser().absolute() / asked.experiment.name / run_name
     run = SlurmRun(name, without(words, OWN), folder, options.num_hosts, sys.executable, options.slurm)
@@ -49,17 +53,93 @@ def submit(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
     if options.print:
         print(script, end="")
         return 0
+    need_sbatch()
+    run.ended.unlink(missing_ok=True)
+    path = Path(f"{run.job_name}.sh")
+    print("\n".join(submitted(path, script, run.submissions(str(path)))))
+    print(f"run folder: {folder}\noutput: {run.job_name}-JOB.out here; scancel --name={run.job_name} ends the run")
+    return 0
+
+
+def refuse(name: str | None, options: RunOptions, names: Sequence[str]) -> None:
+    """Refuse options that do not go with --launcher slurm.
+
+    Raises:
+      ConfigError: one is given, or no experiment is named.
+    """
+    wrong = [word for word in names if getattr(options, word)]
+    if wrong or name is None:
+        raise ConfigError(
+            f"--{wrong[0] if wrong else 'resume'} does not go with --launcher slurm; submitting the same run name again "
+            "goes on with it."
+        )
+
+
+def need_sbatch() -> None:
+    """Refuse to submit where there is no Slurm.
+
+    Raises:
+      ConfigError: there is none.
+    """
     if shutil.which("sbatch") is None:
         raise ConfigError(
             "there is no sbatch here; call this on a login node of the cluster, or add --print for the script."
         )
-    run.ended.unlink(missing_ok=True)
-    path = Path(f"{run.job_name}.sh")
+
+
+def submitted(path: Path, script: str, commands: Sequence[Sequence[str]]) -> list[str]:
+    """Write a script and submit it; return what sbatch says to each command.
+
+    Raises:
+      ConfigError: one was refused; of the first no script is left.
+    """
     path.write_text(script)
-    for command in run.submissions(str(path)):
+    told: list[str] = []
+    for command in commands:
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SUBMIT_S)
         if ended.returncode:
+            if not told:
+                path.unlink()
             raise ConfigError(f"{' '.join(command)} was refused: {ended.stderr.strip()}")
-        print(ended.stdout.strip())
-    print(f"run folder: {folder}\noutput: {run.job_name}-JOB.out here; scancel --name={run.job_name} ends the run")
+        told.append(ended.stdout.strip())
+    return told
+
+
+def submit_seeds(name: str, words: Sequence[str], asked: CommandLine) -> int:
+    """Print the script of a group, or submit an array with a job for each seed that has not ended as intended.
+
+    Raises:
+      ConfigError: as of `submit`; or the group was submitted with other options.
+    """
+    options = asked.run
+    check(asked)
+    if "num-hosts" in asked.given:
+        raise ConfigError("with --seeds each run lives on one node; leave out --num-hosts.")
+    known = None if options.overwrite else read_group(group_path(asked)) if options.run_name else None
+    group = known or new_group(name, words, asked, lambda: ())
+    if known is not None:
+        given = without(words, (*OWN_OF_SEEDS, "init-from"))
+        if (known.experiment, known.words) != (name, given):
+            raise ConfigError(
+                f"the group {known.name} has other options: {known.experiment} {' '.join(known.words)}. Give the same, "
+                "--overwrite, or another --run-name."
+            )
+        group = replace(known, seeds=tuple(sorted({*known.seeds, *parse_seeds(options.seeds)})))
+    left = [seed for seed in missing(group) if seed in parse_seeds(options.seeds)]
+    if not left:
+        print(f"all these seeds of {group.name} have ended; jsrl report {group.name} compares them")
+        return 0
+    at_once = options.jobs if "jobs" in asked.given else 0
+    seeds = SlurmSeeds(group, tuple(left), at_once, sys.executable, options.slurm)
+    if options.print:
+        print(seeds_script(seeds), end="")
+        return 0
+    need_sbatch()
+    path = Path(f"{seeds.job_name}.sh")
+    job = submitted(path, seeds_script(seeds), [seeds.submission(str(path))])[0].partition(";")[0]
+    if known is None:
+        remove(group)
+    replace(group, jobs=(*group.jobs, job)).write()
+    print(f"Submitted array job {job} of {len(left)} runs; output: {seeds.job_name}-{job}_SEED.out here")
+    print(f"  jsrl status {group.path}\n  jsrl report {group.path}\n  jsrl stop {group.path}")
     return 0

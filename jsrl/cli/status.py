@@ -15,14 +15,15 @@ from jsrl.cli.main import program
 from jsrl.cli.slurm_jobs import state_of
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.launch.news import moment_of
-from jsrl.launch.result import INTENDED, is_intended, score
+from jsrl.launch.result import INTENDED, is_intended, missing, score
 from jsrl.metrics.display_state import DisplayState, clock, percent, short
 from jsrl.report.comparison import text_table
 from jsrl.report.live import age, last_values, row_of
 from jsrl.report.run_report import RUNS
 from jsrl.runs.files import json_ready
+from jsrl.runs.groups import Group, find_group, read_group
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RunState, WorkerNews, read_state
+from jsrl.runs.state import RunState, WorkerNews, has_snapshot, is_whole, read_state
 
 MOST_RUNS = 20  # in the table of a folder
 
@@ -46,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.run is None:
             raise ConfigError(f"there is no run in {Path(options.runs_dir).absolute()}; give a RUN, or --runs-dir DIR.")
+        if (group := find_group(options.run, options.runs_dir)) is not None:
+            print(as_json(facts_of_group(group)) if options.json else group_text(group))
+            return 0
         folder = RunFolder.open(options.run, options.runs_dir)
         print(as_json(facts_of(folder.path)) if options.json else text(folder))
     except JsrlError as error:
@@ -56,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def below(folder: Path) -> list[Path]:
     """Return the runs in a folder, the newest first; none where it is a run itself."""
-    if (folder / "experiment.json").exists():
+    if is_whole(folder):
         return []
     found = [path for pattern in ("*/experiment.json", "*/*/experiment.json") for path in folder.glob(pattern)]
     return [path.parent.absolute() for path in sorted(found, key=lambda path: -path.stat().st_mtime)]
@@ -119,9 +123,10 @@ def evaluation_of(seen: DisplayState | None) -> dict[str, Any] | None:
 
 def resume_command(folder: Path, state: RunState) -> str | None:
     """Return the command that goes on with a run that did not end as intended; None: it needs none, or has no snapshot."""
-    whole = (folder / "snapshots" / "state" / "tags" / "latest.json").exists()
+    group = read_group(folder)
+    snapshot = has_snapshot(folder) if group is None else not group.jobs and missing(group)
     over = state.word in ("killed", "silent") or (state.word == "ended" and not is_intended(str(state.result["ended"])))
-    return f"jsrl run --resume {folder}" if whole and over else None
+    return f"jsrl run --resume {folder}" if over and snapshot else None
 
 
 def text(folder: RunFolder) -> str:
@@ -163,7 +168,7 @@ def headline(state: RunState) -> str:
 
 def progress(state: RunState, seen: DisplayState | None) -> str:
     """Return how far a run has come."""
-    if state.result:
+    if "env_steps" in state.result:
         r = state.result
         return f"{r.get('env_steps', 0):,} env steps, {r.get('updates', 0):,} updates, {clock(r.get('wall_s'))}"
     if seen is None:
@@ -214,6 +219,32 @@ def workers_text(workers: Iterable[WorkerNews], own_host: str) -> str:
 def stamp(seconds: float) -> str:
     """Return a time, given in seconds since 1970, for people."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+# -- a group of runs --------------------------------------------------------------------------------------------------
+
+
+def facts_of_group(group: Group) -> dict[str, Any]:
+    """Return all that is known of a group of runs, JSON-like."""
+    own = {"group": group.name, "folder": group.path, "seeds": group.seeds, "slurm_jobs": group.jobs}
+    return own | {"state": read_state(group.path).word, "runs": [facts_of(path) for path in group.runs]}
+
+
+def group_text(group: Group) -> str:
+    """Return how a group of runs is, for people: what runs it, a line for each run, and how to go on."""
+    state, left = read_state(group.path), missing(group)
+    lines = [f"{group.name}: {len(group.seeds)} seeds, {len(group.seeds) - len(left)} ended as intended"]
+    if state.goes_on:
+        lines[0] += f"; process {state.process} runs the others"
+    lines += [f"  Slurm job {job}: {state_of(job) or 'not known here'}" for job in group.jobs]
+    if group.runs:
+        lines.append(table(group.runs))
+    names = group.name
+    if state.goes_on:
+        lines.append(f"  jsrl attach {names} | jsrl logs {names} | jsrl stop {names}")
+    elif left and not group.jobs:
+        lines.append(f"  to go on: jsrl run --resume {group.path}")
+    return "\n".join([*lines, f"  jsrl report {names} compares its runs"])
 
 
 # -- a folder of runs -------------------------------------------------------------------------------------------------

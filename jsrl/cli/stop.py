@@ -12,7 +12,8 @@ from jsrl.cli.main import program
 from jsrl.cli.slurm_jobs import ask, state_of
 from jsrl.cli.status import headline, progress, resume_command
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.groups import Group, read_group
+from jsrl.runs.runs import RunFolder, named
 from jsrl.runs.state import RunState, ask_to_stop, read_state
 
 LOOK_S = 0.2
@@ -35,9 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.wait < 0:
         parser.error(f"argument --wait: {options.wait:g}, expected 0 or more")
     try:
-        folder = RunFolder.open(options.run, options.runs_dir)
-        print(f"{folder.name}: {stop(folder.path)}", flush=True)
-        return wait(folder, options.wait)
+        folder = named(options.run, options.runs_dir)
+        group = read_group(folder.path)
+        folders = [folder] if group is None or not group.jobs else cancelled(group)
+        for one in folders:
+            print(f"{one.name}: {stop(one.path)}", flush=True)
+        until = time.monotonic() + options.wait
+        return max(wait(one, max(0.0, until - time.monotonic()), options.wait) for one in folders) if folders else 0
     except (JsrlError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -88,17 +93,33 @@ def cancel(job: str, run: str) -> str:
     return f"Slurm job {job} was waiting and is cancelled"
 
 
-def wait(folder: RunFolder, limit_s: float) -> int:
-    """Wait for the end of a run and say how it ended; return 0 where it has."""
+def cancelled(group: Group) -> list[RunFolder]:
+    """Cancel the jobs of a group that wait in Slurm's queue; return the runs that go on and are to be stopped.
+
+    Raises:
+      ConfigError: none waits or goes on.
+    """
+    waiting = [job for job in group.jobs if ask("squeue", "-h", "-j", job, "-t", "PENDING", "-o", "%i")]
+    for job in waiting:
+        ask("scancel", "--state=PENDING", job)
+        print(f"{group.name}: the waiting jobs of array {job} are cancelled")
+    found = [RunFolder(path) for path in group.runs if read_state(path).goes_on]
+    if not waiting and not found:
+        raise ConfigError(f"no run of the group {group.name} goes on; `jsrl status {group.name}` shows how they ended.")
+    return found
+
+
+def wait(folder: RunFolder, limit_s: float, all_s: float) -> int:
+    """Wait for the end of a run and say how it ended; return 0 where it has, or nobody wants to wait (`all_s` is 0)."""
     until = time.monotonic() + limit_s
     state = read_state(folder.path)
     while is_there(state) and time.monotonic() < until:
         time.sleep(LOOK_S)
         state = read_state(folder.path)
     if is_there(state):
-        if limit_s:
-            print(f"it has not ended within {limit_s:g} s: {headline(state)}", file=sys.stderr)
-        return 1 if limit_s else 0
+        if all_s:
+            print(f"{folder.name} has not ended within {all_s:g} s: {headline(state)}", file=sys.stderr)
+        return 1 if all_s else 0
     print(", ".join(filter(None, (headline(state), progress(state, None)))))
     if command := resume_command(folder.path, state):
         print(f"to go on: {command}")

@@ -158,7 +158,9 @@ class RunOptions:
     join_s: float = 600.0
     """With --listen or --hosts: how long to wait for them, in seconds."""
     seeds: str | None = None
-    """Several seeds one after another, such as 0-4 or 1,5,9, and one summary."""
+    """A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm one array of jobs."""
+    jobs: int = 1
+    """With --seeds: how many run at once."""
     profile: str = "auto"
     """Settings that a tuning found: auto (those of this machine and experiment, if any), none, or a file."""
     profiles_dir: str | None = None

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.metrics.scores import score_text
+from jsrl.runs.groups import Group
+from jsrl.runs.state import read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
@@ -16,6 +18,16 @@ STOPPED = "stopped by hook"  # and its name
 def is_intended(ended: str) -> bool:
     """Return whether a run ended for a reason that it was given, or because a hook of the user wanted it."""
     return ended in INTENDED or ended.startswith(STOPPED)
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the run in a folder has ended as intended."""
+    return is_intended(str(read_result(folder).get("ended", "")))
+
+
+def missing(group: Group) -> list[int]:
+    """Return the seeds of a group whose runs have not ended as intended."""
+    return [seed for seed in group.seeds if not is_finished(group.folder(seed))]
 
 
 @dataclass(frozen=True)

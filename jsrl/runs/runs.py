@@ -26,6 +26,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.runs.files import read_json, write_json
+from jsrl.runs.groups import find_group
 from jsrl.runs.provenance import environment_facts
 from jsrl.runs.state import held_by
 
@@ -188,6 +189,16 @@ class RunFolder:
         return self.path / "report.html"
 
 
+def named(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> RunFolder:
+    """Return the folder of a group of runs (see `find_group`), else that of a run (see `RunFolder.open`).
+
+    Raises:
+      ConfigError: there is neither.
+    """
+    group = find_group(name, runs_dir)
+    return RunFolder.open(name, runs_dir) if group is None else RunFolder(group.path)
+
+
 class Run:
     """A finished or running run, read back: `config`, `metrics` (columns), `curve`."""
 
@@ -243,7 +254,7 @@ def curve_of(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, n
 
 
 def load_runs(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], runs_dir: str = "runs") -> list[Run]:
-    """Return runs given by a glob pattern, one name or path, or a list of those (see RunFolder.open).
+    """Return runs given by a glob pattern, one name or path, or a list of those (see RunFolder.open); of a group all.
 
     Raises:
       ConfigError: a pattern or name fits no run.
@@ -259,6 +270,10 @@ def load_runs(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], r
             matching = [RunFolder(path) for path in found if (path / "experiment.json").is_file()]
             if not matching:
                 raise ConfigError(f"no run fits {pattern} (looked here and in {runs_dir}); a pattern: ppo_pong/*seed*.")
+        elif (group := find_group(pattern, runs_dir)) is not None:
+            matching = [RunFolder(path) for path in group.runs]
+            if not matching:
+                raise ConfigError(f"no run of the group {group.name} has begun yet.")
         else:
             matching = [RunFolder.open(pattern, runs_dir)]
         folders.update({folder.path: folder for folder in matching})

@@ -145,6 +145,16 @@ def held_by(folder: Path) -> str:
     return str(state.process or "?") if state.goes_on else ""
 
 
+def is_whole(folder: Path) -> bool:
+    """Return whether a folder is that of a run."""
+    return (folder / "experiment.json").is_file()
+
+
+def has_snapshot(folder: Path) -> bool:
+    """Return whether the run in a folder can be resumed."""
+    return (folder / "snapshots" / "state" / "tags" / "latest.json").exists()
+
+
 def _locked(path: Path) -> bool:
     try:
         return is_held(path)

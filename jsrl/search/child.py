@@ -21,25 +21,39 @@ class Child:
       folder: of the run. stopping: it was asked to end.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, output: Path) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, output: Path | None) -> None:
         """Start a command in a session of its own, so that Ctrl-C is the search's to handle.
 
         Args:
-          command: the words. folder: of the run, which the command makes. output: file for what it prints.
+          command: the words. folder: of the run, which the command makes. output: file for what it prints; None: this
+            process's own.
         """
         self.folder, self._output = folder, output
         self.stopping = False
         self._metrics: IO[bytes] | None = None
         self._rest = b""
-        with output.open("ab") as file:
+        with contextlib.ExitStack() as stack:
+            file = None if output is None else stack.enter_context(output.open("ab"))
+            error = None if file is None else subprocess.STDOUT
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=error, start_new_session=True
             )
 
     @property
     def ended(self) -> bool:
         """Return whether it has ended."""
         return self._process.poll() is not None
+
+    @property
+    def status(self) -> int | None:
+        """Return its exit status; None: it goes on."""
+        return self._process.poll()
+
+    @property
+    def last_line(self) -> str:
+        """Return the last line that it printed to its file; empty: there is none."""
+        said = self._output.read_text(errors="replace").strip() if self._output is not None else ""
+        return said.splitlines()[-1] if said else ""
 
     def new_scores(self) -> Iterator[tuple[int, float]]:
         """Yield (env steps, mean return) of each evaluation that was not yielded yet."""
@@ -68,14 +82,19 @@ class Child:
         facts = result.get("final") or result.get("evaluation") or {}
         if status == 0 and "return_mean" in facts:
             return float(facts.get("win_rate", facts["return_mean"])), ""
-        said = self._output.read_text(errors="replace").strip().splitlines()
-        return None, said[-1] if said and status else f"it ended with status {status} and has no score"
+        return None, (self.last_line if status else "") or f"it ended with status {status} and has no score"
 
     def stop(self) -> None:
         """Ask it to end in order."""
         if not self.stopping and not self.ended:
             self._process.send_signal(signal.SIGTERM)  # SIGINT is ignored in background jobs
         self.stopping = True
+
+    def insist(self) -> None:
+        """Have it end at once, without a snapshot: that is what the second signal does."""
+        self.stop()
+        if not self.ended:
+            self._process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
         """Ask it to end and wait for that; kill it when it takes too long (its workers end with it)."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import experiments, run
+from jsrl.cli.seeds import parse_seeds
 from jsrl.errors import ConfigError
 from jsrl.runs.runs import read_metrics
 
@@ -80,13 +81,13 @@ def test_the_name_may_stand_anywhere(words, name, rest):
 
 @pytest.mark.parametrize(("text", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("1,5,9", [1, 5, 9]), ("7", [7]), ("3-3", [3])])
 def test_seeds(text, seeds):
-    assert run.parse_seeds(text) == seeds
+    assert parse_seeds(text) == tuple(seeds)
 
 
-@pytest.mark.parametrize("text", ["", "-", "1-", "-1", "1-2-3", "a-b", "2-1", "1,,2"])
+@pytest.mark.parametrize("text", ["", "-", "1-", "-1", "1-2-3", "a-b", "2-1", "1,,2", "1.5"])
 def test_seeds_that_are_none(text):
     with pytest.raises(ConfigError, match="expected a range such as 0-4"):
-        run.parse_seeds(text)
+        parse_seeds(text)
 
 
 def test_a_plan_runs_nothing(tmp_path, capsys):
@@ -102,8 +103,8 @@ def test_seeds_one_after_another_each_in_its_folder(tmp_path):
     assert run.main(words) == 0
     sys.path[:] = before
     folders = sorted(path.name for path in (tmp_path / "ppo").iterdir() if path.is_dir())
-    assert folders == ["x-seed1", "x-seed2"]
-    for name in folders:
+    assert folders == ["x", "x-seed1", "x-seed2"]
+    for name in folders[1:]:
         assert read_metrics(tmp_path / "ppo" / name / "metrics.jsonl")["updates"][-1] == 2
 
 

@@ -60,7 +60,7 @@ def test_a_run_of_this_host_is_told_once_by_a_signal(folder: RunFolder, sleeper,
         assert process.wait(10) == -signal.SIGTERM and is_asked_to_stop(folder.path, identity)
         assert main.main(["stop", "x", "--wait", "0.01"]) == 1  # a second signal would end it without a snapshot
         said = capsys.readouterr()
-        assert "was asked to end before" in said.out and "it has not ended within 0.01 s: starting" in said.err
+        assert "was asked to end before" in said.out and "ppo/x has not ended within 0.01 s: starting" in said.err
 
 
 def test_a_run_that_is_over_cannot_be_stopped(folder: RunFolder, capsys):

@@ -1,17 +1,21 @@
-"""The Slurm script of a run: one job for the controller and learners, an array of jobs whose hosts run actors.
+"""The Slurm scripts of a run, and of a group of runs with several seeds.
 
-Both jobs are the same script. The hosts join through a folder of tokens, so that they may come, go and be requeued one by one;
-the run goes on from its last snapshot where it has one. A pure function of what was asked for; nothing is submitted here.
+A run has one job for the controller and learners, and an array of jobs whose hosts run actors. Both are the same script. The
+hosts join through a folder of tokens, so that they may come, go and be requeued one by one. A group is one array of runs.
+A run goes on from its last snapshot where it has one. Pure functions of what was asked for; nothing is submitted here.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
+from jsrl.launch.result import INTENDED, STOPPED
+from jsrl.runs.groups import Group
 from jsrl.runs.runs import check_run_name
 
 NOTICE_S = 120  # that a job is told before its time is over: one update and one snapshot
@@ -78,19 +82,76 @@ def flag(name: str, value: object) -> list[str]:
     return [] if value is None else [f"--{name}={value}"]
 
 
-def slurm_script(run: SlurmRun) -> str:
-    """Return the script of both jobs."""
-    o = run.options
+@dataclass(frozen=True)
+class SlurmSeeds:
+    """A group of runs for Slurm: an array of jobs, whose index is the seed of its run.
+
+    Attributes:
+      group: what runs. seeds: of the runs that are submitted. at_once: of them; 0: all. python: as of a SlurmRun.
+    """
+
+    group: Group
+    seeds: tuple[int, ...]
+    at_once: int
+    python: str
+    options: SlurmOptions
+
+    @property
+    def job_name(self) -> str:
+        """Return the name of the array."""
+        return f"jsrl-{self.group.path.name}"
+
+    def submission(self, script: str) -> list[str]:
+        """Return the command that submits a script."""
+        o = self.options
+        most = f"%{self.at_once}" if self.at_once else ""
+        command = ["sbatch", "--parsable", f"--job-name={self.job_name}"]
+        command += [f"--array={','.join(map(str, self.seeds))}{most}", *flag("partition", o.partition)]
+        return [*command, *flag("gres", o.gres), *flag("cpus-per-task", o.cpus), script]
+
+
+def directives(options: SlurmOptions, output: str) -> str:
+    """Return the lines that tell Slurm of a script's jobs. output: file of what they print."""
+    o = options
     common = [
         *flag("account", o.account),
         *flag("qos", o.qos),
         *flag("time", o.time),
         *flag("constraint", o.constraint),
     ]
-    directives = [
-        "--ntasks=1", "--requeue", "--open-mode=append", f"--signal=B:USR1@{NOTICE_S}",
-        f"--output={run.job_name}-%j.out", *common, *(f"--{word.removeprefix('--')}" for word in o.extra),
+    words = [
+        "--ntasks=1", "--requeue", "--open-mode=append", f"--signal=B:USR1@{NOTICE_S}", f"--output={output}", *common,
+        *(f"--{word.removeprefix('--')}" for word in o.extra),
     ]  # fmt: skip
+    return "\n".join(f"#SBATCH {word}" for word in words)
+
+
+def seeds_script(seeds: SlurmSeeds) -> str:
+    """Return the script of the array of a group."""
+    group = seeds.group
+    words = {
+        "--seed": '"$SLURM_ARRAY_TASK_ID"',
+        "--run-name": f'{shlex.quote(group.path.name)}-seed"$SLURM_ARRAY_TASK_ID"',
+    }
+    own = " ".join(f"{name} {value}" for name, value in words.items())
+    program = f"{shlex.quote(seeds.python)} -m jsrl.cli.main"
+    values = {
+        "title": f"{group.experiment}, runs {group.path.name}-seedN",
+        "submit": f"#   {shlex.join(seeds.submission(f'{seeds.job_name}.sh'))}",
+        "directives": directives(seeds.options, f"{seeds.job_name}-%A_%a.out"),
+        "setup": seeds.options.setup or ":",
+        "folder": f'{shlex.quote(str(group.path))}-seed"$SLURM_ARRAY_TASK_ID"',
+        "new": f"{shlex.quote(group.experiment)} {own} {shlex.join([*group.begin, '--overwrite'])}",
+        "intended": "|".join([*INTENDED, STOPPED]),
+        "run": f'{program} run "${{begin[@]}}" {shlex.join(group.words)} --runs-dir {shlex.quote(str(group.runs_dir))}',
+        "report": f"{program} report {shlex.quote(str(group.path))}",
+    }
+    return filled(SEEDS_SCRIPT, values)
+
+
+def slurm_script(run: SlurmRun) -> str:
+    """Return the script of both jobs."""
+    o = run.options
     runs_dir = run.folder.parents[1]
     tokens = shlex.quote(str(run.tokens))
     program = f"{shlex.quote(run.python)} -m jsrl.cli.main"
@@ -101,7 +162,7 @@ def slurm_script(run: SlurmRun) -> str:
     values = {
         "title": f"{run.experiment}, run {run.name}, with {run.num_hosts} actor host(s)",
         "submit": "\n".join(f"#   {line}" for line in submit),
-        "directives": "\n".join(f"#SBATCH {line}" for line in directives),
+        "directives": directives(o, f"{run.job_name}-%j.out"),
         "setup": o.setup or ":",
         "tokens": tokens,
         "folder": shlex.quote(str(run.folder)),
@@ -111,7 +172,11 @@ def slurm_script(run: SlurmRun) -> str:
         "runs_dir": shlex.quote(str(runs_dir)),
         "num_hosts": str(run.num_hosts),
     }
-    text = SCRIPT
+    return filled(SCRIPT, values)
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a script with values in place of their names."""
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text
@@ -147,5 +212,26 @@ address=${JSRL_ADDRESS:-$(hostname -I | cut -d' ' -f1)}  # of this host, as the 
 wait "$child"; status=$?
 [ -z "$stopped" ] || { wait "$child"; status=$?; }  # the signal ended the first one
 [ -n "$stopped" ] && [ ! -e "$folder/stop.json" ] || touch "$tokens.ended"  # `jsrl stop` ends it for good
+exit "$status"
+"""
+
+SEEDS_SCRIPT = """#!/bin/bash
+# @title@. Submit it with:
+@submit@
+# Submit it again to go on after a time limit: runs that have ended stay as they are, the others continue.
+@directives@
+
+folder=@folder@
+@setup@
+child= stopped=
+trap 'stopped=1' TERM  # which Slurm sends to all processes of a job; a second one would end jsrl without a snapshot
+trap 'stopped=1; [ -n "$child" ] && kill -TERM "$child"' USR1  # before the time limit, to this shell alone
+
+if grep -qE '"ended": "(@intended@)' "$folder/result.json" 2>/dev/null; then exit 0; fi
+if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
+@run@ --display plain & child=$!
+wait "$child"; status=$?
+[ -z "$stopped" ] || { wait "$child"; status=$?; }  # the signal ended the first one
+@report@  # of all runs that have begun; the last one prints the whole table
 exit "$status"
 """

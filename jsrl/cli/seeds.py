@@ -1,0 +1,252 @@
+"""`jsrl run NAME --seeds 0-9`: a run for each seed in processes of its own, `--jobs` of them at once, and one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jsrl.cli import command_line as cli
+from jsrl.cli.background import redirect
+from jsrl.errors import ConfigError
+from jsrl.launch.interrupts import interrupts
+from jsrl.launch.result import is_finished, missing
+from jsrl.launch.resume import claimed
+from jsrl.launch.run import RunLog
+from jsrl.metrics.scores import score_text
+from jsrl.report.report import write_comparison
+from jsrl.runs.files import write_json
+from jsrl.runs.groups import COMPARISON, Group
+from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.logs import CONTROLLER
+from jsrl.runs.runs import Run, RunFolder, check_run_name, new_run_name
+from jsrl.runs.state import RESULT, STOP, has_snapshot, held_by, is_asked_to_stop, read_result, read_state
+from jsrl.search.child import Child
+
+# What the command of each run says itself, or what was done before.
+OWN = (
+    *("seeds", "jobs", "run-name", "runs-dir", "overwrite", "detach", "display"),
+    *("tune", "tune-minutes", "tune-batch", "launcher", "slurm", "print"),
+)
+ON_RESUME = {"resume", "jobs", "display", "runs-dir", "detach"}
+CHILD = (sys.executable, "-m", "jsrl.cli.run_child")
+POLL_S, STOP_LOOK_S, LEAVE_S = 0.1, 1.0, 5.0
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Return the seeds of `0-4` or `1,5,9`.
+
+    Raises:
+      ConfigError: it is neither, or names a seed twice.
+    """
+    try:
+        if "-" in text:
+            first, last = map(int, text.split("-"))
+            if first > last:
+                raise ValueError
+            return tuple(range(first, last + 1))
+        seeds = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--seeds is {text!r}, expected a range such as 0-4 or a list such as 1,5,9.") from None
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds is {text!r}, which names a seed twice; name each once.")
+    return seeds
+
+
+def check(asked: cli.CommandLine) -> None:
+    """Refuse what does not go with several seeds.
+
+    Raises:
+      ConfigError: something does not.
+    """
+    options = asked.run
+    parse_seeds(options.seeds)
+    if options.listen or options.hosts:
+        raise ConfigError("other hosts serve one run and leave with it; give one seed, or start a run for each.")
+    if options.resume:
+        raise ConfigError("--resume goes on with all seeds of a group; leave out --seeds.")
+    if "seed" in asked.given:
+        raise ConfigError("--seed and --seeds are given; leave one of them out.")
+    if options.jobs < 1:
+        raise ConfigError(f"jobs is {options.jobs}; it must be at least 1.")
+
+
+def new_group(name: str, words: Sequence[str], asked: cli.CommandLine, more: Callable[[], Sequence[str]]) -> Group:
+    """Return the group that words ask for; nothing is written yet.
+
+    Args:
+      name: of the experiment. words: the rest of the command line. asked: what it means.
+      more: returns further options of every run; asked once nothing else is wrong.
+
+    Raises:
+      ConfigError: one of its folders exists and shall not be overwritten, or cannot be.
+    """
+    options, seeds = asked.run, parse_seeds(asked.run.seeds)
+    path = group_path(asked)
+    group = Group(path, name, (), seeds)
+    taken = [one for one in (path, *map(group.folder, seeds)) if one.exists()]
+    if taken and not options.overwrite:
+        raise ConfigError(
+            f"{taken[0]} exists. Go on with a group by --resume {group.name}, delete it first with --overwrite, or choose "
+            "another name with --run-name."
+        )
+    for one in taken:
+        if running := held_by(one):
+            raise ConfigError(f"{one} is running (process {running}); stop it before it is overwritten.")
+    begin = ("--init-from", options.init_from) if options.init_from else ()
+    return dataclasses.replace(group, words=(*cli.without(words, (*OWN, "init-from")), *more()), begin=begin)
+
+
+def group_path(asked: cli.CommandLine) -> Path:
+    """Return the folder of the group that is asked for.
+
+    Raises:
+      ConfigError: no folder can have its name.
+    """
+    options, name = asked.run, asked.run.run_name or new_run_name()
+    check_run_name(f"{name}-seed{max(parse_seeds(options.seeds))}")
+    return Path(options.runs_dir).expanduser().absolute() / asked.experiment.name / name
+
+
+def remove(group: Group) -> None:
+    """Delete what there is of a group and its runs."""
+    for path in (group.path, *map(group.folder, group.seeds)):
+        if path.exists():
+            shutil.rmtree(path)
+
+
+def begin_words(group: Group, seed: int) -> list[str]:
+    """Return the words behind `jsrl run` that begin a seed's run, or go on with it where it has a snapshot."""
+    folder = group.folder(seed)
+    if has_snapshot(folder):
+        return ["--resume", str(folder), *group.words]
+    own = ["--seed", str(seed), "--run-name", folder.name, *(["--overwrite"] if folder.exists() else [])]
+    return [group.experiment, *own, *group.begin, *group.words]
+
+
+class Seeds:
+    """Runs the seeds of a group that have not ended as intended.
+
+    Args:
+      group: written down. at_once: how many run at once. display: of one that runs alone; several write to the group's logs.
+      hidden: nobody looks at this process, so that all of them do.
+    """
+
+    def __init__(self, group: Group, at_once: int, display: str, *, hidden: bool) -> None:
+        self._group, self._at_once, self._display = group, at_once, display
+        self._alone, self._hidden = at_once == 1 and not hidden, hidden
+        self._log = RunLog(group.path / "logs" / f"{CONTROLLER}.log")
+        self._waiting = [seed for seed in group.seeds if not is_finished(group.folder(seed))]
+        self._running: dict[int, Child] = {}
+        self._interrupted = False
+        self._look_s = 0.0
+        self.refused = False
+
+    def run(self) -> bool:
+        """Run them; return whether all were begun and nobody interrupted that. Ctrl-C ends those that run, in order."""
+        for name in (RESULT, STOP):
+            (self._group.path / name).unlink(missing_ok=True)
+        with claimed(RunFolder(self._group.path)), interrupts(self._interrupt):
+            try:
+                while self._running or (self._waiting and not (self._interrupted or self.refused)):
+                    self._turn()
+            except KeyboardInterrupt:  # the second one
+                self._interrupted = True
+                for child in self._running.values():
+                    child.insist()
+                self._leave()
+            finally:
+                for child in self._running.values():
+                    child.close()
+                ended = "interrupted" if self._interrupted else "failed" if missing(self._group) else "finished"
+                write_json(self._group.path / RESULT, {"ended": ended})
+        return not self._interrupted
+
+    def _turn(self) -> None:
+        while self._waiting and len(self._running) < self._at_once and not (self._interrupted or self.refused):
+            self._start(self._waiting.pop(0))
+        for seed, child in list(self._running.items()):
+            if child.ended:
+                del self._running[seed]
+                self._ended(seed, child)
+        if time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + STOP_LOOK_S
+            if is_asked_to_stop(self._group.path, ProcessIdentity.own()) and not self._interrupted:
+                self._interrupt()
+            if self._hidden and any(read_state(self._group.folder(seed)).news for seed in self._running):
+                self._hidden = False
+                redirect(self._group.path / "logs" / "output.log")
+        time.sleep(POLL_S)
+
+    def _start(self, seed: int) -> None:
+        group = self._group
+        display = self._display if self._alone else "log-only"
+        words = [*begin_words(group, seed), "--runs-dir", str(group.runs_dir), "--display", display]
+        command = [*CHILD, str(os.getpid()), *words]
+        output = None if self._alone else group.path / "logs" / f"seed{seed}.log"
+        self._tell(
+            f"seed {seed} {'goes on' if words[0] == '--resume' else 'begins'}: {RunFolder(group.folder(seed)).name}"
+        )
+        self._running[seed] = Child(command, group.folder(seed), output)
+
+    def _ended(self, seed: int, child: Child) -> None:
+        result = read_result(self._group.folder(seed))
+        scores = [result[name] for name in ("final", "evaluation") if result.get(name)]
+        score = f", {score_text(scores[0])}" if scores else ""
+        steps = f"{result.get('ended', 'no result')}, {result.get('env_steps', 0):,} env steps{score}"
+        failed = f"seed {seed} failed: {child.last_line or 'it said why'}"
+        self._tell(f"seed {seed} ended: {steps}" if child.status in (0, 130) else failed)
+        self.refused = self.refused or child.status == 2
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        for child in self._running.values():
+            child.stop()
+
+    def _leave(self) -> None:
+        until = time.monotonic() + LEAVE_S
+        while time.monotonic() < until and not all(child.ended for child in self._running.values()):
+            time.sleep(POLL_S)
+
+    def _tell(self, line: str) -> None:
+        self._log(line)
+        if self._display not in ("quiet", "log-only"):
+            print(line, file=sys.stderr, flush=True)
+
+
+def run_group(group: Group, at_once: int, display: str, *, hidden: bool) -> int:
+    """Run what is missing of a group, and print its table; return the exit status.
+
+    Raises:
+      ConfigError: it is running already. OSError: its folder cannot be written.
+    """
+    new = not group.path.exists()
+    made = [path for path in (group.path.parent, group.runs_dir) if not path.exists()]
+    group.write()
+    seeds = Seeds(group, at_once, display, hidden=hidden)
+    whole = seeds.run()
+    if seeds.refused and new and not group.runs:
+        shutil.rmtree(group.path)
+        for path in made:
+            path.rmdir()
+        return 2
+    print(table(group))
+    left = missing(group)
+    if left:
+        text = "interrupted" if not whole else f"seed{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} failed"
+        print(f"{text}; to go on: jsrl run --resume {group.path}")
+    return 0 if not left else 130 if not whole else 1
+
+
+def table(group: Group) -> str:
+    """Return the scores of the runs that have ended as intended, and write the page that compares them."""
+    ended = [Run(RunFolder(path)) for path in group.runs if is_finished(path)]
+    if not ended:
+        return f"no run of {group.name} has ended"
+    page = group.path / COMPARISON
+    part = f"{len(ended)} of {len(group.seeds)} seeds\n" if len(ended) < len(group.seeds) else ""
+    return f"{part}{write_comparison(ended, page)}\nreport: {page}"

@@ -1,0 +1,244 @@
+"""`jsrl run NAME --seeds`: what is started when, with runs that are short scripts; one test has real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli import main, seeds
+from jsrl.runs.groups import Group, find_group, read_group
+from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.runs import load_runs
+from jsrl.runs.state import ask_to_stop
+
+# Writes down how it was called, and leaves what a run leaves; FATE says what becomes of a seed.
+CHILD = """
+import json, os, pathlib, signal, sys, time
+
+words = sys.argv[2:]
+value = lambda name: words[words.index(name) + 1]
+folder = pathlib.Path(value("--resume")) if "--resume" in words else pathlib.Path("runs/ppo", value("--run-name"))
+fates = json.loads(os.environ["FATES"])
+fate = fates.get(folder.name[-1], "ends")
+with open("log", "a") as log:
+    log.write(" ".join(words) + "\\n")
+if fate == "is refused":
+    sys.exit("ConfigError: refused" if print("ConfigError: refused", file=sys.stderr) else 2)
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "experiment.json").write_text('{"fields": {"seed": %s}}' % folder.name[-1])
+(folder / "environment.json").write_text("{}")
+if fate == "waits for the others":
+    while len(list(folder.parent.glob("*/experiment.json"))) < int(fates["others"]):
+        time.sleep(0.01)
+ended, status = "total_env_steps", 0
+if fate == "fails":
+    (folder / "snapshots/state/tags").mkdir(parents=True)
+    (folder / "snapshots/state/tags/latest.json").write_text("{}")
+    ended, status = "failed", 1
+    print("WorkerDied: actor-0 died")
+if fate == "goes on until told":
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    (folder / "waits").touch()
+    while not told:
+        time.sleep(0.01)
+    ended, status = "interrupted", 130
+line = {"env_steps": 100, "updates": 2, "wall_s": 1.0, "evaluator/return_mean": float(folder.name[-1])}
+(folder / "metrics.jsonl").write_text(json.dumps(line) + "\\n")
+(folder / "result.json").write_text(json.dumps({"ended": ended, "env_steps": 100, "updates": 2}))
+sys.exit(status)
+"""
+WORDS = ("ppo", "--num-envs", "8", "--run-name", "x")
+
+
+@pytest.fixture
+def fates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say what becomes of the runs of seeds."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "child.py").write_text(CHILD)
+    monkeypatch.setattr(seeds, "CHILD", (sys.executable, "-S", str(tmp_path / "child.py")))
+    monkeypatch.setattr(seeds, "POLL_S", 0.01)
+    monkeypatch.setattr(seeds, "STOP_LOOK_S", 0.05)
+
+    def say(**known: str) -> None:
+        monkeypatch.setenv("FATES", json.dumps({name.removeprefix("seed"): fate for name, fate in known.items()}))
+
+    say()
+    return say
+
+
+def started() -> list[str]:
+    """Return the calls of all runs so far."""
+    path = Path("log")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_each_seed_is_a_run_and_all_are_one_table(fates, capsys):
+    assert main.main(["run", *WORDS, "--seeds", "1,3,5"]) == 0
+    said = capsys.readouterr()
+    runs_dir = Path("runs").absolute()
+    assert started() == [
+        f"ppo --seed {n} --run-name x-seed{n} --num-envs 8 --profile none --runs-dir {runs_dir} --display auto"
+        for n in (1, 3, 5)
+    ]
+    row = re.search(r"^ppo +3 +100 +(\S+) \[(\S+), (\S+)\]", said.out, re.MULTILINE)
+    assert row is not None and row.groups() == ("3", "1", "5")
+    assert "seed 3 begins: ppo/x-seed3" in said.err and "seed 5 ended: total_env_steps, 100 env steps" in said.err
+    page = runs_dir / "ppo" / "x" / "comparison.html"
+    assert f"report: {page}" in said.out
+    page.unlink()
+    assert main.main(["report", "x"]) == 0  # the group's name stands for its runs
+    assert "ppo         3" in capsys.readouterr().out and page.exists()
+    assert main.main(["status", "ppo/x"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("ppo/x: 3 seeds, 3 ended as intended\n") and "ppo/x-seed5  total_env_steps" in text
+    assert main.main(["status", "x", "--json"]) == 0
+    assert [run["run"] for run in json.loads(capsys.readouterr().out)["runs"]] == [f"ppo/x-seed{n}" for n in (1, 3, 5)]
+    assert main.main(["run", *WORDS, "--seeds", "1,3,5"]) == 2
+    assert "ppo/x exists. Go on with a group by --resume ppo/x" in capsys.readouterr().err
+    assert main.main(["stop", "x"]) == 2 and "ppo/x is over already: finished." in capsys.readouterr().err
+    assert len(load_runs(str(page.parent))) == 3
+
+
+def test_as_many_run_at_once_as_were_asked_for(fates, capsys):
+    fates(seed0="waits for the others", seed1="waits for the others", others="2", seed2="fails")
+    assert main.main(["run", *WORDS, "--seeds", "0-2", "--jobs", "2", "--display", "quiet"]) == 1
+    assert [line.split()[-1] for line in started()] == ["log-only"] * 3
+    said = capsys.readouterr()
+    assert said.err == "" and "2 of 3 seeds" in said.out and "seed 2 failed; to go on: jsrl run --resume" in said.out
+    assert main.main(["logs", "x"]) == 0
+    assert "seed 2 failed: WorkerDied: actor-0 died" in capsys.readouterr().out
+    assert main.main(["logs", "x", "seed2"]) == 0 and "WorkerDied" in capsys.readouterr().out
+
+
+def test_a_group_goes_on_with_what_is_missing(fates, capsys):
+    fates(seed1="fails", seed2="fails")
+    assert main.main(["run", *WORDS, "--seeds", "0-2", "--init-from", "y@best"]) == 1
+    begun = started()
+    assert all("--init-from y@best" in line for line in begun)
+    (Path("runs/ppo/x-seed2/snapshots/state/tags/latest.json")).unlink()  # it died before its first snapshot
+    fates()
+    assert main.main(["run", "--resume", "x", "--jobs", "1"]) == 0
+    first, second = started()[len(begun) :]
+    assert first.startswith(f"--resume {Path('runs/ppo/x-seed1').absolute()} --num-envs 8") and "init-from" not in first
+    assert second.startswith("ppo --seed 2 --run-name x-seed2 --overwrite --init-from y@best --num-envs 8")
+    assert main.main(["run", "--resume", "x"]) == 0 and len(started()) == len(begun) + 2  # there is nothing left
+    assert main.main(["run", "--resume", "x", "--num-envs", "4"]) == 2
+    assert "--num-envs cannot change when a group of runs goes on" in capsys.readouterr().err
+
+
+def test_a_stop_ends_those_that_run_and_begins_no_other(fates, capsys):
+    fates(seed0="goes on until told", seed1="goes on until told")
+    statuses: list[int] = []
+    group = Path("runs/ppo/x").absolute()
+
+    def ask() -> None:
+        while not all((group.with_name(f"x-seed{n}") / "waits").exists() for n in (0, 1)):
+            time.sleep(0.01)
+        statuses.append(main.main(["status", "x"]))
+        ask_to_stop(group, ProcessIdentity.own())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    status = main.main(["run", *WORDS, "--seeds", "0-4", "--jobs", "2"])
+    thread.join(20)
+    assert status == 130 and statuses == [0]
+    said = capsys.readouterr().out
+    assert re.search(rf"0 ended as intended; process {os.getpid()} on .* runs the others", said)
+    assert f"interrupted; to go on: jsrl run --resume {group}" in said
+    assert len(started()) == 2 and json.loads((group / "result.json").read_text())["ended"] == "interrupted"
+
+
+def test_what_is_refused_leaves_nothing(fates, tmp_path: Path):
+    fates(seed0="is refused")
+    assert main.main(["run", *WORDS, "--seeds", "0-4"]) == 2
+    assert len(started()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["child.py", "log"]
+
+
+def test_overwriting_a_group_deletes_its_runs(fates):
+    assert main.main(["run", *WORDS, "--seeds", "0-1"]) == 0
+    assert main.main(["run", *WORDS, "--seeds", "1-2", "--overwrite"]) == 0
+    assert len(started()) == 4
+    group = find_group("x")
+    assert group is not None and group.seeds == (1, 2) and read_group(Path("runs/ppo/x-seed1")) is None
+
+
+# -- Slurm ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(fates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command sbatch that writes down how it was called."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "sbatch").write_text(
+        '#!/bin/sh\necho "$*" >> log\n[ -z "$REFUSE" ] || { echo no >&2; exit 1; }\necho 17\n'
+    )
+    (bin_folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    return tmp_path
+
+
+SLURM = (*WORDS, "--launcher", "slurm", "--slurm.gres", "gpu:1")
+
+
+def test_with_slurm_seeds_are_one_array_and_again_only_what_is_missing(cluster: Path, capsys):
+    assert main.main(["run", *SLURM, "--seeds", "0-2", "--jobs", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "Submitted array job 17 of 3 runs; output: jsrl-x-17_SEED.out here" in said
+    assert started() == ["--parsable --job-name=jsrl-x --array=0,1,2%2 --gres=gpu:1 jsrl-x.sh"]
+    group = find_group("x")
+    assert group == Group(Path("runs/ppo/x").absolute(), "ppo", ("--num-envs", "8"), (0, 1, 2), (), ("17",))
+    for seed in (0, 2):
+        group.folder(seed).mkdir()
+        (group.folder(seed) / "result.json").write_text('{"ended": "max_minutes"}')
+    assert main.main(["run", *SLURM, "--seeds", "0-3"]) == 0
+    assert started()[-1] == "--parsable --job-name=jsrl-x --array=1,3 --gres=gpu:1 jsrl-x.sh"
+    assert main.main(["run", *SLURM, "--seeds", "0,2"]) == 0 and len(started()) == 2
+    assert "all these seeds of ppo/x have ended" in capsys.readouterr().out
+    assert main.main(["run", *SLURM, "--seeds", "0-3", "--num-actors", "2"]) == 2
+    assert "the group ppo/x has other options: ppo --num-envs 8." in capsys.readouterr().err
+
+
+def test_what_slurm_refuses_leaves_nothing(cluster: Path, monkeypatch, capsys):
+    monkeypatch.setenv("REFUSE", "1")
+    assert main.main(["run", *SLURM, "--seeds", "0-2"]) == 2
+    assert "was refused: no" in capsys.readouterr().err
+    assert sorted(path.name for path in cluster.iterdir()) == ["bin", "child.py", "log"]
+
+
+def test_the_script_of_the_array_begins_goes_on_and_leaves_alone_what_has_ended(cluster: Path, capsys):
+    assert main.main(["run", *SLURM, "--seeds", "0-2", "--init-from", "y@best", "--print"]) == 0
+    script = capsys.readouterr().out
+    python = cluster / "python"
+    python.write_text('#!/bin/bash\necho "$*" >> log\n')
+    python.chmod(0o755)
+    Path("script.sh").write_text(script.replace(sys.executable, str(python)))
+
+    def play() -> list[str]:
+        before = len(started())
+        ended = subprocess.run(["bash", "-u", "script.sh"], env=os.environ | {"SLURM_ARRAY_TASK_ID": "2"}, check=False)
+        assert ended.returncode == 0
+        return [line.removeprefix("-m jsrl.cli.main ") for line in started()[before:]]
+
+    runs, group = Path("runs").absolute(), Path("runs/ppo/x").absolute()
+    assert play() == [
+        f"run ppo --seed 2 --run-name x-seed2 --init-from y@best --overwrite --num-envs 8 --runs-dir {runs} --display plain",
+        f"report {group}",
+    ]
+    tags = runs / "ppo" / "x-seed2" / "snapshots" / "state" / "tags"
+    tags.mkdir(parents=True)
+    (tags / "latest.json").touch()
+    assert play()[0] == f"run --resume {runs}/ppo/x-seed2 --num-envs 8 --runs-dir {runs} --display plain"
+    (runs / "ppo" / "x-seed2" / "result.json").write_text(json.dumps({"ended": "stop_at_return"}, indent=2))
+    assert play() == []
