@@ -50,7 +50,7 @@ ACTIVITIES = (
         "wait_inference",
         "wait",
         "share of time waiting for actions",
-        "below 0.3 (else: larger ring)",
+        "below 0.3 (else: more groups)",
         waits_for="actions",
     ),
     Activity(

@@ -35,7 +35,7 @@ METRICS = (
     Metric("frozen_players", "frozen players kept in memory", "count", "those that are played now", "max"),
     Metric("frozen_mib", "memory of the frozen players kept", "MiB", "below inference.frozen-mb", "max"),
     Metric("frozen_loads", "frozen players loaded so far", "count", "near the number of players", "total"),
-    Metric("params_updates", "updates that the oldest params in use have seen", "updates", "updates - 1", "min"),
+    Metric("params_updates", "updates that the oldest params in use have seen", "updates", "near updates", "min"),
 )
 
 KIND = Kind(
