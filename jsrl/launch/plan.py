@@ -489,7 +489,7 @@ def describe(plan: Plan, gpus: list[str]) -> str:
     agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
     lines = [
         f"{e.name}: {', '.join(agents)} on {e.env.id}, placement {e.placement}, road {_road(e)}",
-        f"  {e.num_envs} environments = {e.actors} actor(s) x ring {e.ring} x {e.group_size} slots; "
+        f"  {e.num_envs} environments = {e.actors} actor(s) x {e.ring} group(s) of {e.group_size}; "
         f"batch {e.batch_columns} x {e.rollout_length} rows; {e.total_updates} updates; order {e.order}; "
         f"max policy lag {e.max_policy_lag}",
         *(_policy_line(policy) for policy in plan.policies.values() if len(plan.policies) > 1),

@@ -514,9 +514,9 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
     )
     assert run.main(["ppo_cartpole", "--plan"]) == 0
     assert "four inline" in (said := capsys.readouterr().out)
-    assert "4 actor(s) x ring 1 x 4 slots" in said
+    assert "4 actor(s) x 1 group(s) of 4" in said
     assert run.main(["ppo_cartpole", "--plan", "--profile", "none"]) == 0
-    assert "1 actor(s) x ring 1 x 16 slots" in capsys.readouterr().out
+    assert "1 actor(s) x 1 group(s) of 16" in capsys.readouterr().out
     for own, ring in (
         (("--placement", "served"), "ring 2 x 8"),
         (("--graph", "jsrl.graphs.mixed:half_inline"), "ring 1 x 16"),

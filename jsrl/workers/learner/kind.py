@@ -26,7 +26,13 @@ ACTIVITIES = (
 
 MEASURED = (  # by the worker itself; every other metric of a learner is what the algorithm's update says
     Metric("refused", "rejected connections and messages", "count", "0", "total"),
-    Metric("skipped", "updates without training so far: rows collected before a director's reset or copy", "count", "few", "total"),
+    Metric(
+        "skipped",
+        "updates without training so far: rows collected before a director's reset or copy",
+        "count",
+        "few",
+        "total",
+    ),
     Metric("updates_per_s", "updates", "1/s", "level"),
     Metric("rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
     Metric("trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),
