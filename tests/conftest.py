@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+NIGHTLY = tomllib.loads((Path(__file__).parent / "nightly.toml").read_text())
 
 os.environ.setdefault("JSRL_PROFILES", "")  # what a developer has tuned is nothing to tests
 # The suite starts hundreds of processes: without __pycache__ each compiles jsrl's sources, for a third of its start.
@@ -42,11 +45,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Have `-n auto` start one test process more than there are cores: some always wait for runs of their own."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave nightly tests out, unless `-m` speaks of them; begin with the files that take longest.
+    """Mark the nightly tests of nightly.toml; leave those out unless `-m` speaks of them; begin with the slowest files.
 
     With `--dist loadfile` each file runs in one process: quick files come last, so that all processes end together.
     """
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if name in NIGHTLY or name.partition("[")[0] in NIGHTLY:
+            item.add_marker(pytest.mark.nightly)
     if "nightly" not in config.getoption("-m"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         if nightly:

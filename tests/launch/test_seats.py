@@ -85,7 +85,7 @@ def test_each_policy_has_its_own_updates_scores_and_snapshots(trained) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "shared"),
-    [("inline", False), ("served", True), pytest.param("served", False, marks=pytest.mark.nightly)],
+    [("inline", False), ("served", True), ("served", False)],
 )
 def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: bool) -> None:
     """Also where one inference server answers for all policies."""
