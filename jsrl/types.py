@@ -297,6 +297,8 @@ class Trajectory(NamedTuple):
         importance weight (at most 1), by which an off-policy agent weighs the column's loss.
       state: tree of [T+1, B, ...], the environment's global state, which only the learner sees; () where there is none. Row T
         carries it.
+      game: int32 [T+1, B], the number of the game that a director assigned, where it wants scores of games; else (). Row T
+        carries it.
     """
 
     observation: Tree
@@ -311,6 +313,7 @@ class Trajectory(NamedTuple):
     core: Tree
     sampling: Any = ()
     state: Tree = ()
+    game: Any = ()
 
 
 PER_COLUMN = ("core", "sampling")  # fields of a Trajectory whose leaves are [B, ...]
@@ -338,7 +341,14 @@ def map_trajectory(
 
 
 def make_trajectory_spec(
-    env: EnvSpec, extras: Tree, core: Tree, *, num_rows: int, num_envs: int, weighted: bool = False
+    env: EnvSpec,
+    extras: Tree,
+    core: Tree,
+    *,
+    num_rows: int,
+    num_envs: int,
+    weighted: bool = False,
+    scored: bool = False,
 ) -> Trajectory:
     """Return the schema (ArraySpec leaves) of a trajectory.
 
@@ -347,6 +357,7 @@ def make_trajectory_spec(
       extras: schema of `ActOutput.extras` for one environment (no batch axis).
       core: schema of the core for one environment (no batch axis).
       num_rows: T. num_envs: B. weighted: with importance weights, as prioritised replay gives them.
+      scored: with the games of the rows.
     """
     agents = () if env.num_agents is None else (env.num_agents,)
 
@@ -367,6 +378,7 @@ def make_trajectory_spec(
         core=map_tree(lambda spec: spec.batched(num_envs), core),
         sampling=ArraySpec((num_envs,), "float32") if weighted else (),
         state=() if env.state is None else map_tree(rows, env.state),
+        game=rows(ArraySpec((), "int32")) if scored else (),
     )
 
 

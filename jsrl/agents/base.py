@@ -55,7 +55,11 @@ class ActOutput(NamedTuple):
 
 
 class UpdateOutput(NamedTuple):
-    """Metrics: flat dict of scalars, already reduced over devices. priorities: new priorities [B, ...], or None."""
+    """Metrics: flat dict of scalars, already reduced over devices. priorities: new priorities [B, ...], or None.
+
+    Where trajectories carry `game`, priorities are those of jsrl.agents.rows.row_scores; the agent's config has
+    `scores_rows = True` then.
+    """
 
     metrics: dict[str, Array]
     priorities: Any = None

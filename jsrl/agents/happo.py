@@ -41,6 +41,7 @@ class HAPPOConfig(MAPPOConfig):
     """
 
     factory: ClassVar[str] = "jsrl.agents.happo:happo"
+    scores_rows: ClassVar[bool] = False
 
     num_epochs: int = 5
     agent_ids: bool = False

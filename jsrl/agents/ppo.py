@@ -27,7 +27,7 @@ from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
 from jsrl.agents.minibatches import flat, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
-from jsrl.agents.rows import RowMasks, row_margin, row_masks
+from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
 from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
@@ -69,6 +69,7 @@ class PPOConfig:
         "learning_rate", "gamma", "gae_lambda", "clip_ratio", "value_clip", "value_coef", "entropy_coef", "max_grad_norm",
         "target_kl",
     )  # fmt: skip
+    scores_rows: ClassVar[bool] = True
 
     learning_rate: float = 3e-4
     schedule: ac.Schedule = "constant"
@@ -190,6 +191,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
         # 1. Values of all rows, advantages and targets, with the moments this update started from.
         batch, prepared_metrics = prepare(parts, weights, state, trajectory, axis_name)
+        scores = row_scores(trajectory, batch.target - batch.old_value, batch.masks.policy, spec.num_agents)
         # 2. The value function moves to the targets' units; its outputs in raw units stay as they are.
         weights, value_moments, batch = rescale_values(parts, weights, state.extra, batch, axis_name)
         # 3. Gradient steps over epochs and minibatches.
@@ -202,7 +204,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         moments = norm.merge_moments(state.params.moments, raw, batch.masks.value, axis_name)
         metrics = {**metrics, **prepared_metrics, "learning_rate": rate}
         new = pack(parts, weights, moments, opt_state, value_moments, state.updates + 1)
-        return new, UpdateOutput(metrics)
+        return new, UpdateOutput(metrics, scores)
 
     with_value = config.values == "acting"
     act = ac.make_act(parts.network, parts.distribution, with_value=with_value)

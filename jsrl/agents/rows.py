@@ -136,3 +136,18 @@ def acting_mask(trajectory: Trajectory) -> Array:
     """Return 1 where the agent acted, whether or not the row has a target (for imitation): float32, as in RowMasks."""
     kinds = row_kinds(trajectory.discount[:-1], trajectory.acts, trajectory.is_first)
     return kinds.acting.astype(jnp.float32)
+
+
+def row_scores(trajectory: Trajectory, error: Array, mask: Array, num_agents: int | None) -> Array | None:
+    """Return, for scores of games, (sum of |error|, number) over each row's trained agents: [B, T, 2]; None: not wanted.
+
+    Args:
+      trajectory: its `game` says whether scores are wanted.
+      error: [T, B] ([T, B * N] where agents exist) of the value function's target to its value; with GAE the advantage.
+      mask: like error, 1 where the policy is trained.
+    """
+    if isinstance(trajectory.game, tuple):
+        return None
+    pairs = jnp.stack([jnp.where(mask > 0, jnp.abs(error), 0.0), (mask > 0).astype(jnp.float32)], axis=-1)
+    by_agent = pairs.reshape(pairs.shape[0], -1, num_agents or 1, 2)
+    return jnp.swapaxes(by_agent.sum(axis=2), 0, 1)

@@ -165,6 +165,11 @@ def assigns_tasks(director: Director, seed: int, num: int = 8) -> bool:
     return any(one.task is not None for one in director.propose(director.init(seed), num)[1])
 
 
+def wants_scores(director: Any) -> bool:
+    """Return whether a director chooses by scores of games, which learners give."""
+    return bool(getattr(director, "wants_scores", False))
+
+
 def explored_names(director: Any) -> tuple[str, ...]:
     """Return the hyperparameters that a director changes; most change none."""
     return tuple(getattr(director, "hyperparameters", ()))

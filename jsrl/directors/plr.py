@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class PLR(SelfPlayTasks):
     Source: Jiang et al., "Prioritized Level Replay" (2021), section 3 and equations 1 to 3; for `train_on_new` Jiang et
     al., "Replay-Guided Adversarial Environment Design" (2021), robust PLR.
     """
+
+    wants_scores: ClassVar[bool] = True
 
     num_levels: int | None = None
     """Levels are 0 to num_levels - 1; None: any number of 31 bits."""

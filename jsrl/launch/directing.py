@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jsrl.directors.base import wants_scores
 from jsrl.directors.messages import Assignment
 from jsrl.directors.pbt import PBT, Range
 from jsrl.directors.plr import PLR
 from jsrl.errors import ConfigError, SnapshotError
-from jsrl.experiment import Experiment
+from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import agent_name
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import EnvSpec, GameSpec
@@ -35,8 +36,8 @@ def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapp
             f"the director assigns the policy {unknown[0]!r}, which the run does not have; it has: {', '.join(seats)}. Give "
             f"{type(director).__name__} these names as `policies`."
         )
-    if isinstance(director, PLR):
-        raise ConfigError("PLR needs scores that learners do not give yet; use it in a program.")
+    if wants_scores(director):
+        _check_scored(experiment, director)
     if isinstance(director, PBT):
         _check_population(experiment, director)
     sides = _policies_of_sides(spec, seats)
@@ -83,6 +84,23 @@ def _check_explored(agent: Any, name: str, option: str, allowed: Range) -> None:
             dataclasses.replace(agent, **{option: value})
         except ConfigError as error:
             raise ConfigError(f"PBT explores {option} from {allowed.low:g} to {allowed.high:g}, but {error}") from error
+
+
+def _check_scored(experiment: Experiment, director: Any) -> None:
+    """Refuse a director that wants scores of games where learners can give none."""
+    name = type(director).__name__
+    if experiment.replay is not None:
+        raise ConfigError(
+            f"{name} wants scores of whole games, but replay trains on windows of them; use an agent without."
+        )
+    for policy in experiment.policies.values() or [PolicyConfig(experiment.agent)]:
+        if not getattr(type(policy.agent), "scores_rows", False):
+            raise ConfigError(
+                f"{name} wants scores of games, which {agent_name(policy.agent)} does not give; ppo, mappo and ippo do (a "
+                "config of your own says so with `scores_rows = True`, see jsrl.agents.base.UpdateOutput)."
+            )
+    if isinstance(director, PLR) and not director.train_on_new:
+        raise ConfigError("PLR has train_on_new=False, but learners score only games that they train on; leave it out.")
 
 
 def _policies_of_sides(spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> list[set[str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.directors.base import first_hyperparameters
+from jsrl.directors.base import first_hyperparameters, wants_scores
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
@@ -65,7 +65,12 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
         state, act_spec = trace_agent(agent, spec)
     core = act_spec.core if agent.store_core else ()
     trajectory = make_trajectory_spec(
-        spec, act_spec.extras, core, num_rows=experiment.rollout_length, num_envs=experiment.group_size
+        spec,
+        act_spec.extras,
+        core,
+        num_rows=experiment.rollout_length,
+        num_envs=experiment.group_size,
+        scored=wants_scores(experiment.director),
     )
     _check_act(spec, act_spec)
     return Schemas(spec, act_spec, trajectory, _size_bytes(state.params), _size_bytes(state))

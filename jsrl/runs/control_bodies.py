@@ -137,6 +137,12 @@ class Directed(msgspec.Struct):
     error: str = ""
 
 
+class Scores(msgspec.Struct):
+    """What a learner's rows say of games that ended: (number of the game, score) pairs."""
+
+    scores: list[tuple[Count, float]]
+
+
 class Saving(msgspec.Struct):
     """A learner is about to write a snapshot of this version."""
 
@@ -161,6 +167,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "games": Games,
     "tell": Tell,
     "done": Directed,
+    "scores": Scores,
     "saving": Saving,
     "stop": Stopped,
 }

@@ -302,3 +302,21 @@ def test_weights_name_what_is_trained():
     moments = state.opt_state[1].mu
     assert isinstance(moments, Weights)
     assert jax.tree.structure(moments.policy) == jax.tree.structure(state.params.weights)
+
+
+def test_rows_are_scored_by_the_size_of_their_advantage_where_games_are_scored():
+    """With gamma 0 the advantage is the reward less the value, which the actors sent."""
+    agent = ppo(PPOConfig(network=SMALL, values="acting", gamma=0.0, num_epochs=1, num_minibatches=1), SPEC)
+    rng = np.random.default_rng(0)
+    rows = random_trajectory(3)._replace(extras={"value": rng.normal(size=(T + 1, B)).astype(np.float32)})
+    assert run(agent, rows)[1].priorities is None
+    scored = rows._replace(game=np.zeros((T + 1, B), np.int32))
+    found = run(agent, scored)[1].priorities
+    mask = np.asarray(row_masks(scored, row_margin(scored)).policy)
+    expected = np.abs(rows.reward - rows.extras["value"])[:-1] * mask
+    acting_next = (rows.acts[1:] == 1) | rows.is_first[1:]
+    assert found.shape == (B, T, 2)
+    np.testing.assert_array_equal(found[..., 1], mask.T)
+    kept = mask.astype(bool) & acting_next
+    np.testing.assert_allclose(np.asarray(found[..., 0]).T[kept], expected[kept], rtol=1e-5)
+    assert not np.asarray(found[..., 0]).T[mask == 0].any()

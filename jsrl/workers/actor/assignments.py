@@ -32,12 +32,13 @@ class Cast:
 
     Attributes:
       version: int64 [B, N], that is to act: a frozen one, LATEST_VERSION, or NOT_PLAYED where another policy plays.
-      learns: bool [B, N], whether the seat's rows train the policy.
+      learns: bool [B, N], whether the seat's rows train the policy. game: int32 [B], the number of the game.
       spares: seats that wait are not acted for; not where cores follow every row.
     """
 
     version: np.ndarray
     learns: np.ndarray
+    game: np.ndarray
     spares: bool
 
     def asked(self, acts: Array) -> Array:
@@ -99,7 +100,8 @@ class Assignments:
         slots = self._slots[group] = _Slots([None] * num_envs, [None] * num_envs)
         for (_, places), has_core in zip(self._policies, self._cores, strict=True):
             shape = (num_envs, len(places)) if places else (num_envs,)
-            slots.casts.append(Cast(np.full(shape, LATEST_VERSION, np.int64), np.ones(shape, bool), not has_core))
+            version, learns = np.full(shape, LATEST_VERSION, np.int64), np.ones(shape, bool)
+            slots.casts.append(Cast(version, learns, np.full(num_envs, -1, np.int32), not has_core))
         self._need(group, range(num_envs))
         return slots.casts
 
@@ -155,6 +157,7 @@ class Assignments:
                 np.where(own, version, NOT_PLAYED) if places else (version[0] if own[0] else NOT_PLAYED)
             )
             cast.learns[slot] = learns if places else learns[0]
+            cast.game[slot] = lease.id
 
     def void(self, group: int, slots: Iterable[int] | None, why: str) -> None:
         """Give the assignments of some slots (None: all) back: their episodes count as nothing."""

@@ -116,6 +116,7 @@ class PolicyRows:
     observation: list[Array] = field(default_factory=list)
     extras: list[Array] = field(default_factory=list)
     state: list[Array] = field(default_factory=list)
+    game: list[Array] = field(default_factory=list)
     reply: Reply | None = None
     cast: Cast | None = None
 
@@ -145,6 +146,7 @@ class PolicyRows:
         self.observation = leaves(self.block.trajectory.observation)
         self.extras = leaves(self.block.trajectory.extras)
         self.state = leaves(self.block.trajectory.state)
+        self.game = leaves(self.block.trajectory.game)
         self.write_observation(0)
         return True
 
@@ -189,6 +191,8 @@ class PolicyRows:
         self.block.trajectory.is_first[row] = self.latest.is_first
         acts = self.latest.acts
         self.block.trajectory.acts[row] = acts if self.cast is None else self.cast.trained(acts)
+        if self.cast is not None and self.game:
+            self.game[0][row] = self.cast.game
 
     def committed(self) -> None:
         """Count a trajectory that was committed."""

@@ -40,7 +40,7 @@ KIND = Kind(
     activities=ACTIVITIES,
     metrics=METRICS,
     loads_jax=lambda worker: False,
-    hears=("games", "done", "saving"),
+    hears=("games", "done", "scores", "saving"),
     headline=Headline("games_per_s", "games/s"),
     stays=because("it keeps its players and results there"),
 )

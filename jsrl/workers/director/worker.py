@@ -19,6 +19,7 @@ from jsrl.directors.messages import (
     Outcome,
     Player,
     Reset,
+    Score,
     Stop,
     from_json,
     to_json,
@@ -27,7 +28,7 @@ from jsrl.directors.messages import Command as Order
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Directed, Games
+from jsrl.runs.control_bodies import Directed, Games, Scores
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION
 from jsrl.workers.base import Reporter
@@ -110,7 +111,7 @@ class DirectorWorker:
         return done
 
     def command(self, command: Command) -> None:
-        """Take what the controller passes on: `games` of actors, `done` and `saving` of learners."""
+        """Take what the controller passes on: `games` of actors, `done`, `scores` and `saving` of learners."""
         self._inbox.append(command)
         if command.name == "saving":
             self._hear()
@@ -118,19 +119,21 @@ class DirectorWorker:
 
     def _hear(self) -> int:
         """Take all that has come; return how many messages. Outcomes are reported at once, which copies the state once."""
-        heard, saving, outcomes = len(self._inbox), None, list[Outcome]()
+        heard, saving, reports = len(self._inbox), None, list[Report]()
         for _ in range(heard):
             command = self._inbox.popleft()
             facts = dict(command.facts)
             worker, incarnation = facts.pop("worker", ""), facts.pop("incarnation", 0)
             if command.name == "games":
-                outcomes += self._hear_actor(worker, incarnation, msgspec.convert(facts, Games))
+                reports += self._hear_actor(worker, incarnation, msgspec.convert(facts, Games))
             elif command.name == "done":
                 self._confirmed(msgspec.convert(facts, Directed))
+            elif command.name == "scores":
+                reports += [Score(game, value) for game, value in msgspec.convert(facts, Scores).scores]
             elif command.name == "saving":
                 saving = int(facts["version"])
-        self._report(outcomes)
-        self._recorder.rate("games", sum(not outcome.void for outcome in outcomes))
+        self._report(reports)
+        self._recorder.rate("games", sum(isinstance(report, Outcome) and not report.void for report in reports))
         if saving is not None:
             self._states.write(saving, self._kept())
         return heard

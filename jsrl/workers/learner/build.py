@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
+from jsrl.directors.base import wants_scores
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
@@ -23,6 +24,7 @@ from jsrl.workers.kinds import make_recorder
 from jsrl.workers.learner.build_source import begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.copies import Copies
+from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.trained import trained_agent
 from jsrl.workers.learner.worker import Learner, LearnerSettings
@@ -67,13 +69,16 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         on_policy=e.replay is None,
         copy=life.copy,
     )
+    scores = Scores(reporter) if wants_scores(e.director) else None
     copies = Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key))
 
     def again(values: list[Any], updates: int) -> Any:
         state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
         return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
 
-    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, job.players, again, copies)
+    return Learner(
+        updater, begin, connect, check, store, settings, reporter, recorder, job.players, again, copies, scores
+    )
 
 
 def _plays_initial(experiment: Experiment) -> bool:

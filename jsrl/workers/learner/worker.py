@@ -26,6 +26,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
 from jsrl.workers.learner.copies import Copies
 from jsrl.workers.learner.finite_check import Check
+from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.updaters import Updater, reported
 
@@ -71,6 +72,7 @@ class Learner:
       players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
       copies: states from and for the learners of other policies. A copy takes the place of the next update, so that params
         change where updates change them; until then it is in the meta of this learner's snapshots.
+      scores: of the games in its batches, where a director wants some.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class Learner:
         players: PlayerStore | None = None,
         again: Callable[[list[Any], int], Any] | None = None,
         copies: Copies | None = None,
+        scores: Scores | None = None,
     ) -> None:
         self.name = settings.name
-        self._players, self._again, self._copies = players, again, copies
+        self._players, self._again, self._copies, self._scores = players, again, copies, scores
         self._copy, self._copied = settings.copy, None  # what the next update takes: as it was told, and the state
         self._updater, self._begin, self._connect, self._check = updater, begin, connect, check
         self._store, self._settings, self._reporter = store, settings, reporter
@@ -162,6 +165,8 @@ class Learner:
         before = self.updates
         for _ in range(self._settings.calls_per_batch):
             output = self._update(batch)
+        if self._scores is not None and output.priorities is not None:
+            self._scores.add(batch.trajectory.game, np.asarray(output.priorities))
         self._trained += len(batch.lags)
         self._phases.enter("other")
         rows = self._source.used(batch, output)

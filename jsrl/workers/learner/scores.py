@@ -1,0 +1,60 @@
+"""Scores of games: the mean |advantage| over the rows of each game that a director assigned, told when the game has ended.
+
+A game's rows come in several batches. A later life of the learner knows nothing of the games that were open, and tells nothing
+of them.
+
+Source: Jiang et al., "Prioritized Level Replay" (2021), section 3.1: the average magnitude of the generalised advantage
+estimate over an episode, the L1 value loss. Differs: the rows of an episode that is longer than one batch are scored with the
+value functions of their own updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jsrl.types import Array
+from jsrl.workers.base import Reporter
+
+MOST_OPEN = 10_000  # games whose end may never come: their rows were dropped
+
+
+class Scores:
+    """What a learner knows of the games in its batches.
+
+    Args:
+      reporter: through which the director is told.
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._open: dict[int, tuple[float, float]] = {}  # game -> sum and number of its rows so far
+
+    def add(self, game: Array, rows: Array) -> None:
+        """Count the rows of a batch, and tell of the games that ended in it.
+
+        Args:
+          game: int32 [D, T+1, B/D], the game of each row; -1: none. rows: [D, B/D, T, 2], see jsrl.agents.rows.row_scores.
+        """
+        games = np.moveaxis(np.asarray(game), 1, 2)  # [D, B/D, T+1]
+        own, values = games[..., :-1].ravel(), np.asarray(rows, np.float64).reshape(-1, 2)
+        found, index = np.unique(own, return_inverse=True)
+        sums = [np.bincount(index, values[:, i], len(found)) for i in (0, 1)]
+        for number, total, count in zip(found.tolist(), *map(np.ndarray.tolist, sums), strict=True):
+            before = self._open.pop(number, (0.0, 0.0))
+            self._open[number] = (before[0] + total, before[1] + count)
+        ended = np.unique(games[..., :-1][games[..., :-1] != games[..., 1:]]).tolist()
+        self._tell(ended)
+        while len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def _tell(self, ended: Sequence[int]) -> None:
+        scores = []
+        for number in ended:
+            total, count = self._open.pop(number)
+            if number >= 0 and count and math.isfinite(total):
+                scores.append((number, total / count))
+        if scores:
+            self._reporter.event("scores", scores=scores)

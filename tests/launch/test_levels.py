@@ -1,0 +1,106 @@
+"""Prioritised levels in a run: each score is that of its own game, and the weights follow from the scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.agents.happo import HAPPOConfig
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl.launch.run import run
+from tests.levels import LoggedPLR, ScoringConfig
+
+PLAN = Experiment(
+    env=EnvConfig("tests.levels:Levels"),
+    name="levels",
+    policies={"main": PolicyConfig(ScoringConfig())},
+    director=LoggedPLR(num_levels=30, min_fill=0.2),
+    num_envs=4,
+    num_groups=2,
+    num_actors=1,
+    rollout_length=8,
+    total_env_steps=60 * 32,
+    placement="serial",
+    evaluator=EvaluatorConfig(enabled=False),
+)
+
+
+def state_of(result) -> dict:
+    return json.loads(Path(result.folder, "director", "newest.json").read_text())["state"]
+
+
+def weights_of_log(director: LoggedPLR, log: list) -> dict[int, float]:
+    """Return level -> weight, by the equations of the paper, from what was proposed and scored (no level left the buffer)."""
+    level_of, score, proposed = dict[int, int](), dict[int, float](), dict[int, int]()
+    for what, number, value in log:
+        if what == "score":
+            level = level_of[number]
+            proposed.setdefault(level, number)
+            score[level] = value
+        else:
+            level_of[number] = value
+            if what == "again":
+                proposed[value] = number
+    levels, assigned = list(score), sum(what != "score" for what, _, _ in log)
+    rank = {level: 1 + place for place, level in enumerate(sorted(levels, key=lambda level: -score[level]))}
+    by_rank = np.array([rank[level] ** (-1 / director.beta) for level in levels])
+    stale = np.array([assigned - proposed[level] for level in levels], float)
+    mixed = (1 - director.staleness) * by_rank / by_rank.sum() + director.staleness * stale / stale.sum()
+    return dict(zip(levels, mixed.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("placement", ["serial", pytest.param("inline", marks=pytest.mark.slow)])
+def test_every_score_is_of_its_own_game_and_the_weights_follow_from_the_log(placement: str, tmp_path: Path) -> None:
+    actors = 1 if placement == "serial" else 2
+    result = run(PLAN, runs_dir=tmp_path, display="quiet", placement=placement, num_actors=actors)
+    state, director = state_of(result), PLAN.director
+    level_of = {number: level for what, number, level in state["log"] if what != "score"}
+    scores = [(number, value) for what, number, value in state["log"] if what == "score"]
+    assert len(scores) > 100 and len({number for number, _ in scores}) == len(scores), "each game is scored once"
+    assert all(value == level_of[number] for number, value in scores)
+    assert state["finished"] - len(scores) <= 2 * PLAN.num_envs * actors, "but for games that ended in the last rows"
+    assert len(state["levels"]) == 30 and state["scores"] == state["levels"]
+    expected = weights_of_log(director, state["log"])
+    found = dict(zip(state["levels"], director.weights(state).tolist(), strict=True))
+    assert found == pytest.approx(expected)
+    again = [level for what, _, level in state["log"] if what == "again"]
+    assert np.mean(np.array(again) >= 25) > 0.5, "levels with high scores come back"
+
+
+def test_a_resumed_run_goes_on_with_its_levels(tmp_path: Path) -> None:
+    run(PLAN, runs_dir=tmp_path, name="parts", display="quiet", total_env_steps=10 * 32)
+    state = state_of(run(PLAN, runs_dir=tmp_path, resume="parts", display="quiet", total_env_steps=25 * 32))
+    level_of = {number: level for what, number, level in state["log"] if what != "score"}
+    assert all(level_of[number] == value for what, number, value in state["log"] if what == "score")
+    assert state["void"] > 0 and state["assigned"] == state["finished"] + state["void"] + len(state["open"])
+    assert state["scores"] == state["levels"] and len(state["levels"]) > 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"director": LoggedPLR(train_on_new=False)}, "train_on_new=False"),
+        ({"policies": {"main": PolicyConfig(HAPPOConfig())}}, "scores of games, which.*happo does not give"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+        run(dataclasses.replace(PLAN, **changes), runs_dir=tmp_path, display="quiet")
+    assert not any(tmp_path.iterdir())
+
+
+def test_ppo_trains_on_levels(tmp_path: Path) -> None:
+    """Every level has the score of its newest game, which the update that trained on it found."""
+    policies = {"main": PolicyConfig(PPOConfig(num_minibatches=1, num_epochs=1))}
+    result = run(PLAN, runs_dir=tmp_path, display="quiet", policies=policies, total_env_steps=30 * 32)
+    state = state_of(result)
+    assert (
+        len(state["levels"]) > 10 and min(state["scores"]) > 0.0 and len(set(state["scores"])) == len(state["scores"])
+    )
