@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,10 @@ from jsrl.snapshots.format import check_tag
 from jsrl.types import Array
 
 PLAYERS_FOLDER = "players"
+WANTED = "wanted"  # folder of what SentPlayers ask for
 MOST_BYTES = 4 << 30  # of one player's file
+SENT_S = 120.0  # longest time that a player's file takes to another host
+_LOOK_S = 0.02
 
 
 class PlayerStore:
@@ -64,19 +68,19 @@ class PlayerStore:
         Raises:
           SnapshotError: they are gone, or other than they were.
         """
-        paths = self._files(version)
-        if not paths:
+        path = self.file(version)
+        if path is None:
             raise SnapshotError(
                 f"no player of version {version} lies in {self.folder}; put the file back, or start a new run. "
                 f"There are: {self._listed()}."
             )
         try:
-            content = read_plain(paths[0], MOST_BYTES)
+            content = read_plain(path, MOST_BYTES)
         except (OSError, ValueError) as error:
-            raise SnapshotError(f"the frozen player {paths[0]} cannot be read: {error}.") from error
-        if paths[0].stem != f"{version}-{_digest(content)}":
+            raise SnapshotError(f"the frozen player {path} cannot be read: {error}.") from error
+        if path.stem != f"{version}-{_digest(content)}":
             raise SnapshotError(
-                f"the frozen player {paths[0]} has changed since it was frozen; put the file back as it was, or start a "
+                f"the frozen player {path} has changed since it was frozen; put the file back as it was, or start a "
                 "new run."
             )
         return _unpacked(content)
@@ -119,11 +123,38 @@ class PlayerStore:
             problem = f"{type(error).__name__}: {error}"
         raise SnapshotError(f"{path} does not say which version its player has ({problem}).")
 
+    def file(self, version: int) -> Path | None:
+        """Return the file of a version; None: there is none."""
+        return next(iter(self._files(version)), None)
+
     def _files(self, version: int) -> list[Path]:
         return sorted(self.folder.glob(f"{int(version)}-*.npz"))
 
     def _listed(self) -> str:
         return ", ".join(f"{name} ({version})" for name, version in self.names().items()) or "none"
+
+
+class SentPlayers(PlayerStore):
+    """The frozen players of a run whose folder is not seen here: a file is sent when it is asked for.
+
+    A file in the folder WANTED, called as a version, asks for it; the host's agent passes that on.
+    """
+
+    def load(self, version: int) -> list[np.ndarray]:
+        """Return the leaves that were frozen with a version, waiting for its file; see PlayerStore.
+
+        Raises:
+          SnapshotError: it did not come within SENT_S, or is other than it was.
+        """
+        asked, until_s = self.folder / WANTED / str(int(version)), time.monotonic() + SENT_S
+        while self.file(version) is None and time.monotonic() < until_s:
+            asked.parent.mkdir(parents=True, exist_ok=True)
+            asked.touch()
+            time.sleep(_LOOK_S)
+        try:
+            return super().load(version)
+        finally:
+            asked.unlink(missing_ok=True)
 
 
 def _digest(content: bytes) -> str:

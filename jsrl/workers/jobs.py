@@ -12,7 +12,7 @@ from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.runs.names import FileNames, Registration
-from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
 from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.stream import POLICY, End
@@ -74,6 +74,7 @@ class Job:
       others: what the worker does for further policies that play in its environments: jobs that differ in the policy, and
         what follows from it.
       hyperparameters: that a director changes: name of a field of the agent's config -> its first value.
+      away: it lives on a host that does not see the run's folder; `folder` is one of its agent.
       plays_along: further policies play in the environments that this one's rows come from, and may be trained for longer.
     """
 
@@ -100,6 +101,7 @@ class Job:
     others: tuple[Job, ...] = ()
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     plays_along: bool = False
+    away: bool = False
 
     @property
     def by_policy(self) -> tuple[Job, ...]:
@@ -145,7 +147,8 @@ class Job:
     @property
     def players(self) -> PlayerStore:
         """Return the frozen players of this policy."""
-        return PlayerStore(Path(self.folder, PLAYERS_FOLDER, self.policy_folder))
+        kind = SentPlayers if self.away else PlayerStore
+        return kind(Path(self.folder, PLAYERS_FOLDER, self.policy_folder))
 
     @property
     def policy_number(self) -> int:

@@ -34,11 +34,6 @@ def because(why: str) -> Callable[[Any], str]:
     return lambda job: why
 
 
-def reads_players(job: Job) -> str:
-    """Return why a worker that acts with frozen players stays where the run folder is; empty: the run has none."""
-    return "it acts with frozen players" if job.experiment.director is not None else ""
-
-
 class Headline(NamedTuple):
     """What the live display shows of a kind; metrics and shares without the kind's name.
 

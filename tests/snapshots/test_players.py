@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jsrl.errors import SnapshotError
-from jsrl.snapshots.players import PlayerStore
+from jsrl.snapshots import players
+from jsrl.snapshots.players import PlayerStore, SentPlayers
 from jsrl.types import make_version
 
 VALUES = [np.arange(6, dtype=np.float32).reshape(2, 3), np.float32(3.5), np.zeros((0, 2), np.int32)]
@@ -91,3 +92,25 @@ def test_a_name_that_cannot_be_a_file_is_refused(store, name):
 def test_players_are_read_without_jax():
     code = "import sys, jsrl.snapshots.players; assert 'jax' not in sys.modules and 'orbax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_player_of_another_host_is_asked_for_and_checked(store, tmp_path, monkeypatch):
+    store.freeze("a", 5, VALUES)
+    here = SentPlayers(tmp_path / "here")
+    asked = here.folder / players.WANTED / "5"
+
+    def send(seconds: float) -> None:
+        assert asked.exists()
+        (path,) = store.folder.glob("*.npz")
+        (here.folder / path.name).write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(players.time, "sleep", send)
+    np.testing.assert_array_equal(here.load(5)[0], VALUES[0])
+    assert not asked.exists()
+    monkeypatch.setattr(players, "SENT_S", 0.0)
+    with pytest.raises(SnapshotError, match="no player of version 6 lies in"):
+        here.load(6)
+    (path,) = here.folder.glob("*.npz")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(SnapshotError, match="has changed since it was frozen"):
+        here.load(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import threading
@@ -26,6 +27,7 @@ from jsrl.transport.ledger.hops import read_hop
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
 from tests.launch.hosts.agents import Agent, await_that, lives, namespaces
+from tests.launch.test_director import DUEL, check_games
 from tests.system.launched import WORLD, assert_balanced
 
 PROJECT = """
@@ -183,3 +185,23 @@ def test_a_deterministic_run_is_the_same_to_the_bit_with_its_server_on_another_h
     one, other = (dict(named_leaves(state)) for state in states)
     assert one.keys() == other.keys() and not [name for name in one if one[name].tobytes() != other[name].tobytes()]
     assert hop_ledger(far.ledger).balanced
+
+
+@pytest.mark.parametrize(
+    "placement", [pytest.param("served", marks=pytest.mark.slow), pytest.param("inline", marks=pytest.mark.nightly)]
+)
+def test_frozen_players_come_to_the_host_that_acts_with_them(placement: str, tmp_path: Path) -> None:
+    duel = dataclasses.replace(DUEL, placement=placement, num_actors=2, total_env_steps=60 * 32)
+    launcher = JoinedHosts(
+        Local(), HostFacts("here", 1, 8_000, "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None
+    )
+    agent = Agent(launcher.address, launcher.token_files[0], "far", tmp_path / "far.txt")
+    try:
+        result = run(duel, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only")
+        acting = {"served": "inference-0", "inline": "actor-0"}[placement]
+        assert acting in launcher._home
+    finally:
+        launcher.close()
+        agent.close()
+    assert result.updates == 60
+    assert any("frozen-" in name for name in check_games(result))

@@ -4,10 +4,18 @@ import dataclasses
 
 import pytest
 
+from jsrl.envs.config import EnvConfig
 from jsrl.errors import StreamClosed
+from jsrl.experiment import Experiment
+from jsrl.launch.hosts.messages import LOST_S
+from jsrl.launch.plan import make_plan
+from jsrl.metrics.metrics import Recorder
 from jsrl.runs.names import FileNames, Registration
 from jsrl.workers import peers
-from jsrl.workers.peers import FailoverPeer, first_present
+from jsrl.workers.actor.streams import ActorStreams
+from jsrl.workers.ends import names_of_peers
+from jsrl.workers.peers import ELSEWHERE_S, FailoverPeer, first_present
+from tests.tiny_agent import TinyConfig
 
 SERVERS = ["inference-1", "inference-0"]
 
@@ -53,3 +61,24 @@ def test_while_a_host_may_be_lost_others_stand_in_for_its_server(tmp_path, monke
     now_s[0] += 31.0
     with pytest.raises(StreamClosed, match="inference-1 is back"):
         peer.check()
+
+
+class Broken:
+    """A client whose server does not answer, as the loss of its host begins."""
+
+    def receive(self, timeout_s: float) -> None:
+        raise StreamClosed("the connection to the server broke.")
+
+
+def test_an_actor_whose_far_server_is_lost_goes_to_another_or_waits_until_that_is_noticed(tmp_path) -> None:
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    e = dataclasses.replace(e, num_inference_servers=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    streams = ActorStreams(job, Recorder("actor"))
+    job.names.show([Registration("inference.inference-0", "tcp://far", 0, 7, "elsewhere")])
+    candidates = names_of_peers(job.end("inference"))
+    server = FailoverPeer(job.names, candidates, job.find(candidates[0]))
+    streams._server, streams._peers, streams._client = server, [server], Broken()
+    assert streams.look(0.0) is False and streams.patience_s == ELSEWHERE_S > 3 * LOST_S - 1
+    job.names.register("inference.inference-1", "shm:b", 0)
+    assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-1"

@@ -140,7 +140,7 @@ class JoinedHosts:
         if job.name not in self._home:
             return self._start_here(job, start)
         if not self._serves:
-            self._port.serve(start.control, Path(job.registry), self._guest_names)
+            self._port.serve(start.control, Path(job.registry), Path(job.folder), self._guest_names)
             self._serves = True
         with self._port.changed:
             host = self._host_for(job.name)
@@ -244,6 +244,7 @@ def moved(job: Job, folder: str, address: str) -> Job:
     return dataclasses.replace(
         job,
         folder=folder,
+        away=True,
         registry=f"{folder}/names",
         keys=f"{folder}/{KEYS}",
         start_point=dataclasses.replace(job.start_point, journal_epoch=None),

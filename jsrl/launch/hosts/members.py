@@ -67,6 +67,7 @@ class JoinedHost:
       facts: what it has. epoch: the number of this membership. token, session, boot, folder: see Hello.
       identity: of its connection. heard_s: when it was heard of last. lost: why it is no member any more; empty: it is one.
       lives: of workers, by (worker, incarnation). answers: to questions, by their numbers.
+      wanted: frozen players that its workers wait for; see Beat.
       server_key: public key of what its workers bind, 64 hexadecimal digits. names: under which they have bound streams.
     """
 
@@ -83,6 +84,7 @@ class JoinedHost:
     answers: dict[int, str] = field(default_factory=dict)
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
+    wanted: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -137,6 +139,7 @@ class Members:
         if isinstance(message, Beat):
             self.words += message.words
             host.names = [entry for entry in message.names if _is_of(host, entry)]
+            host.wanted = message.wanted
             for usage in message.usage:
                 self._note_usage(host, usage)
             return [(host.identity, Alive(host.epoch, message.sent_s))]

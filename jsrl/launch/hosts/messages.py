@@ -15,11 +15,13 @@ from jsrl.errors import CodecError
 from jsrl.runs.names import Registration
 
 MAX_MESSAGE_BYTES = 32 << 20
-CHUNK_BYTES = 1 << 20  # of an archive
+CHUNK_BYTES = 1 << 20  # of an archive, or of a player
 BEAT_S = 0.5
 LEASE_S, LOST_S = 15.0, 20.0  # silence after which an agent ends its workers; after which the controller replaces them
 MAX_TAIL_CHARS = 64_000
 _WORKER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_WANTED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}")
+_PLAYER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}-[0-9a-f]{32}\.npz")
 _GUEST = re.compile(r"[0-9a-f]{80}")
 _KIND = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 VARIABLES = frozenset(  # of a worker's environment, which decide on devices, threads and the cache of programs
@@ -73,13 +75,21 @@ class Beat(Up, tag="beat"):
 
     Attributes:
       sent_s: the agent's clock, which the answer repeats: the lease runs from there.
-      names: under which living workers of the host have bound streams, all of them.
+      names: under which living workers of the host have bound streams, all of them. wanted: frozen players that they wait
+        for, as POLICY/VERSION, or VERSION of the first policy.
     """
 
     sent_s: float
     words: list[bytes]
     usage: list[Usage] = []
     names: list[Registration] = []
+    wanted: list[str] = []
+
+    def __post_init__(self) -> None:
+        """Refuse what could be a path to anything else."""
+        wrong = [wanted for wanted in self.wanted if not _WANTED.fullmatch(wanted) or ".." in wanted]
+        if wrong:
+            raise ValueError(f"player {wrong[0][:80]!r}")
 
 
 class Said(Up, tag="said"):
@@ -163,6 +173,20 @@ class Names(Down, tag="names"):
             raise ValueError(f"guest {wrong[0][:80]!r}")
 
 
+class Player(Down, tag="player"):
+    """A part of a frozen player's file, from a byte on; `last` completes it. name: below the folder of players."""
+
+    name: str
+    at: int
+    part: bytes
+    last: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what could be a path to anything else."""
+        if not _PLAYER.fullmatch(self.name) or ".." in self.name:
+            raise ValueError(f"player {self.name[:80]!r}")
+
+
 class Begin(Down, tag="begin"):
     """Start a life of a worker, once: its job as JSON, and the archive of the user's modules."""
 
@@ -217,7 +241,7 @@ class Farewell(Down, tag="farewell"):
 
 
 AnyUp = Hello | Beat | Said | Exited | Answer | Leaving
-AnyDown = Welcome | Refused | Alive | Keys | Code | Names | Begin | Signal | Ask | Tell | Farewell
+AnyDown = Welcome | Refused | Alive | Keys | Code | Names | Player | Begin | Signal | Ask | Tell | Farewell
 Message = TypeVar("Message")
 
 

@@ -17,12 +17,14 @@ import zmq
 from jsrl.errors import CodecError, StreamError
 from jsrl.launch.hosts.members import JoinedHost, Members
 from jsrl.launch.hosts.messages import (
+    CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
     AnyDown,
     AnyUp,
     Ask,
     Farewell,
     Names,
+    Player,
     Tell,
     decode,
     encode,
@@ -30,6 +32,7 @@ from jsrl.launch.hosts.messages import (
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.runs.control import RELAY
 from jsrl.runs.names import FileNames
+from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
 from jsrl.transport.meeting.handshake import bind
 
@@ -38,6 +41,8 @@ LOOK_S = 0.2  # between looks at silent hosts, and at the run's names
 NAMES_S = 5.0  # after which all names are told again: what was said while a connection was made anew is lost
 CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; silence after which it is made anew
 _MOST_AT_ONCE = 1_000
+PLAYER_S = 10.0  # after which a player that was sent and did not come is sent again
+_PARTS_AT_ONCE = 8  # of a player, at each look
 
 
 class HostPort:
@@ -65,6 +70,8 @@ class HostPort:
         self._guests: Callable[[], list[str]] = list
         self._shown: dict[int, Names] = {}  # host epoch -> what it was told
         self._told_s = 0.0
+        self._folder = Path()  # of the run
+        self._sent: dict[tuple[int, Path], tuple[int, float]] = {}  # (host epoch, player) -> bytes sent, and when
         self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._rung = socketpair()
         self._closing, self._asked = threading.Event(), 0
@@ -73,12 +80,12 @@ class HostPort:
 
     # -- called by the launcher's thread
 
-    def serve(self, control: str, registry: Path, guests: Callable[[], list[str]]) -> None:
+    def serve(self, control: str, registry: Path, folder: Path, guests: Callable[[], list[str]]) -> None:
         """Carry the messages of workers to the control road at this address, and names between a registry and the hosts.
 
-        `guests` returns the keys of hosts that streams let in.
+        Hosts get the frozen players of the run in `folder`. `guests` returns the keys of hosts that streams let in.
         """
-        self._do(lambda: self._join_control(control, registry, guests))
+        self._do(lambda: self._join_control(control, registry, folder, guests))
 
     def tell_names(self) -> None:
         """Tell the hosts at once what has changed of names and guests."""
@@ -200,6 +207,35 @@ class HostPort:
             self._send(identity, message)
         self._flush()
         self._share_names()
+        with contextlib.suppress(OSError):  # gone, or a disk that fails: the worker that waits says so
+            for host in list(self._members.hosts):
+                self._send_player(host)
+
+    def _send_player(self, host: JoinedHost) -> None:
+        """Send a host some of the first player that it waits for; all of it again where it still waits a while later."""
+        if not host.wanted or self._registry is None:
+            return
+        policy, _, version = host.wanted[0].rpartition("/")
+        players = self._folder / PLAYERS_FOLDER
+        path = PlayerStore(players / policy).file(int(version))
+        if path is None:
+            return
+        at, sent_s = self._sent.get((host.epoch, path), (0, time.monotonic()))
+        at = at if time.monotonic() - sent_s < PLAYER_S else 0
+        size = path.stat().st_size
+        if at == size:
+            return
+        with path.open("rb") as file:
+            file.seek(at)
+            for _ in range(_PARTS_AT_ONCE):
+                part = file.read(CHUNK_BYTES)
+                self._send(
+                    host.identity, Player(host.epoch, str(path.relative_to(players)), at, part, at + len(part) >= size)
+                )
+                at += len(part)
+                if at >= size:
+                    break
+        self._sent[host.epoch, path] = at, time.monotonic()
 
     def _share_names(self) -> None:
         """Take the names of all hosts into the registry, and tell them what is new there."""
@@ -216,8 +252,8 @@ class HostPort:
                     self._shown[host.epoch] = names
                     self._send(host.identity, names)
 
-    def _join_control(self, control: str, registry: Path, guests: Callable[[], list[str]]) -> None:
+    def _join_control(self, control: str, registry: Path, folder: Path, guests: Callable[[], list[str]]) -> None:
         self._control = self._context.socket(zmq.DEALER)
         self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
         self._control.connect(control)
-        self._registry, self._guests = FileNames(registry), guests
+        self._registry, self._folder, self._guests = FileNames(registry), folder, guests

@@ -39,6 +39,7 @@ from jsrl.launch.hosts.messages import (
     Keys,
     Leaving,
     Names,
+    Player,
     Refused,
     Said,
     Signal,
@@ -56,6 +57,7 @@ from jsrl.launch.local.children import Children, ChildrenRoad, kept_words
 from jsrl.launch.local.facts import address_towards, boot_id, own_facts
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.runs.names import FileNames
+from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, show_guests
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
@@ -193,7 +195,8 @@ class Agent:
             self._usage_at_s = now_s() + _USAGE_S
             usage = self._children.usage()
         names = FileNames(self._folder / "names").own() if self._children.count else []
-        self._say(Beat(self._epoch, now_s(), kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES), usage, names))
+        words = kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES)
+        self._say(Beat(self._epoch, now_s(), words, usage, names, wanted_players(self._folder / PLAYERS_FOLDER)))
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -245,6 +248,8 @@ class Agent:
         elif isinstance(message, Names):
             show_guests(make_folder(self._folder / KEYS), message.guests)
             FileNames(self._folder / "names").show(message.entries)
+        elif isinstance(message, Player):
+            keep_player(self._folder / PLAYERS_FOLDER / message.name, message)
         elif isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Tell):
@@ -300,6 +305,29 @@ class Agent:
                     unpack(message.digest, bytes(content), folder)
             except (OSError, ValueError) as error:  # workers say that their modules are missing
                 self._tell(f"the run's modules cannot be kept here: {error}")
+
+
+def wanted_players(folder: Path) -> list[str]:
+    """Return the frozen players that workers wait for, as Beat has them; `folder` is that of all players."""
+    asked = [*folder.glob(f"{WANTED}/*"), *folder.glob(f"*/{WANTED}/*")]
+    names = [str(path.parent.parent.relative_to(folder) / path.name) for path in asked]
+    return sorted(name for name in names if not list(folder.glob(f"{name}-*.npz")))
+
+
+def keep_player(path: Path, message: Player) -> None:
+    """Write a part of a frozen player's file, which appears once it is whole; a part that does not follow is dropped.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    draft = path.with_name(f"{path.name}.draft")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if message.at and (not draft.exists() or draft.stat().st_size != message.at):
+        return
+    with draft.open("ab" if message.at else "wb") as file:
+        file.write(message.part)
+    if message.last:
+        draft.rename(path)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import run as command
-from jsrl.directors.pools import PFSP
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, InferenceConfig, LearnerConfig
@@ -88,15 +87,15 @@ def test_on_cpu_the_learner_leaves_half_of_its_host_to_actors():
 def test_what_writes_to_the_run_folder_stays_where_it_is_seen():
     keeper = Need("replay-0", memory_mb=10, stays="it keeps its rows there")
     watcher = Need("watch", memory_mb=10)
-    held = servers(2, stays="it acts with frozen players")
+    held = servers(2, stays="it has a road of its own")
     hosts = [host("a", cores=2), host("b", cores=64)]
     layout = lay_out([LEARNER, keeper, watcher, *held, *actors(4)], hosts)
     assert layout.on("a") == ["learner", "replay-0", "inference-0", "inference-1"]
     assert layout.of["watch"] == "b"
     last = layout_text(layout).splitlines()[-1]
     assert last == (
-        "  Only on hosts that see the run folder: replay-0 (it keeps its rows there), inference-0 to inference-1 (2) (it acts "
-        "with frozen players)."
+        "  Only on hosts that see the run folder: replay-0 (it keeps its rows there), inference-0 to inference-1 (2) (it has "
+        "a road of its own)."
     )
     assert "Only on hosts" not in layout_text(lay_out([LEARNER, keeper], hosts[:1]))
     shared = [hosts[0], host("b", cores=64, shares_folder=True)]
@@ -201,7 +200,7 @@ def test_a_plan_says_what_its_workers_need():
     assert [need.gpus for need in needs_of(plan_of(on_gpu)) if need.answers] == [2, 2]
 
 
-def test_who_acts_with_frozen_players_or_counts_rows_stays_where_the_run_folder_is(monkeypatch):
+def test_who_counts_rows_or_says_nothing_stays_where_the_run_folder_is(monkeypatch):
     monkeypatch.syspath_prepend(str(WORLD))
     e = Experiment(agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=2, num_envs=4)
     needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
@@ -210,9 +209,6 @@ def test_who_acts_with_frozen_players_or_counts_rows_stays_where_the_run_folder_
     monkeypatch.setattr("my_workers.AUGMENT", kind._replace(stays=because("")))
     needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
     assert needs["augment-0"].stays == "it counts what it reads in the run folder"
-    job = dataclasses.replace(plan_of(e).job("inference-0"), experiment=dataclasses.replace(e, director=PFSP()))
-    assert find_kind("inference").stays(job) == "it acts with frozen players"
-    assert find_kind("actor").stays(dataclasses.replace(job, ends=())) == "it acts with frozen players"  # by itself
 
 
 HOSTS = [

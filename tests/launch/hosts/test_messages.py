@@ -54,6 +54,23 @@ def test_a_guest_that_could_be_a_path_is_refused(guest):
     assert decode(encode_names(["0a" * 40]), AnyDown).guests == ["0a" * 40]
 
 
+NAME = "5-" + "0a" * 16 + ".npz"
+
+
+@pytest.mark.parametrize(
+    "name", ["../" + NAME, "a/b/" + NAME, "/" + NAME, "..../" + NAME, NAME + ".draft", "a/" + NAME[1:]]
+)
+def test_a_player_that_could_be_another_file_is_refused(name):
+    fine = {"kind": "player", "epoch": 1, "at": 0, "part": b"", "last": True}
+    with pytest.raises(CodecError):
+        decode(msgspec.msgpack.encode(fine | {"name": name}), AnyDown)
+    assert decode(msgspec.msgpack.encode(fine | {"name": f"rover/{NAME}"}), AnyDown).name == f"rover/{NAME}"
+    beat = {"kind": "beat", "epoch": 1, "sent_s": 0.0, "words": [], "wanted": ["5", "rover/7", "../8"]}
+    with pytest.raises(CodecError):
+        decode(msgspec.msgpack.encode(beat), AnyUp)
+    assert decode(msgspec.msgpack.encode(beat | {"wanted": ["5", "rover/7"]}), AnyUp).wanted == ["5", "rover/7"]
+
+
 def encode_names(guests):
     return msgspec.msgpack.encode({"kind": "names", "epoch": 1, "entries": [], "guests": guests})
 
