@@ -14,6 +14,7 @@ from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts, check_names
 from jsrl.launch.launcher import Need
 
+_MOST_RANGES = 4  # of a family of workers, in texts
 _GPU_LEARNER_CORES = 2  # that keep its accelerators fed
 
 
@@ -235,7 +236,10 @@ def layout_text(layout: Layout) -> str:
 
 
 def ranges(names: Sequence[str]) -> str:
-    """Return names as text, those with consecutive numbers as a range: `learner, actor-0 to actor-7 (8)`."""
+    """Return names as text, those with consecutive numbers as a range: `learner, actor-0 to actor-7 (8)`.
+
+    A family that is scattered is shown by its first and last: `actor-0, actor-3, ..., actor-33 (12)`.
+    """
     words: list[tuple[str, str, int]] = []
     for name in names:
         if words and _follows(name, words[-1][1]):
@@ -243,7 +247,14 @@ def ranges(names: Sequence[str]) -> str:
             words[-1] = (first, name, count + 1)
         else:
             words.append((name, name, 1))
-    return ", ".join(first if count == 1 else f"{first} to {last} ({count})" for first, last, count in words)
+    texts = list[str]()
+    for _, alike in itertools.groupby(words, key=lambda word: word[0].rpartition("-")[0] or word[0]):
+        some = list(alike)
+        if len(some) > _MOST_RANGES:
+            texts.append(f"{some[0][0]}, {some[1][0]}, ..., {some[-1][1]} ({sum(count for *_, count in some)})")
+        else:
+            texts += [first if count == 1 else f"{first} to {last} ({count})" for first, last, count in some]
+    return ", ".join(texts)
 
 
 def _follows(name: str, before: str) -> bool:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,12 +16,15 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.hosts.members import JoinedHost, RemoteLife
 from jsrl.launch.hosts.messages import Begin
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
-from jsrl.launch.launcher import Start
+from jsrl.launch.launcher import Need, Start
+from jsrl.launch.local import children
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan
@@ -237,6 +241,40 @@ def test_tokens_that_are_used_up_foreign_or_open_to_others_let_nobody_in(tmp_pat
         status, text = agents[2].ends()
         assert status == 2 and "others may read this secret" in text
         assert [host.name for host in world.launcher.members.hosts] == ["a"]
+
+
+def test_a_worker_of_a_lost_host_goes_where_its_gpu_is_and_few_workers_live(tmp_path: Path) -> None:
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    try:
+        facts = [HostFacts("b", 4, 100), HostFacts("c", 4, 100, gpus=1), HostFacts("d", 8, 100)]
+        hosts = [JoinedHost(f, i, "", "", "", "", b"", 0.0) for i, f in enumerate(facts)]
+        launcher.members.hosts += hosts
+        hosts[0].lives["actor-9", 0] = RemoteLife(hosts[0], "actor-9", 0)
+        needs = [Need("inference-0", "serves", gpus=0), Need("actor-0"), Need("inference-1", "serves", gpus=2)]
+        launcher._needs = {need.worker: need for need in needs}
+        launcher._home = dict.fromkeys(launcher._needs, "a")
+        found = [launcher._host_for(need.worker) for need in needs]
+        assert [host and host.name for host in found] == ["c", "c", None]
+        launcher._home["actor-0"] = "b"
+        assert launcher._host_for("actor-0") is hosts[0]
+        asked: list[tuple] = []
+
+        def variables_on(gpus, here):
+            asked.append((gpus, here))
+            return {"CUDA_VISIBLE_DEVICES": "0", "PATH": "/nowhere"}
+
+        launcher._laid = {"inference-0": "c", "inference-1": "c", "learner": "here"}
+        start = Start(tmp_path, "", spawn_environment(), {}, None, False, variables_on)
+        job = SimpleNamespace(name="inference-2")
+        assert launcher._variables_on(hosts[1], job, start) == {"CUDA_VISIBLE_DEVICES": "0"}  # type: ignore[arg-type]
+        assert asked == [(["0"], {"inference-0", "inference-1", "inference-2"})]
+    finally:
+        launcher.close()
+
+
+def test_an_agent_counts_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "accelerators", lambda: ["4", "6"])
+    assert [children.own_gpus(text) for text in ("", "0", "1,0", "2")] == ["", "4", "6,4", ""]
 
 
 def test_hosts_that_do_not_come_are_missed_in_a_sentence(tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ def test_ranges_of_names():
     assert (
         ranges(["learner", "actor-0", "actor-1", "actor-2", "replay-0"]) == "learner, actor-0 to actor-2 (3), replay-0"
     )
+    scattered = [f"actor-{i}" for i in (0, 2, 4, 5, 7, 9)]
+    assert ranges(["learner", *scattered, "watch"]) == "learner, actor-0, actor-2, ..., actor-9 (6), watch"
     assert ranges(["actor-9", "actor-10", "actor-12"]) == "actor-9 to actor-10 (2), actor-12"
 
 
