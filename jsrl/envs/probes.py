@@ -311,4 +311,7 @@ def make_probe(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...] = 0
     try:
         return PROBES[name](config, num_envs, seed, group, **config.kwargs)
     except TypeError as error:
-        raise ConfigError(f"probe {name!r} does not take {config.kwargs}: {error}") from None
+        raise ConfigError(
+            f"probe {name!r} does not take env.kwargs {config.kwargs}: {error}. If they are for another environment, "
+            "empty them: --env.kwargs '{}'."
+        ) from None
