@@ -13,8 +13,9 @@ from gymnasium import spaces
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
-from jsrl.directors.fixed import Fixed
+from jsrl.directors.fixed import Fixed, LatestSelfPlay
 from jsrl.directors.league import League
+from jsrl.directors.messages import Reset, Stop
 from jsrl.directors.pools import DeltaUniform
 from jsrl.directors.stages import Stages
 
@@ -154,3 +155,13 @@ class Walk(gymnasium.Env):
     def step(self, action):
         self.left -= 1
         return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
+
+
+@dataclass(frozen=True)
+class ResetOnce(LatestSelfPlay):
+    """Everybody plays with the newest params; after some games they are reset, and the run stops."""
+
+    games: int = 40
+
+    def _ended(self, state, record, outcome):
+        return [Reset("main"), Stop("for now")] if state["finished"] == self.games and not outcome.void else []

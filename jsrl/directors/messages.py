@@ -123,7 +123,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Reset:
-    """Let a policy go on learning from another of its versions, with a fresh optimizer state."""
+    """Let a policy go on learning, with its next update, from another of its versions, with a fresh optimizer state."""
 
     policy: str
     source: str = INITIAL

@@ -19,8 +19,9 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.launch.run import run
 from jsrl.snapshots.players import PlayerStore
-from jsrl.types import version_updates
-from tests.duel import MarkedConfig, Watched, WatchedLeague, WatchedMatches, WatchedStages
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.types import make_version, version_updates
+from tests.duel import MarkedConfig, ResetOnce, Watched, WatchedLeague, WatchedMatches, WatchedStages
 
 DUEL = Experiment(
     env=EnvConfig("tests.duel:Duel"),
@@ -125,6 +126,17 @@ def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -
     updates = [{name: version_updates(v) for name, v in versions_of(result).items()} for result in (whole, second)]
     assert updates[0] == updates[1]
     assert state_of(whole)["void"] == 0
+
+
+def test_a_reset_that_was_told_and_not_made_is_made_after_a_resume(tmp_path: Path) -> None:
+    """The params count their updates; the reset takes the place of the first update of the second life."""
+    changes = {"director": ResetOnce(num_sides=2), "total_env_steps": 40 * 32}
+    first = run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, name="one", display="quiet")
+    assert "for now" in first.ended and 2 < first.updates < 40
+    second = run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, resume="one", display="quiet")
+    made = [SnapshotStore(Path(second.folder, "snapshots", "state")).load(tag).tree["state"]["params"]["weights"]["made"]
+            for tag in (make_version(0, first.updates), "final")]  # fmt: skip
+    assert [float(value[0]) for value in made] == [first.updates, second.updates - first.updates - 1]
 
 
 def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:

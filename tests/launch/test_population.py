@@ -69,10 +69,10 @@ class Watch:
             hand_over(copies, policy, version, state)
 
         def updating(learner, batch):
-            told = learner._copy
+            told = learner._told
             output = update(learner, batch)
             if told is not None:
-                assert learner._copy is None
+                assert learner._told is None
                 policy = learner.name.partition("-")[2] or MEMBERS[0]
                 values = told["hyperparameters"]
                 self.taken.append((policy, jax.device_get(learner._state), self.handed[policy], values))
@@ -115,7 +115,7 @@ def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path, m
     whole = run(CLIMB, runs_dir=tmp_path, name="whole", display="quiet", total_env_steps=15 * steps)
     copies, watch.taken = len(watch.taken), []
     first = run(CLIMB, runs_dir=tmp_path, name="parts", display="quiet", total_env_steps=5 * steps)
-    assert not watch.taken and any("copy" in snapshot_of(first, policy).meta for policy in MEMBERS)
+    assert not watch.taken and any("told" in snapshot_of(first, policy).meta for policy in MEMBERS)
     parts = run(CLIMB, runs_dir=tmp_path, resume="parts", display="quiet", total_env_steps=15 * steps)
     assert copies >= 2 and len(watch.taken) == copies
     assert state_of(whole) == state_of(parts)
@@ -183,7 +183,7 @@ def test_learners_that_die_during_a_copy_are_replaced_and_the_copy_is_made(place
         has = {float(found.tree["state"]["extra"]["values"]["step"])}
         has |= {
             float(np.float32(told["step"]))
-            for told in (found.meta.get("copy", {}).get("hyperparameters"), ordered.get(policy))
+            for told in (found.meta.get("told", {}).get("hyperparameters"), ordered.get(policy))
             if told
         }
         assert wanted in has, (policy, wanted, has)

@@ -67,7 +67,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         name=job.name,
         freezes=e.director is not None or (_plays_initial(e) and not job.start_point.updates),
         on_policy=e.replay is None,
-        copy=life.copy,
+        told=life.told,
     )
     scores = Scores(reporter) if wants_scores(e.director) else None
     copies = Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key))

@@ -32,13 +32,13 @@ class Life(NamedTuple):
 
     Attributes:
       epoch: of this life. trained: trajectories that the restored state was trained on. ledger: of all lives.
-      copy: the state of another learner that the next update takes, see Learner.
+      told: a director's reset or copy that was not made, see Learner.
     """
 
     epoch: int
     trained: int
     ledger: Ledger
-    copy: dict[str, Any] | None = None
+    told: dict[str, Any] | None = None
 
 
 def make_source(job: Job, devices: int, life: Life, recorder: Recorder, reporter: Reporter) -> Source:
@@ -134,11 +134,11 @@ def begin_counting(job: Job, reporter: Reporter) -> Life:
     The epoch rises on the disk at each start, also where no snapshot was written since the last one, so that no two lives
     of a run ever publish under the same version.
     """
-    saved, copy = None, None
+    saved, told = None, None
     if job.start_point.restore and not job.start_point.params_only:
         folder, _, selector = job.start_point.restore.rpartition("@")
         meta = SnapshotStore(folder).meta(selector)
-        copy = meta.get("copy")
+        told = meta.get("told")
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained = int(saved["trained"]) if saved else 0
     try:
@@ -148,5 +148,5 @@ def begin_counting(job: Job, reporter: Reporter) -> Life:
     except OSError as error:
         text = f"the ledger cannot be kept in {job.folder} ({error}); this life counts in memory only"
         reporter.event("warning", text)
-        return Life(job.start_point.epoch, trained, continued(None, saved), copy)
-    return Life(epoch, trained, ledger, copy)
+        return Life(job.start_point.epoch, trained, continued(None, saved), told)
+    return Life(epoch, trained, ledger, told)

@@ -37,8 +37,8 @@ class LearnerSettings:
 
     Attributes:
       freezes: its first params are frozen as `initial`, for directors. on_policy: rows that params chose from before a
-        director's reset or copy train nothing (replay keeps them). copy: what was told to be copied before this life, and not
-        done.
+        director's reset or copy train nothing (replay keeps them). told: the reset or copy that a director told before
+        this life, and that was not made.
       total_env_steps: the end. epoch: of this life. start_updates: made before it.
       start_trained: trajectories that the state it begins with was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
@@ -59,19 +59,21 @@ class LearnerSettings:
     name: str = "learner"
     freezes: bool = False
     on_policy: bool = True
-    copy: dict[str, Any] | None = None
+    told: dict[str, Any] | None = None
 
 
 class Learner:
     """A worker that owns the agent's state.
+
+    A director's reset or copy takes the place of the next update, so that params change where updates change them. Until then
+    the meta of snapshots has it, and a later life makes it.
 
     Args:
       updater: makes the updates. begin: () -> the state on its devices that this life begins with.
       connect: () -> (source of batches, params publisher), called when the update is compiled.
       check: looks at each update before it is published. store: of snapshots.
       players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
-      copies: states from and for the learners of other policies. A copy takes the place of the next update, so that params
-        change where updates change them; until then it is in the meta of this learner's snapshots.
+      copies: states from and for the learners of other policies.
       scores: of the games in its batches, where a director wants some.
     """
 
@@ -92,7 +94,7 @@ class Learner:
     ) -> None:
         self.name = settings.name
         self._players, self._again, self._copies, self._scores = players, again, copies, scores
-        self._copy, self._copied = settings.copy, None  # what the next update takes: as it was told, and the state
+        self._told, self._next = settings.told, None  # what the next update takes: as it was told, and the state
         self._updater, self._begin, self._connect, self._check = updater, begin, connect, check
         self._store, self._settings, self._reporter = store, settings, reporter
         self.updates, self._trained = settings.start_updates, settings.start_trained
@@ -131,8 +133,7 @@ class Learner:
         """Make the state, compile the update, bind the streams, publish the first params."""
         self._reporter.stage("making the agent's state")
         self._state = self._begin()
-        if self._copy is not None and self._copies is not None:
-            self._copied = self._copies.load(**self._copy)
+        self._next = None if self._told is None else self._state_told(self._told)
         self._reporter.stage("binding streams")
         self._source, self._publisher = self._connect()
         self._open.callback(self._source.close)
@@ -178,9 +179,9 @@ class Learner:
         return self.updates - before
 
     def _update(self, batch: Batch) -> UpdateOutput:
-        """Make the next update: learn, take a copied state, or skip rows of before."""
-        if self._copied is not None:
-            self._state, self._copied, self._copy = self._copied, None, None
+        """Make the next update: learn, take the state that was told, or skip rows of before."""
+        if self._next is not None:
+            self._state, self._next, self._told = self._next, None, None
             self._reset_at = self.updates
             return self._skip()
         return self._learn(batch) if self._is_of_this_life(batch) else self._skip()
@@ -254,7 +255,7 @@ class Learner:
         state = self._updater.kept(self._state)
         meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
         meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
-        meta |= {"copy": self._copy} if self._copy is not None else {}
+        meta |= {"told": self._told} if self._told is not None else {}
         try:
             self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
         except SnapshotError as error:
@@ -309,22 +310,28 @@ class Learner:
             if name == "freeze":
                 params = self._updater.fetch(self._state.params)
                 self._players.freeze(facts["name"], self.version, jax.tree.leaves(params))
-            elif name == "reset":
-                values = self._players.load(facts["version"])
-                self._state, self._reset_at = self._again(values, self.updates), self.updates
-                self._copy, self._copied = None, None
-                self._publish(self._updater.fetch(self._state.params))
             elif name == "hand_over":
-                now = self._state if self._copied is None else self._copied
+                now = self._state if self._next is None else self._next
                 self._copies.hand_over(facts["to"], self.version, now)
             else:
-                self._copy = {"version": facts["version"], "hyperparameters": facts["hyperparameters"]}
-                self._copied = self._copies.load(**self._copy)
+                told = facts | {"updates": self.updates}
+                self._next, self._told = self._state_told(told), told
                 self.save(wait=True)  # a later life knows of it
         except SnapshotError as error:
             done["error"] = str(error)
         self._done = done
         self._reporter.event("done", **done)
+
+    def _state_told(self, told: dict[str, Any]) -> Any:
+        """Return the state of a reset or copy, on its devices.
+
+        Raises:
+          SnapshotError: it cannot be read.
+        """
+        assert self._copies is not None and self._players is not None and self._again is not None
+        if "hyperparameters" in told:
+            return self._copies.load(told["version"], told["hyperparameters"])
+        return self._again(self._players.load(told["version"]), told["updates"])
 
     def drop_pending(self) -> None:
         """Count what waits as dropped and take in nothing more; used where a step failed."""
