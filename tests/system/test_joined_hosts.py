@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, PolicyConfig, SupervisionConfig
 from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
@@ -26,8 +26,9 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import read_hop
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
+from tests.duel import MarkedConfig, WatchedLeague
 from tests.launch.hosts.agents import Agent, await_that, lives, namespaces
-from tests.launch.test_director import DUEL, check_games
+from tests.launch.test_director import DUEL, POLICIES, check_games
 from tests.system.launched import WORLD, assert_balanced
 
 PROJECT = """
@@ -192,6 +193,16 @@ def test_a_deterministic_run_is_the_same_to_the_bit_with_its_server_on_another_h
 )
 def test_frozen_players_come_to_the_host_that_acts_with_them(placement: str, tmp_path: Path) -> None:
     duel = dataclasses.replace(DUEL, placement=placement, num_actors=2, total_env_steps=60 * 32)
+    if placement == "served":  # one server for three policies
+        policies = {name: PolicyConfig(MarkedConfig()) for name in POLICIES}
+        league = WatchedLeague(
+            main=("main",),
+            main_exploiters=("hunter",),
+            league_exploiters=("rover",),
+            min_env_steps=100,
+            max_env_steps=200,
+        )
+        duel = dataclasses.replace(duel, policies=policies, director=league, inference=InferenceConfig(shared=True))
     launcher = JoinedHosts(
         Local(), HostFacts("here", 1, 8_000, "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None
     )
@@ -204,4 +215,5 @@ def test_frozen_players_come_to_the_host_that_acts_with_them(placement: str, tmp
         launcher.close()
         agent.close()
     assert result.updates == 60
-    assert any("frozen-" in name for name in check_games(result))
+    frozen = {name.partition("@")[0] for name in check_games(result) if "frozen-" in name}
+    assert frozen == (set(POLICIES) if placement == "served" else {"main"})

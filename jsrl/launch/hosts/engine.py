@@ -47,7 +47,8 @@ class Keeper:
     """A thread that starts the agents of an engine, and starts them again when they end.
 
     Args:
-      engine: whose. address: of the controller. make_token: writes a new token. lose: is told of a host whose agent ended.
+      engine: whose. address: of the controller. make_token: writes a new token. discard: takes one back, whose agent ended.
+      lose: is told of a host whose agent ended.
       tell: shows a line to people.
 
     Attributes:
@@ -59,10 +60,12 @@ class Keeper:
         engine: Engine,
         address: str,
         make_token: Callable[[], Path],
+        discard: Callable[[Path], None],
         lose: Callable[[str, str], None],
         tell: Callable[[str], None],
     ) -> None:
-        self._engine, self._address, self._make_token = engine, address, make_token
+        self._engine, self._address, self._make_token, self._discard = engine, address, make_token, discard
+        self._tokens: dict[str, Path] = {}  # host -> that of its agent
         self._lose, self._tell = lose, tell
         self.given_up: dict[str, str] = {}
         self._starts = {host: RateLimit(STARTS, WINDOW_S) for host in engine.hosts}
@@ -86,13 +89,16 @@ class Keeper:
         del self._due_s[host]
         self._starts[host].spend()
         try:
-            self._engine.begin(host, self._address, self._make_token())
+            self._tokens[host] = self._make_token()
+            self._engine.begin(host, self._address, self._tokens[host])
         except (OSError, ConfigError) as error:
             self._end(host, str(error))
 
     def _end(self, host: str, why: str) -> None:
         """Note that the agent of a host ended; start it again after a pause, or give the host up."""
         self._lose(host, why)
+        if (token := self._tokens.pop(host, None)) is not None:
+            self._discard(token)
         used = self._starts[host].used
         if used >= STARTS:
             self.given_up[host] = why

@@ -83,7 +83,7 @@ class JoinedHosts:
                 self.token_files = [self._tokens.make() for _ in range(count)]
                 self._tokens.publish(self.address)
             else:
-                self._keeper = Keeper(engine, self.address, self._tokens.make, self._lose, tell)
+                self._keeper = Keeper(engine, self.address, self._tokens.make, self._tokens.discard, self._lose, tell)
         except ConfigError:
             self.close()
             raise

@@ -102,7 +102,7 @@ class Tokens:
 
     def use(self, name: str, session: str) -> str:
         """Use a token for an agent process; return, for people, why that is refused, or nothing."""
-        token = next((token for token in self._by_key.values() if token.name == name), None)
+        token = next((token for token in list(self._by_key.values()) if token.name == name), None)
         if token is None:
             return "this token was taken back; take another file."
         if token.session not in ("", session):
@@ -126,9 +126,14 @@ class Tokens:
                 self.revoke(token.name)
         return made
 
+    def discard(self, path: Path) -> None:
+        """Take a token back, by its file; nothing where that is done already."""
+        for token in [token for token in list(self._by_key.values()) if token.path == path]:
+            self.revoke(token.name)
+
     def revoke(self, name: str) -> None:
         """Take a token back, with what joined with it."""
-        for key in [key for key, token in self._by_key.items() if token.name == name]:
+        for key in [key for key, token in list(self._by_key.items()) if token.name == name]:
             path = self._by_key.pop(key).path
             path.unlink(missing_ok=True)
             path.with_suffix(CLAIMED).unlink(missing_ok=True)

@@ -60,14 +60,20 @@ class Scripted:
 def test_an_agent_that_ends_is_started_again_with_a_new_token_until_it_is_too_often(monkeypatch):
     monkeypatch.setattr(engines, "LOOK_S", 0.01)
     engine, lost, told = Scripted(), list[tuple[str, str]](), list[str]()
-    numbers = iter(range(100))
+    numbers, back = iter(range(100)), list[str]()
     keeper = Keeper(
-        engine, "x:1", lambda: Path(f"t{next(numbers)}"), lambda host, why: lost.append((host, why)), told.append
+        engine,
+        "x:1",
+        lambda: Path(f"t{next(numbers)}"),
+        lambda token: back.append(token.name),
+        lambda host, why: lost.append((host, why)),
+        told.append,
     )
     await_that(lambda: len(engine.begun) == 2)
     engine.why["a"] = "it was killed"
     await_that(lambda: len(engine.begun) == 3)
     assert engine.begun == [("a", "t0"), ("b", "t1"), ("a", "t2")] and lost == [("a", "it was killed")]
+    assert back == ["t0"]  # each agent has a token of its own, which ends with it
     engine.why["b"] = "no way"
     await_that(lambda: keeper.given_up)
     assert keeper.given_up == {"b": "no way"} and [host for host, _ in engine.begun].count("b") == STARTS
