@@ -65,6 +65,11 @@ def _curves(env: str, groups: Mapping[str, Sequence[Run]]) -> str:
     return section(f"Learning{where}", learning) + section(f"Algorithm{where}", small, "grid3")
 
 
+def with_score(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that have any score; one that has just begun has none."""
+    return [run for run in runs if score_of([run])]
+
+
 def score_of(runs: Sequence[Run]) -> str:
     """Return the metric that all of the runs can be compared by; empty: there is none."""
     for name in SCORES:
@@ -88,16 +93,19 @@ def _chart(title: str, metric: str, groups: Mapping[str, Sequence[Run]], size: t
 
 def _scores(runs: Sequence[Run]) -> str:
     """Return the final scores of each experiment with their intervals, as a table."""
-    metric = score_of(runs)
+    scored = with_score(runs)
+    metric = score_of(scored) if scored else ""
     if not metric:
         return ""
     head = ("experiment", "seeds", "env steps", "mean [95%]", "interquartile mean [95%]", "lowest", "highest")
     rows = []
-    for s in summaries(runs, metric):
+    for s in summaries(scored, metric):
         mean, iqm = _interval(s.mean, s.interval), _interval(s.iqm, s.iqm_interval)
         rows.append((s.experiment, str(s.seeds), number(s.env_steps), mean, iqm, number(s.lowest), number(s.highest)))
     few = any(row[1] == "1" for row in rows)
     note = f"{metric}, the last value of each run." + (" One seed says little: its interval is a point." if few else "")
+    without = [run.name for run in runs if run not in scored]
+    note += f" Without a score: {', '.join(without)}." if without else ""
     return f'{_table(head, rows, "numbers")}<p class="legend">{escape(note)}</p>'
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from jsrl.launch.graph_file import kinds_of
 from jsrl.metrics.tracing import merge_traces
 from jsrl.report.comparison import summarise
-from jsrl.report.comparison_page import comparison_page, score_of
+from jsrl.report.comparison_page import comparison_page, score_of, with_score
 from jsrl.report.html import page
 from jsrl.report.run_report import make_report
 from jsrl.report.text import document, summary
@@ -56,5 +56,8 @@ def write_comparison(runs: Sequence[Run], path: Path) -> str:
       ConfigError: a folder is not a whole run. OSError: it cannot be written.
     """
     write_atomic(path, comparison_page(runs).encode(), durable=False)
-    metric = score_of(runs)
-    return summarise(runs, metric) if metric else "no score that all of these runs have"
+    scored = with_score(runs)
+    metric = score_of(scored) if scored else ""
+    without = [run.name for run in runs if run not in scored]
+    note = f"\nwithout a score: {', '.join(without)}" if without else ""
+    return (summarise(scored, metric) if metric else "no score that all of these runs have") + note

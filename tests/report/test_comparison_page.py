@@ -62,8 +62,19 @@ def test_the_page_has_scores_a_colour_for_each_experiment_and_what_differs(tmp_p
     assert "<script" not in text and ">Odd<" in text
 
 
+def test_a_run_that_has_no_score_yet_is_named_and_left_out_of_the_table(tmp_path: Path, capsys):
+    for seed in range(3):
+        make_run(tmp_path, "ppo", seed, 1.0)
+    RunFolder.create(tmp_path, "ppo", "begun", config=to_json(Experiment(agent=None, name="ppo")))
+    assert main([f"{tmp_path}/ppo/*", "--runs-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^ppo +3 ", said, re.MULTILINE) and "without a score: ppo/begun\n" in said
+    assert "Without a score: ppo/begun." in (tmp_path / "comparison.html").read_text()
+
+
 def test_runs_without_a_score_have_a_page(tmp_path: Path):
     runs = [make_run(tmp_path, "ppo", seed, 1.0) for seed in range(2)]
-    runs[0].folder.metrics_path.unlink()
+    for run in runs:
+        run.folder.metrics_path.unlink()
     text = comparison_page(load_runs([run.folder.path for run in runs]))
     assert "Scores" not in text and "killed (it left no result)" in text

@@ -152,3 +152,42 @@ def test_a_requeued_run_goes_on_from_its_last_update(cluster: Cluster) -> None:
     assert result["ended"] == "total_env_steps" and result["env_steps"] >= 150_000
     text = output.read_text()
     assert text.count("waiting for 2 host(s)") == 2 and f"updates {made}" in text.split("interrupted after")[1]
+
+
+FAR = "import jsrl.runs.identity as i; i._here = lambda: ('far', ''); from jsrl.cli.main import main; main({words!r})"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
+def test_seeds_are_an_array_that_goes_on_and_that_another_host_may_stop(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "jsrl.cli.main"]
+    words = ["ppo", "--placement", "serial", "--num-envs", "4", "--rollout-length", "8", "--agent.num-minibatches", "1"]
+    words += ["--evaluator.enabled", "false", "--launcher", "slurm", "--run-name", "x"]
+    told = cluster.ask(*command, "run", *words, "--seeds", "0-3", "--jobs", "2", "--total-env-steps", "100000000")
+    (array,) = re.findall(r"Submitted array job (\d+) of 4 runs", told)
+    runs = [cluster.folder / "runs" / "ppo" / f"x-seed{seed}" for seed in range(4)]
+    lines = [run / "metrics.jsonl" for run in runs[:2]]
+    wait_for(lambda: all(path.exists() and "actor/return_mean" in path.read_text() for path in lines), 120.0)
+    status = cluster.ask(*command, "status", "x-seed1")
+    assert re.search(r"Slurm job \d+: RUNNING on n\d", status), status
+    assert f"Slurm job {array}: " in cluster.ask(*command, "status", "x")
+
+    told = cluster.ask(sys.executable, "-c", FAR.format(words=["stop", "x"]))
+    assert f"the waiting jobs of array {array} are cancelled" in told and told.count("by a signal") == 2, told
+    wait_for(lambda: not cluster.jobs().strip(), 60.0)
+    assert [json.loads((run / "result.json").read_text())["ended"] for run in runs[:2]] == ["interrupted"] * 2
+    assert not any(run.exists() for run in runs[2:])
+
+    for run in runs[:2]:  # as if the runs had been shorter
+        config = json.loads((run / "experiment.json").read_text())
+        config["fields"]["total_env_steps"] = 2000
+        (run / "experiment.json").write_text(json.dumps(config))
+    group = cluster.folder / "runs" / "ppo" / "x" / "group.json"
+    group.write_text(group.read_text().replace('"100000000"', '"2000"'))
+    (runs[1] / "result.json").write_text(json.dumps({"ended": "total_env_steps", "env_steps": 2000}))
+    told = cluster.ask(*command, "run", *words, "--seeds", "0-3", "--total-env-steps", "2000")
+    (array,) = re.findall(r"Submitted array job (\d+) of 3 runs", told)
+    wait_for(lambda: not cluster.jobs().strip(), 120.0)
+    outputs = [(cluster.folder / f"jsrl-x-{array}_{seed}.out").read_text() for seed in (0, 2, 3)]
+    assert any(re.search(r"^ppo +4 ", text, re.MULTILINE) for text in outputs), outputs
