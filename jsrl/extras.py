@@ -16,6 +16,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "hide-and-seek": (("mujoco",), "hide-and-seek"),
     "envpool": (("envpool",), "EnvPool environments"),
     "games": (("pettingzoo", "mpe2", "lbforaging"), "environments with several agents"),
+    "minigrid": (("minigrid",), "MiniGrid environments"),
     "openspiel": (("pyspiel",), "OpenSpiel's games"),
     "tensorboard": (("tensorboardX",), "TensorBoard events"),
     "wandb": (("wandb",), "Weights & Biases"),

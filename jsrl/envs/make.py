@@ -30,6 +30,11 @@ log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
 Groups = Mapping[str, tuple[str, ...]] | None
 
+# beginnings of ids, the module that registers them, its package, the extra that installs it
+_REGISTERED_BY = (
+    (("ALE/",), "ale_py", "ale-py", "atari"),
+    (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid", "minigrid"),
+)
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
 
@@ -304,16 +309,18 @@ def _unknown_id(name: str) -> ConfigError:
 
 
 def register_suites(name: str) -> None:
-    """Make the ids of an optional suite known where they are asked for."""
-    if not name.startswith("ALE/"):
-        return
-    try:
-        import ale_py
-    except ImportError:
-        raise MissingExtra(
-            f"environment {name!r} needs ale-py, which is not installed: {install_command('atari')}"
-        ) from None
-    gymnasium.register_envs(ale_py)
+    """Make the ids of an optional suite known where they are asked for.
+
+    Raises:
+      MissingExtra: the suite is not installed.
+    """
+    for beginnings, module, package, extra in _REGISTERED_BY:
+        if name.startswith(beginnings):
+            try:
+                gymnasium.register_envs(import_module(module))
+            except ImportError:
+                cure = install_command(extra)
+                raise MissingExtra(f"environment {name!r} needs {package}, which is not installed: {cure}") from None
 
 
 def _refuse_wrappers(config: EnvConfig) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
-from jsrl.metrics.scores import WIN_RATE, score_name, score_of, score_title
+from jsrl.metrics.scores import decimals_of, score_of, score_title
 
 MOST_PROGRESS = 4096  # points of env steps by updates
 
@@ -81,7 +81,7 @@ class Progress:
         score, episodes, first = score_of(facts), int(facts["episodes"]), self.evaluation
         if self.ended or goal is None or facts["updates"] <= self._start_updates:
             return ""  # it has ended already, or these are the params that it began with: no reason to end it
-        digits, before = (3 if score_name(facts) == WIN_RATE else 1), score_of(first) if first else goal
+        digits, before = decimals_of(goal), score_of(first) if first else goal
         again = f"{before:.{digits}f}, and {score:.{digits}f} over {episodes} episodes with other seeds"
         if score < goal:
             return f"a {score_title(facts)} of {again}: below the goal of {goal:g}, so training goes on"

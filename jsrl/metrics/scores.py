@@ -26,4 +26,10 @@ def score_text(facts: Mapping[str, float]) -> str:
     """Return a score and its 95% interval as text."""
     if score_name(facts) == WIN_RATE:
         return f"win rate {facts[WIN_RATE]:.3f} (95%: {facts['win_rate_low']:.3f} to {facts['win_rate_high']:.3f})"
-    return f"return {facts[RETURN]:.1f} ± {facts['return_ci95']:.1f} (95% CI)"
+    decimals = decimals_of(facts[RETURN])
+    return f"return {facts[RETURN]:.{decimals}f} ± {facts['return_ci95']:.{decimals}f} (95% CI)"
+
+
+def decimals_of(value: float) -> int:
+    """Return how many decimals show a return: 412.3, 4.12, 0.412."""
+    return 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3

@@ -17,6 +17,7 @@ CONFIGS = [
     EnvConfig("Blackjack-v1"),
     EnvConfig("HalfCheetah-v5", max_episode_steps=30),
     EnvConfig("ALE/Breakout-v5", atari=AtariConfig(max_frames=160)),
+    EnvConfig("MiniGrid-DoorKey-5x5-v0", wrappers=("minigrid.wrappers:ImgObsWrapper",)),
     EnvConfig("envpool:CartPole-v1"),
     EnvConfig("envpool:HalfCheetah-v4", max_episode_steps=30),
     EnvConfig(COUNTING),
@@ -32,7 +33,7 @@ ANOTHER_ATARI = EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=Tru
     ids=lambda config: f"{config.id}-{config.kwargs}-{config.backend}",
 )
 def config(request):
-    suite = {"ALE/": "ale_py", "envpool": "envpool", "HalfCheetah": "mujoco"}
+    suite = {"ALE/": "ale_py", "MiniGrid": "minigrid", "envpool": "envpool", "HalfCheetah": "mujoco"}
     for key, module in suite.items():
         if request.param.id.startswith(key):
             pytest.importorskip(module)

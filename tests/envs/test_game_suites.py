@@ -20,12 +20,13 @@ SUITES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "module", "extra"), SUITES)
+@pytest.mark.parametrize(("name", "module", "extra"), [*SUITES, ("MiniGrid-DoorKey-5x5-v0", "minigrid", "minigrid")])
 def test_a_missing_suite_is_told_with_its_extra(name: str, module: str, extra: str, monkeypatch) -> None:
     for loaded in [key for key in sys.modules if key.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
-    for call in (lambda: make_game(EnvConfig(name), 1, 0), lambda: import_modules(EnvConfig(name))):
+    build = make_game if ":" in name else make
+    for call in (lambda: build(EnvConfig(name), 1, 0), lambda: import_modules(EnvConfig(name))):
         with pytest.raises(MissingExtra, match=rf"environment '{name}' needs .*pip install .*\[{extra}\]"):
             call()
 
