@@ -42,7 +42,9 @@ def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
     own = own_facts(socket.gethostname(), host)
     tokens = Path(options.tokens_dir or Path(options.runs_dir, f"join-{host}-{port or os.getpid()}"))
     tell = functools.partial(print, file=sys.stderr, flush=True)
-    launcher = JoinedHosts(Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s)
+    launcher = JoinedHosts(
+        Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s, keep=options.keep_here
+    )
     try:
         if engine is None:
             tell(f"waiting for {count} host(s) to join; on each, with a token file of its own:")

@@ -153,6 +153,8 @@ class RunOptions:
     slurm: SlurmOptions = SlurmOptions()
     hosts: str | None = None
     """Let these hosts run workers, such as a,b,me@10.0.0.7: they are reached by ssh, with keys that are there."""
+    keep_here: tuple[str, ...] = ()
+    """With --listen or --hosts: kinds of workers that stay on this host though they may leave it, such as inference."""
     host_python: str | None = None
     """With --hosts: the Python there that has jsrl (default: the path of this one)."""
     join_s: float = 600.0

@@ -23,7 +23,7 @@ from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, tcp
 from jsrl.references.reference import to_json
 from jsrl.transport.meeting.keys import hex_of, make_host_keys
-from jsrl.workers.jobs import Job
+from jsrl.workers.jobs import Job, kind_of
 
 JOIN_S = 600.0
 
@@ -37,7 +37,7 @@ class JoinedHosts:
       here: starts the workers of this host. own: what this host has, with the IP address that others reach it at.
       port: to listen at; 0: any. count: how many hosts a run waits for, up to `join_s`.
       tokens: folder for the join tokens, one file for each host. tell: shows a line to people.
-      engine: starts the agents, on its hosts; None: people do.
+      engine: starts the agents, on its hosts; None: people do. keep: families of workers that stay on this host.
       lease_s: silence of the controller after which an agent ends its workers. lost_s: silence of an agent after which they
         are replaced; longer than the lease.
 
@@ -58,6 +58,7 @@ class JoinedHosts:
         tell: Callable[[str], None],
         *,
         engine: Engine | None = None,
+        keep: Sequence[str] = (),
         join_s: float = JOIN_S,
         lease_s: float = LEASE_S,
         lost_s: float = LOST_S,
@@ -72,6 +73,7 @@ class JoinedHosts:
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
         self._laid: dict[str, str] = {}  # worker -> name of the host that it was laid on
         self._needs: dict[str, Need] = {}
+        self._keep = keep
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._guests: dict[int, Path] = {}  # host epoch -> the file that lets its keys in to the streams
@@ -128,6 +130,7 @@ class JoinedHosts:
                 f"{self.address} --token-file FILE` on each, and see that the port is open in the firewall of this host."
             )
         facts = [self._own, *(host.facts for host in hosts)]
+        needs = kept(needs, self._keep)
         layout = lay_out(needs, facts)
         self._tell(layout_text(layout))
         self._laid, self._needs = layout.of, {need.worker: need for need in needs}
@@ -228,6 +231,21 @@ class JoinedHosts:
             for guest in self._guests.values():
                 guest.unlink(missing_ok=True)
         self._here.close()
+
+
+def kept(needs: Sequence[Need], families: Sequence[str]) -> list[Need]:
+    """Return what workers need, those of some families (`inference`: inference-0, inference-1, ...) where the run folder is.
+
+    Raises:
+      ConfigError: the run has no such family.
+    """
+    there = {family: [n.worker for n in needs if f"{n.worker}-".startswith(f"{family}-")] for family in families}
+    if unknown := [family for family, workers in there.items() if not workers]:
+        known = ", ".join(dict.fromkeys(kind_of(need.worker) for need in needs))
+        raise ConfigError(f"--keep-here names {unknown[0]!r}, but this run has no such workers; it has: {known}.")
+    stay = {worker for workers in there.values() for worker in workers}
+    why = "--keep-here says so"
+    return [dataclasses.replace(n, stays=n.stays or why) if n.worker in stay else n for n in needs]
 
 
 def bound_at(job: Job, address: str) -> Job:

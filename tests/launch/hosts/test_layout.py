@@ -16,6 +16,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, InferenceConfig, LearnerConfig
 from jsrl.launch.hosts.facts import HostFacts, read_hosts
+from jsrl.launch.hosts.launcher import kept
 from jsrl.launch.hosts.layout import lay_out, layout_text, ranges, shares
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need
@@ -100,6 +101,17 @@ def test_what_writes_to_the_run_folder_stays_where_it_is_seen():
     assert "Only on hosts" not in layout_text(lay_out([LEARNER, keeper], hosts[:1]))
     shared = [hosts[0], host("b", cores=64, shares_folder=True)]
     assert set(lay_out([LEARNER, *held], shared).of.values()) == {"b"}
+
+
+def test_what_is_kept_here_stays():
+    needs = kept([LEARNER, *servers(2), *actors(3)], ["inference"])
+    layout = lay_out(needs, [host("a"), host("b")])
+    assert {layout.of[f"inference-{i}"] for i in range(2)} == {"a"} and layout.on("b")
+    assert layout_text(layout).endswith("run folder: inference-0 to inference-1 (2) (--keep-here says so).")
+    with pytest.raises(
+        ConfigError, match="names 'actors', but this run has no such workers; it has: learner, inference, actor"
+    ):
+        kept(needs, ["actors"])
 
 
 @pytest.mark.parametrize("alone", [False, True])  # on CPU no server has a device of its own
