@@ -22,7 +22,7 @@ def config() -> Experiment:
             learning_rate=1e-3,
             num_epochs=4,
             num_minibatches=4,
-            entropy_coef=0.01,
+            entropy_coef=0.02,
             network=NetworkConfig(core="gru", core_size=64, hidden=(64,)),
         ),
         num_envs=32,
