@@ -29,11 +29,6 @@ MIN_SPANS = 1_000  # of each traced thread, however many workers there are
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
-def because(why: str) -> Callable[[Any], str]:
-    """Return what says of every worker of a kind why it stays where the run folder is; empty: it may leave it."""
-    return lambda job: why
-
-
 class Headline(NamedTuple):
     """What the live display shows of a kind; metrics and shares without the kind's name.
 
@@ -102,8 +97,8 @@ class Kind(NamedTuple):
       headline: its row of the live display. is_hit: chaos hits it unless told otherwise.
       hears: events of other workers that it is told of, as commands of the same name; it may tell other workers commands.
       relays: it lives on the host of what it reads, for workers on other hosts.
-      stays: why a worker may not live on a host that does not see the run folder, from (job), such as `it writes snapshots`;
-        empty: it needs none of its files but keys and names. Who reads samples counts them there, and stays in any case.
+      needs_folder: what a worker does in the run folder, such as `it writes snapshots`, and therefore lives where it is.
+        Empty: it may live on other hosts. Who reads samples counts them in the run folder, and needs it in any case.
       check: refuses a worker of a graph whose ports or settings cannot work.
     """
 
@@ -133,7 +128,7 @@ class Kind(NamedTuple):
     is_hit: bool = True
     hears: tuple[str, ...] = ()
     relays: bool = False
-    stays: Callable[[Job], str] = because("its kind does not say that it may leave the run folder")
+    needs_folder: str = "its kind does not say that it may leave the run folder"
     check: Callable[[Any], None] | None = None
 
     def port(self, name: str) -> Port:

@@ -44,8 +44,8 @@ def _least_gpus(e: Experiment, kind: Kind) -> int:
 
 def _stays(kind: Kind, job: Job) -> str:
     """Return why a worker may not live on a host that does not see the run folder; empty: it may."""
-    if kind.stays(job):
-        return kind.stays(job)
+    if kind.needs_folder:
+        return kind.needs_folder
     if kind.reads_samples:
         return "it counts what it reads in the run folder"
     if any(end.stream.road and kind.port(port).binds for port, end in job.ends):

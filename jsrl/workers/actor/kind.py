@@ -9,7 +9,7 @@ from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import CRASHES, Headline, Kind, Port, because
+from jsrl.workers.kinds import CRASHES, Headline, Kind, Port
 
 
 def loads_jax(worker: Any) -> bool:
@@ -106,7 +106,7 @@ KIND = Kind(
     least_restarts=least_restarts,
     may_restart=may_restart,
     forks=True,
-    stays=because(""),
+    needs_folder="",
     death_hint=lambda job: f" (environment {job.experiment.env.id!r})",
     headline=Headline("env_steps_per_s", "steps/s"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Headline, Kind, because
+from jsrl.workers.kinds import Headline, Kind
 
 ACTIVITIES = (
     Activity("direct", "other", "share of time proposing games and counting their outcomes", "below 0.5"),
@@ -42,5 +42,5 @@ KIND = Kind(
     loads_jax=lambda worker: False,
     hears=("games", "done", "scores", "saving"),
     headline=Headline("games_per_s", "games/s"),
-    stays=because("it keeps its players and results there"),
+    needs_folder="it keeps its players and results there",
 )

@@ -7,7 +7,7 @@ from typing import Any
 from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Kind, Port, because
+from jsrl.workers.kinds import Kind, Port
 
 ACTIVITIES = (
     Activity("env", "simulate", "share of time inside environments", "depends"),
@@ -82,5 +82,5 @@ KIND = Kind(
     final=final,
     when_due=True,
     metrics=METRICS,
-    stays=because("it writes snapshot `best`"),
+    needs_folder="it writes snapshot `best`",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Headline, Kind, Port, because
+from jsrl.workers.kinds import Headline, Kind, Port
 from jsrl.workers.memory import clients_bytes, frozen_bytes, params_bytes
 
 ACTIVITIES = (
@@ -48,7 +48,7 @@ KIND = Kind(
     ),
     activities=ACTIVITIES,
     device="serves",
-    stays=because(""),
+    needs_folder="",
     threads=lambda e: e.inference.threads,
     metrics=METRICS,
     declares=lambda job: sum(params_bytes(own) + clients_bytes(own) + frozen_bytes(own) for own in job.by_policy),

@@ -7,7 +7,7 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Headline, Kind, Port, because
+from jsrl.workers.kinds import Headline, Kind, Port
 from jsrl.workers.memory import learner_bytes, learner_keeps
 
 ACTIVITIES = (
@@ -114,5 +114,5 @@ KIND = Kind(
     must_finish=True,
     check=check_settings,
     headline=Headline("updates_per_s", "updates/s", "queue_depth", ("publish",)),
-    stays=because("it writes snapshots"),
+    needs_folder="it writes snapshots",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Kind, Port, because
+from jsrl.workers.kinds import Kind, Port
 
 ACTIVITIES = (
     Activity("env", "simulate", "share of time inside environments", "small"),
@@ -43,5 +43,5 @@ KIND = Kind(
     metrics=METRICS,
     loss_ends_run=False,
     is_hit=False,
-    stays=because("it writes videos"),
+    needs_folder="it writes videos",
 )

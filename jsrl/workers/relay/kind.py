@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Kind, Port, because
+from jsrl.workers.kinds import Kind, Port
 from jsrl.workers.memory import params_bytes
 
 ACTIVITIES = (
@@ -34,5 +34,5 @@ KIND = Kind(
     declares=params_bytes,
     saves=True,
     relays=True,
-    stays=because("it keeps numbered copies of params"),
+    needs_folder="it keeps numbered copies of params",
 )

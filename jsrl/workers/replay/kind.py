@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Kind, Port, because
+from jsrl.workers.kinds import Kind, Port
 from jsrl.workers.memory import kept_rows, replay_bytes, stream_bytes, windows_bytes
 
 ACTIVITIES = (
@@ -63,5 +63,5 @@ KIND = Kind(
     keeps=kept_rows,
     loads_jax=lambda worker: False,
     state="snapshot",
-    stays=because("it keeps its rows there"),
+    needs_folder="it keeps its rows there",
 )

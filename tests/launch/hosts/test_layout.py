@@ -22,7 +22,7 @@ from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.networks.model import NetworkConfig
-from jsrl.workers.kinds import because, find_kind
+from jsrl.workers.kinds import find_kind
 
 WORLD = Path(__file__).parents[2] / "system" / "world"
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
@@ -220,7 +220,7 @@ def test_who_counts_rows_or_says_nothing_stays_where_the_run_folder_is(monkeypat
     needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
     assert needs["augment-0"].stays == "its kind does not say that it may leave the run folder"
     kind = find_kind("my_workers:AUGMENT")
-    monkeypatch.setattr("my_workers.AUGMENT", kind._replace(stays=because("")))
+    monkeypatch.setattr("my_workers.AUGMENT", kind._replace(needs_folder=""))
     needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
     assert needs["augment-0"].stays == "it counts what it reads in the run folder"
 

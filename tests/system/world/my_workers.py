@@ -14,7 +14,7 @@ from jsrl.metrics.phases import Activity
 from jsrl.types import version_updates
 from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.ends import begin_counting, bind_reader, subscribe
-from jsrl.workers.kinds import Kind, Port, because, make_recorder
+from jsrl.workers.kinds import Kind, Port, make_recorder
 
 
 class Augment(Between):
@@ -89,7 +89,7 @@ WATCH = Kind(
     ),
     loads_jax=lambda worker: False,
     loss_ends_run=False,
-    stays=because(""),
+    needs_folder="",
 )
 
 
