@@ -315,7 +315,7 @@ def test_the_workers_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     assert result.metrics["count/counted"][-1] == 12
     assert result.metrics["watch/params_updates"][-1] == 6
-    monkeypatch.delitem(sys.modules, "my_workers")
+    sys.modules.pop("my_workers")  # not by monkeypatch, which would bring it back
 
 
 @pytest.mark.slow

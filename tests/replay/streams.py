@@ -73,7 +73,7 @@ class World:
                 return {"value": np.stack([*values, np.zeros_like(values[0])])}
             return np.stack([*values, np.zeros_like(values[0])])
 
-        names = [name for name in Trajectory._fields if name not in ("core", "sampling", "state")]
+        names = [name for name in Trajectory._fields if name not in ("core", "sampling", "state", "game")]
         return Trajectory(*(column(name) for name in names), core=self.core_at(begin) if self.core else ())
 
     def observation(self, at: int, env: int) -> np.ndarray:

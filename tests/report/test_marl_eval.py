@@ -31,7 +31,7 @@ def make_run(
     folder.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     facts = {"return_mean": 99.0, "length_mean": 24.0, "return_ci95": 1.0} | ({"win_rate": 0.9} if won else {})
     others = {"prey": {"final": {"return_mean": -9.0}}} if won else {}
-    result = {"final": facts if final else {}, "others": others}
+    result = {"ended": "total_env_steps", "final": facts if final else {}, "others": others}
     (folder.path / "result.json").write_text(json.dumps(result))
     return Run(folder)
 

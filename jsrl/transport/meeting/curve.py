@@ -225,7 +225,10 @@ class Handshakes:
             raise AccessDenied(self._hint())
 
     def _hint(self) -> str:
-        keys = "most likely its server key is not the one in this end's client.key; take that of the run that listens there"
+        keys = (
+            "most likely its server key is not the one in this end's client.key, or it is not encrypted; take the key of the "
+            "run that listens there"
+        )
         return (
             f"{self._endpoint} ended {self._failures} connection(s) during the handshake: "
             f"{keys if self._has_keys else 'does a stream of jsrl listen there?'}."

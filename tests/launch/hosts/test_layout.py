@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,7 @@ def test_a_plan_says_what_its_workers_need():
 
 def test_who_counts_rows_or_says_nothing_stays_where_the_run_folder_is(monkeypatch):
     monkeypatch.syspath_prepend(str(WORLD))
+    monkeypatch.delitem(sys.modules, "my_workers", raising=False)
     e = Experiment(agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=2, num_envs=4)
     needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
     assert needs["augment-0"].stays == "its kind does not say that it may leave the run folder"
