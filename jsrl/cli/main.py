@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jsrl
 
@@ -34,6 +35,8 @@ COMMANDS = {
     "doctor": "say what is missing, slow or odd on this machine",
 }
 
+LOADING = "loading jsrl ..."
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what a command line asks for; return the exit status."""
@@ -48,7 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"ConfigError: there is no command {command!r}; {_hint(command)}", file=sys.stderr)
         return 2
-    return importlib.import_module(f"jsrl.cli.{command}").main(words[1:])
+    return _load(command).main(words[1:])
+
+
+def _load(command: str) -> Any:
+    """Import a command; a terminal says so meanwhile, since jax takes seconds on a slow machine."""
+    if not sys.stderr.isatty():
+        return importlib.import_module(f"jsrl.cli.{command}")
+    print(LOADING, end="\r", file=sys.stderr, flush=True)
+    try:
+        return importlib.import_module(f"jsrl.cli.{command}")
+    finally:
+        print(" " * len(LOADING), end="\r", file=sys.stderr, flush=True)
 
 
 def overview() -> str:

@@ -47,6 +47,13 @@ def test_alone_it_lists_its_commands_and_each_is_there(capsys):
         assert callable(importlib.import_module(f"jsrl.cli.{command}").main)
 
 
+def test_a_terminal_is_told_that_it_loads_and_a_file_is_not(monkeypatch, capsys):
+    assert main.main(["list"]) == 0 and capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main.main(["list"]) == 0
+    assert capsys.readouterr().err == f"{main.LOADING}\r{' ' * len(main.LOADING)}\r"
+
+
 @pytest.mark.parametrize(
     ("word", "hint"),
     [("ppo_cartpole", "jsrl run ppo_cartpole"), ("evalute", "did you mean evaluate?"), ("xyz", "there are: run")],
