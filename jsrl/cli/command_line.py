@@ -11,6 +11,7 @@ import json
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import tyro
@@ -57,7 +58,7 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     Raises:
       ConfigError: an unknown option (with the nearest known one), or a value that cannot be.
     """
-    of_run = options_of(run)
+    default, of_run = _for_environment(arguments, default), options_of(run)
     options = options_of(default) | of_run
     keys: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
@@ -89,6 +90,17 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
         line = _with(line, path, {**value, **keys[name]} if name in keys else value)
     names = frozenset({option.name for option, _ in words} | set(whole) | set(keys))
     return dataclasses.replace(line, given=names)
+
+
+def _for_environment(arguments: Sequence[str], default: Experiment) -> Experiment:
+    """Return the default without what is for its environment alone, where the arguments name another one."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    named = [after for word, after in pairwise(words) if word == "--env.id"]
+    if not named or named[-1] == default.env.id:
+        return default
+    return dataclasses.replace(
+        default, env=dataclasses.replace(default.env, kwargs={}, wrappers=(), episode_metrics=())
+    )
 
 
 def json_value(option: Option, text: str) -> Any:

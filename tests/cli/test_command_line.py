@@ -121,6 +121,15 @@ def test_keys_are_added_to_those_of_the_experiment_and_its_own_value_stays():
     assert default.env.kwargs == {"size": 4, "deep": 1}
 
 
+def test_another_environment_takes_nothing_that_was_for_the_experiments_own():
+    env = EnvConfig("my:Corridor", kwargs={"size": 8}, wrappers=("my:Wrapper",), reward_scale=0.1)
+    default = Experiment(env=env)
+    other = parse(["--env.id=CartPole-v1", "--env.kwargs.length", "3"], default).experiment.env
+    assert other == EnvConfig("CartPole-v1", kwargs={"length": 3}, reward_scale=0.1)
+    same = parse(["--env.id", "my:Corridor", "--env.kwargs.length", "3"], default).experiment.env
+    assert same == dataclasses.replace(env, kwargs={"size": 8, "length": 3})
+
+
 def test_an_agent_by_reference_keeps_its_function():
     def mine(spec):
         return spec
