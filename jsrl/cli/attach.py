@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(group_text(group))
             return 0
         state = read_state(folder.path)
-        if state.word in ("ended", "killed"):
+        if state.is_over:
             raise ConfigError(
                 f"{folder.name} is over already: {headline(state)}. `jsrl logs {folder.name}` shows its log."
             )
@@ -92,7 +92,7 @@ def mirror(folder: RunFolder, display: Display) -> None:
     reader, first, goes_on, told_s = LogReader(log_path(folder.path, CONTROLLER), 100), True, True, -1.0
     while goes_on:
         state = read_state(folder.path)
-        goes_on = state.word not in ("ended", "killed")
+        goes_on = not state.is_over
         if (seen := moment(state)) is not None and seen.elapsed_s != told_s:
             told_s = seen.elapsed_s
             display.update(seen)

@@ -65,12 +65,12 @@ def path_of(folder: RunFolder, worker: str) -> Path:
 
 def follow(folder: Path, reader: LogReader, show: Callable[[Sequence[str]], None]) -> None:
     """Show the lines of a log until its run has ended."""
-    goes_on, asked_s = read_state(folder).word not in ("ended", "killed"), time.monotonic()
+    goes_on, asked_s = not read_state(folder).is_over, time.monotonic()
     while goes_on:
         show(reader.new_lines())
         time.sleep(LOOK_S)
         if time.monotonic() - asked_s >= ASK_S:
-            goes_on, asked_s = read_state(folder).word not in ("ended", "killed"), time.monotonic()
+            goes_on, asked_s = not read_state(folder).is_over, time.monotonic()
     show([*reader.new_lines(), *reader.rest()])
 
 

@@ -14,7 +14,7 @@ from jsrl.cli.status import headline, progress, resume_command
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.runs.groups import Group, read_group
 from jsrl.runs.runs import RunFolder, named
-from jsrl.runs.state import RunState, ask_to_stop, read_state
+from jsrl.runs.state import ask_to_stop, read_state
 
 LOOK_S = 0.2
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")  # states of a job whose run will begin, or go on
@@ -64,7 +64,7 @@ def stop(folder: Path) -> str:
     process = state.process
     if process is not None and process.job and state_of(process.job).startswith(WAITING) and not state.goes_on:
         return cancel(process.job, folder.name)
-    if state.word in ("ended", "killed"):
+    if state.is_over:
         raise ConfigError(f"{RunFolder(folder).name} is over already: {headline(state)}.")
     if process is None:
         raise ConfigError(f"{folder} does not say which process runs it; it begins just now, or is another user's.")
@@ -113,10 +113,10 @@ def wait(folder: RunFolder, limit_s: float, all_s: float) -> int:
     """Wait for the end of a run and say how it ended; return 0 where it has, or nobody wants to wait (`all_s` is 0)."""
     until = time.monotonic() + limit_s
     state = read_state(folder.path)
-    while is_there(state) and time.monotonic() < until:
+    while not state.is_over and time.monotonic() < until:
         time.sleep(LOOK_S)
         state = read_state(folder.path)
-    if is_there(state):
+    if not state.is_over:
         if all_s:
             print(f"{folder.name} has not ended within {all_s:g} s: {headline(state)}", file=sys.stderr)
         return 1 if all_s else 0
@@ -124,8 +124,3 @@ def wait(folder: RunFolder, limit_s: float, all_s: float) -> int:
     if command := resume_command(folder.path, state):
         print(f"to go on: {command}")
     return 0
-
-
-def is_there(state: RunState) -> bool:
-    """Return whether a process may run it still."""
-    return state.goes_on or state.word == "silent"

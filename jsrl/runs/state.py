@@ -76,6 +76,11 @@ class RunState:
         """Return whether a process runs it now, as far as can be seen from here."""
         return self.word in ("starting", "running", "ending")
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether no process can run it any more, not even one that has been silent for long."""
+        return self.word in ("ended", "killed")
+
 
 def write_identity(path: Path) -> None:
     """Write which process this is to a file that it holds locked; the file is the same, so that the lock stays."""
