@@ -17,6 +17,12 @@ MOST_ROWS = 8_192
 """Positions in one question to a policy."""
 
 
+def legal_shares(logits: np.ndarray, legal: np.ndarray) -> np.ndarray:
+    """Return the probabilities [P, A] of logits [P, A] over the legal actions (bool [P, A])."""
+    shares = np.where(legal, np.exp(logits - np.where(legal, logits, -np.inf).max(1, keepdims=True)), 0.0)
+    return shares / shares.sum(1, keepdims=True)
+
+
 @dataclass(frozen=True)
 class Ply:
     """Positions after equally many moves in which the game goes on. P positions, A actions.

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.games.boards import legal_shares
 from benchmarks.games.poker import Kuhn, Leduc
 from benchmarks.games.trees import Tree, unfold
 from jsrl.agents.ppo import PPOConfig
@@ -69,8 +70,7 @@ def strategies(folder: Path, tree: Tree, versions: dict[str, int]) -> dict[str, 
             shown = jax.tree.map(lambda leaf: np.repeat(leaf, 2, 1), shown)  # one policy plays both seats
             output, _ = act(params, jax.random.key(0), shown, jnp.ones(rows, bool), policy.agent.initial_core(rows))
             logits = np.asarray(output.distribution["logits"], np.float64).reshape(rows, 2, -1)[:, 0]
-            shares = np.where(legal, np.exp(logits - np.where(legal, logits, -np.inf).max(1, keepdims=True)), 0.0)
-            return shares / shares.sum(1, keepdims=True)
+            return legal_shares(logits, legal)
 
         return tree.ask(ask)
 
