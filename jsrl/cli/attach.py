@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jsrl.cli.logs import follow, show
-from jsrl.cli.main import program
+from jsrl.cli.main import run_parser
 from jsrl.cli.status import group_text, headline, moment, text
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.metrics.display import LEVELS, Display, make_display
@@ -27,9 +26,7 @@ PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # how a line begins that is no mes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Show a run until it ends; return the exit status."""
-    parser = argparse.ArgumentParser(prog=program("attach"), description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser = run_parser("attach", __doc__)
     options = parser.parse_args(arguments)
     try:
         folder = named(options.run, options.runs_dir)

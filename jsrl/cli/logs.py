@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jsrl.cli.main import program
+from jsrl.cli.main import run_parser
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.runs.logs import CONTROLLER, LogReader, log_names, log_path
 from jsrl.runs.runs import RunFolder, named
@@ -19,14 +18,12 @@ LOOK_S, ASK_S = 0.2, 1.0  # between looks at a log, and at the run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the end of a log, and what is added to it; return the exit status."""
-    parser = argparse.ArgumentParser(prog=program("logs"), description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser = run_parser("logs", __doc__)
     parser.add_argument(
         "worker", nargs="?", default=CONTROLLER, help="such as learner or actor-0 (default: controller)"
     )
     parser.add_argument("--follow", action="store_true", help="go on until the run has ended, or Ctrl-C")
     parser.add_argument("--lines", type=int, default=50, metavar="N", help="from the end (default: 50)")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     options = parser.parse_args(arguments)
     if options.lines < 0:
         parser.error(f"argument --lines: {options.lines}, expected 0 or more")

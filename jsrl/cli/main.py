@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
 import sys
@@ -84,6 +85,14 @@ def program(command: str) -> str:
     """Return how the present command line was begun, for usage texts: `jsrl run`, or the script's."""
     script = Path(sys.argv[0])
     return f"python experiments/{command}.py" if script.name == f"{command}.py" else f"jsrl {command}"
+
+
+def run_parser(command: str, about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a command about one run: RUN and --runs-dir."""
+    parser = argparse.ArgumentParser(prog=program(command), description=about)
+    parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    return parser
 
 
 if __name__ == "__main__":

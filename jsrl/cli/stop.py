@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.main import program
+from jsrl.cli.main import run_parser
 from jsrl.cli.slurm_jobs import ask, state_of
 from jsrl.cli.status import headline, progress, resume_command
 from jsrl.errors import ConfigError, JsrlError
@@ -22,8 +21,7 @@ WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")  # states of a jo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Stop a run and wait for its end; return 0: it has ended, 1: not yet, 2: there is nothing to stop."""
-    parser = argparse.ArgumentParser(prog=program("stop"), description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser = run_parser("stop", __doc__)
     parser.add_argument(
         "--wait",
         type=float,
@@ -31,7 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="S",
         help="seconds to wait for its end (default: 60; 0: do not wait)",
     )
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     options = parser.parse_args(arguments)
     if options.wait < 0:
         parser.error(f"argument --wait: {options.wait:g}, expected 0 or more")
