@@ -22,6 +22,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "wandb": (("wandb",), "Weights & Biases"),
     "video": (("imageio_ffmpeg", "PIL", "pygame"), "videos"),
     "search": (("optuna",), "hyperparameter search"),
+    "ray": (("ray",), "hosts of a Ray cluster"),
     "onnx": (("onnx",), "exported policies in ONNX"),
     "notebook": (("ipykernel", "matplotlib"), "notebooks"),
     "docs": (("mkdocs", "material", "mkdocstrings"), "documentation pages"),

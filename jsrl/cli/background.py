@@ -57,7 +57,7 @@ def detach(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
       ConfigError: an option does not go with it.
     """
     options = asked.run
-    if options.plan or options.launcher != "local":
+    if options.plan or options.launcher == "slurm":
         option = "plan" if options.plan else "launcher slurm"
         raise ConfigError(f"--{option} starts nothing here that could go on in the background; leave out --detach.")
     folder = folder_of(asked)

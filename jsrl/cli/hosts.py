@@ -1,4 +1,4 @@
-"""The options of `jsrl run` that let other hosts run workers: `--listen` (they join by themselves) and `--hosts` (by ssh)."""
+"""Options of `jsrl run` that let other hosts run workers: `--listen` (they join by themselves), `--hosts` (by ssh), Ray."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsrl.errors import ConfigError
-from jsrl.experiment.options import RunOptions
+from jsrl.experiment.options import RayOptions, RunOptions
 
 if TYPE_CHECKING:
+    from jsrl.launch.hosts.engine import Engine
     from jsrl.launch.launcher import Launcher
 
 
@@ -26,25 +27,28 @@ def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
     Raises:
       ConfigError: this host cannot listen there, or a host cannot be one.
     """
-    if options.listen is None and options.hosts is None:
+    check_launcher(options)
+    if options.listen is None and options.hosts is None and options.launcher != "ray":
         yield None
         return
     from jsrl.launch.hosts.launcher import JoinedHosts
     from jsrl.launch.local.facts import own_facts
     from jsrl.launch.local.launcher import Local
-    from jsrl.launch.local.ssh import Ssh
 
-    engine, count = None, options.num_hosts
-    if options.hosts is not None:
-        engine = Ssh(options.hosts.split(","), options.host_python or sys.executable)
-        count = len(engine.hosts)
-    host, port = parse_listen(options.listen) if options.listen else (towards(options.hosts or ""), 0)
+    tell = functools.partial(print, file=sys.stderr, flush=True)
+    engine, address = engine_of(options, tell)
+    count = options.num_hosts if engine is None else len(engine.hosts)
+    host, port = parse_listen(options.listen) if options.listen else (address, 0)
     own = own_facts(socket.gethostname(), host)
     tokens = Path(options.tokens_dir or Path(options.runs_dir, f"join-{host}-{port or os.getpid()}"))
-    tell = functools.partial(print, file=sys.stderr, flush=True)
-    launcher = JoinedHosts(
-        Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s, keep=options.keep_here
-    )
+    try:
+        launcher = JoinedHosts(
+            Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s, keep=options.keep_here
+        )
+    except ConfigError:
+        if engine is not None:
+            engine.close()
+        raise
     try:
         if engine is None:
             tell(f"waiting for {count} host(s) to join; on each, with a token file of its own:")
@@ -53,6 +57,38 @@ def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
         yield launcher
     finally:
         launcher.close()
+
+
+def check_launcher(options: RunOptions) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+      ConfigError: says which.
+    """
+    if options.launcher != "ray" and options.ray != RayOptions():
+        raise ConfigError("an option of --ray is given, but Ray gives no hosts of this run; add --launcher ray.")
+    if options.launcher == "ray" and options.hosts is not None:
+        raise ConfigError("--hosts does not go with --launcher ray; leave one of them out.")
+
+
+def engine_of(options: RunOptions, tell: Callable[[str], None]) -> tuple[Engine | None, str]:
+    """Return (what starts the agents, IP address of this host); None: people start them.
+
+    Raises:
+      ConfigError: a host cannot be one, or Ray has none.
+    """
+    if options.launcher == "ray":
+        from jsrl.launch.hosts.ray import request_of
+        from jsrl.launch.local.ray import Ray
+
+        ray = Ray(request_of(options.ray, options.num_hosts, options.host_python, os.environ), tell)
+        return ray, ray.acquire()
+    if options.hosts is None:
+        return None, ""
+    from jsrl.launch.local.ssh import Ssh
+
+    ssh = Ssh(options.hosts.split(","), options.host_python or sys.executable)
+    return ssh, "" if options.listen else towards(options.hosts)
 
 
 def parse_listen(text: str) -> tuple[str, int]:

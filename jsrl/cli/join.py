@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--name", default=socket.gethostname(), help="of this host, unique in the run (default: its own)"
     )
     parser.add_argument("--patience-s", type=float, default=120.0, help="how long to look for the controller")
+    parser.add_argument("--cores", type=int, default=0, help="that workers may use of this host (default: all)")
+    parser.add_argument("--memory-mb", type=int, default=0, help="that workers may use of this host (default: all)")
+    parser.add_argument("--parent", type=int, help="leave the run when this process, which started it, ends (Linux)")
     parser.add_argument("--facts", action="store_true", help="print what this host has, and do not join")
     options = parser.parse_args(arguments)
     if options.facts:
@@ -40,7 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.folder is not None:
             options.address, options.token_file = claimed(Path(options.folder), options.patience_s)
-        return join(options.address, options.token_file, options.name, options.patience_s)
+        if options.parent is not None:
+            from jsrl.workers.base import die_with_parent
+
+            die_with_parent(options.parent, signal.SIGTERM)
+        most = (options.cores, options.memory_mb)
+        return join(options.address, options.token_file, options.name, options.patience_s, most)
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -54,8 +63,8 @@ def claimed(folder: Path, timeout_s: float) -> tuple[str, str]:
     return address, str(path)
 
 
-def join(address: str, token_file: str, name: str, patience_s: float) -> int:
-    """Be the agent of this host.
+def join(address: str, token_file: str, name: str, patience_s: float, most: tuple[int, int] = (0, 0)) -> int:
+    """Be the agent of this host, with at most so many cores and MB of memory (0: all).
 
     Raises:
       ConfigError: the address or the token cannot be used.
@@ -67,7 +76,7 @@ def join(address: str, token_file: str, name: str, patience_s: float) -> int:
         raise ConfigError(f"there is no token file {token_file}; take one of those that `jsrl run --listen` wrote.")
     address, keys = check_address(address), load_client_keys(token_file)
     with agent_folder() as folder:
-        return Agent(address, keys, name, folder, _tell, patience_s).run()
+        return Agent(address, keys, name, folder, _tell, patience_s, most).run()
 
 
 def _tell(line: str) -> None:

@@ -30,7 +30,7 @@ from jsrl.search.child import Child
 # What the command of each run says itself, or what was done before.
 OWN = (
     *("seeds", "jobs", "run-name", "runs-dir", "overwrite", "detach", "display"),
-    *("tune", "tune-minutes", "tune-batch", "launcher", "slurm", "print"),
+    *("tune", "tune-minutes", "tune-batch", "launcher", "slurm", "ray", "print"),
 )
 ON_RESUME = {"resume", "jobs", "display", "runs-dir", "detach"}
 CHILD = (sys.executable, "-m", "jsrl.cli.run_child")

@@ -109,6 +109,22 @@ class SlurmOptions:
 
 
 @dataclass(frozen=True)
+class RayOptions:
+    """What a run asks of Ray with `--launcher ray`."""
+
+    address: str | None = None
+    """HOST:PORT of Ray's head node, or local (default: RAY_ADDRESS, else the Ray of this host, else a local one)."""
+    cpus: int | None = None
+    """CPUs of each host (default: those of its node)."""
+    gpus: int | None = None
+    """GPUs of each host, such as for inference servers there (default: none)."""
+    memory_mb: int | None = None
+    """Memory of each host, in MB (default: that of its node, not reserved)."""
+    place_s: float = 60.0
+    """How long to wait for Ray to place the hosts, in seconds."""
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """What is not part of the experiment."""
 
@@ -143,22 +159,24 @@ class RunOptions:
     listen: str | None = None
     """Let other hosts run workers: wait for them (`jsrl join`) at this IP address of this host, perhaps with a port."""
     num_hosts: int = 1
-    """With --listen or --launcher slurm: how many other hosts to wait for."""
+    """With --listen, --launcher slurm or --launcher ray: how many other hosts to wait for."""
     tokens_dir: str | None = None
     """With --listen: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
-    launcher: typing.Literal["local", "slurm"] = "local"
-    """slurm: submit a job for the controller and an array of num-hosts jobs for the actors, and return."""
+    launcher: typing.Literal["local", "slurm", "ray"] = "local"
+    """slurm: submit a job for the controller and an array of num-hosts jobs for the actors, and return.
+    ray: Ray gives num-hosts nodes for the workers of a run that stays here."""
     print: bool = False
     """With --launcher slurm: print the script, and submit nothing."""
     slurm: SlurmOptions = SlurmOptions()
+    ray: RayOptions = RayOptions()
     hosts: str | None = None
     """Let these hosts run workers, such as a,b,me@10.0.0.7: they are reached by ssh, with keys that are there."""
     keep_here: tuple[str, ...] = ()
-    """With --listen or --hosts: kinds of workers that stay on this host though they may leave it, such as inference."""
+    """With other hosts: kinds of workers that stay on this one though they may leave it, such as inference."""
     host_python: str | None = None
-    """With --hosts: the Python there that has jsrl (default: the path of this one)."""
+    """With --hosts or --launcher ray: the Python there that has jsrl (default: the path of this one)."""
     join_s: float = 600.0
-    """With --listen or --hosts: how long to wait for them, in seconds."""
+    """With --listen, --hosts or --launcher ray: how long to wait for them, in seconds."""
     seeds: str | None = None
     """A run for each seed, such as 0-4 or 1,5,9, and one table; with --launcher slurm one array of jobs."""
     jobs: int = 1

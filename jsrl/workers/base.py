@@ -164,11 +164,11 @@ def show_name(name: str) -> None:
         ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15])
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to end this process when its parent dies (Linux), and leave at once if it already has."""
+def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent dies (Linux), and leave at once if it already has."""
     pr_set_pdeathsig = 1
     try:
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))
     except (OSError, AttributeError):
         pass  # not Linux: the control thread watches the parent's pid instead
     if os.getppid() != parent_pid:

@@ -79,6 +79,7 @@ class Agent:
       address: `HOST:PORT` of the controller. keys: of the join token. name: of this host.
       folder: for the files of the run here, of mode 0700. tell: shows a line to people.
       patience_s: how long it looks for the controller before it gives up.
+      most: cores and MB of memory of this host that workers may use; 0: all.
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class Agent:
         folder: Path,
         tell: Callable[[str], None],
         patience_s: float = PATIENCE_S,
+        most: tuple[int, int] = (0, 0),
     ) -> None:
         self._address, self._keys, self._name, self._folder = address, keys, name, folder
-        self._tell, self._patience_s = tell, patience_s
+        self._tell, self._patience_s, self._most = tell, patience_s, most
         self._session, self._epoch = secrets.token_hex(16), 0
         self._lease_s, self._lease_from_s = 0.0, now_s()
         self._beat_at_s = self._usage_at_s = 0.0
@@ -210,8 +212,8 @@ class Agent:
             code=code_digest(),
             folder=str(self._folder),
             address=facts.address,
-            cores=facts.cores,
-            memory_mb=facts.memory_mb,
+            cores=min(facts.cores, self._most[0] or facts.cores),
+            memory_mb=min(facts.memory_mb, self._most[1] or facts.memory_mb),
             gpus=facts.gpus,
             shm_mb=facts.shm_mb,
         )

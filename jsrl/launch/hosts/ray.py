@@ -1,0 +1,143 @@
+"""What a run asks of Ray: a bundle for each host, each on a node of its own; what is said where that cannot be had.
+
+Pure functions; jsrl.launch.local.ray talks to Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jsrl.errors import ConfigError
+from jsrl.experiment.options import RayOptions
+
+LOCAL = "local"  # as an address: a Ray of the run's own
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class RayRequest:
+    """What is asked of Ray.
+
+    Attributes:
+      num_hosts: to run workers on. address: of Ray's head, LOCAL, or empty: the Ray of this host, else a local one.
+      cpus: of each host; 0: those of its node. gpus, memory_mb: of each host; memory_mb 0: any.
+      place_s: how long to wait for the nodes. python: interpreter there that has jsrl; empty: Ray's own.
+    """
+
+    num_hosts: int
+    address: str = ""
+    cpus: int = 0
+    gpus: int = 0
+    memory_mb: int = 0
+    place_s: float = 60.0
+    python: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what no cluster can give."""
+        least = {"num_hosts": 1, "cpus": 0, "gpus": 0, "memory_mb": 0}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"--launcher ray with {name} {getattr(self, name)}; expected at least {low}.")
+        check_address(self.address)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names of the hosts; a name stays where another node takes the place of a lost one."""
+        return tuple(f"ray-{number}" for number in range(1, self.num_hosts + 1))
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+def request_of(options: RayOptions, num_hosts: int, python: str | None, environment: Mapping[str, str]) -> RayRequest:
+    """Return what options ask for; the address is RAY_ADDRESS where they name none.
+
+    Raises:
+      ConfigError: that cannot be.
+    """
+    address = options.address or environment.get("RAY_ADDRESS", "")
+    given = {name: getattr(options, name) or 0 for name in ("cpus", "gpus", "memory_mb")}
+    return RayRequest(
+        num_hosts, "" if address == "auto" else address, place_s=options.place_s, python=python or "", **given
+    )
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address of Ray's head.
+
+    Raises:
+      ConfigError: says what is expected.
+    """
+    if address in ("", LOCAL):
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            f"Ray's address is {address!r}; expected HOST:PORT of the head node, such as 10.0.0.5:6379, as `ray start --head` "
+            "prints it, or local (--ray.address or RAY_ADDRESS). From outside of the cluster submit the run: "
+            "`ray job submit -- jsrl run NAME --launcher ray`."
+        )
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A living node of a cluster: its IP address and what it has, used or not."""
+
+    address: str
+    cpus: int
+    gpus: int
+    memory_mb: int
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return f"{self.address} ({self.cpus} CPUs, {self.gpus} GPUs, {self.memory_mb:,} MB)"
+
+
+def node_of(entry: Mapping[str, Any]) -> RayNode:
+    """Return an entry of `ray.nodes()`."""
+    has = entry["Resources"]
+    return RayNode(
+        entry["NodeManagerAddress"], int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0)) // MB
+    )
+
+
+def cpus_of(request: RayRequest, nodes: Sequence[RayNode]) -> int:
+    """Return the CPUs of each bundle: as asked, else all of a node, among the largest nodes that have the rest."""
+    if request.cpus:
+        return request.cpus
+    fit = [node for node in nodes if node.gpus >= request.gpus and node.memory_mb >= request.memory_mb] or list(nodes)
+    most = sorted((node.cpus for node in fit), reverse=True)[: request.num_hosts]
+    return max(1, min(most, default=1))
+
+
+def bundle_of(request: RayRequest, cpus: int) -> dict[str, int]:
+    """Return the resources of each host, as Ray names them."""
+    more = {"GPU": request.gpus, "memory": request.memory_mb * MB}
+    return {"CPU": cpus} | {name: amount for name, amount in more.items() if amount}
+
+
+def shortage(request: RayRequest, cpus: int, nodes: Sequence[RayNode]) -> str:
+    """Return, for people, why nodes cannot hold the hosts even when they are idle; empty: they can."""
+    fit = [
+        n for n in nodes if n.cpus >= cpus and n.gpus >= request.gpus and n.memory_mb >= request.memory_mb
+    ]  # fmt: skip
+    return "" if len(fit) >= request.num_hosts else f"{len(fit)} of its nodes have that"
+
+
+def refusal(
+    request: RayRequest, cpus: int, nodes: Sequence[RayNode], free: Mapping[str, float], waited_s: float
+) -> str:
+    """Return what is said when the hosts cannot be had. free: resources that nobody uses now."""
+    each = f"{cpus} CPUs" + (f", {request.gpus} GPUs" if request.gpus else "")
+    each += f", {request.memory_mb:,} MB" if request.memory_mb else ""
+    why = shortage(request, cpus, nodes) or "others use them"
+    return (
+        f"Ray could not place {request.num_hosts} host(s) with {each} each, on a node of its own each, within {waited_s:g} s: "
+        f"{why}. The cluster has {len(nodes)} node(s): {', '.join(map(str, nodes)) or 'none'}; free now: "
+        f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs. Ask for less with --num-hosts, --ray.cpus, --ray.gpus "
+        "or --ray.memory-mb, add nodes with `ray start --address HEAD:PORT`, or wait longer with --ray.place-s."
+    )

@@ -1,0 +1,348 @@
+"""The engine of hosts that Ray gives: `jsrl run NAME --launcher ray`.
+
+Ray is used by a process of its own, the driver, so that neither its signal handlers nor its end reach the controller. The
+driver reserves a STRICT_SPREAD placement group with a bundle for each host, and keeps an actor in each that starts `jsrl join`
+there as a plain process. Ray restarts nothing: when an agent or its node ends, the engine's keeper begins it again, in the
+same bundle, which Ray moves to another node. When the driver ends, Ray ends the actors and returns the bundles.
+
+Engine and driver exchange lines of JSON over the driver's standard input and output; the driver ends with its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jsrl.errors import ConfigError, MissingExtra
+from jsrl.extras import install_command
+from jsrl.launch.hosts.ray import LOCAL, RayRequest, bundle_of, cpus_of, node_of, refusal, shortage
+
+CONNECT_S, PLACE_MORE_S = 5.0, 60.0  # to reach the head; to start or reach Ray, beyond the time for placing
+GONE_S, LEAVE_S = 5.0, 5.0  # for agents; for the driver
+STORE_BYTES = 75 << 20  # the least that Ray takes of /dev/shm for its objects; there are none here
+SHORT_S, LOOK_S = 3.0, 0.1
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # of a local Ray, where nothing else is set
+
+
+class Ray:
+    """Starts agents on nodes of a Ray cluster; see jsrl.launch.hosts.engine.Engine.
+
+    Args:
+      request: what is asked of Ray. tell: shows a line to people.
+
+    Raises:
+      MissingExtra: Ray is not installed.
+    """
+
+    def __init__(self, request: RayRequest, tell: Callable[[str], None]) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise MissingExtra(f"--launcher ray needs the package ray, not installed here: {install_command('ray')}")
+        self._request, self._tell = request, tell
+        self.hosts = request.hosts
+        self._driver: subprocess.Popen[str] | None = None
+        self._ended: dict[str, str] = {}
+        self._begun: set[str] = set()  # hosts whose agents the driver has
+        self._changed = threading.Condition()
+        self._address = self._refused = ""
+
+    def acquire(self) -> str:
+        """Wait for the nodes; return the IP address of this host, as they reach it.
+
+        Raises:
+          ConfigError: there is no such Ray, or it has no such nodes.
+        """
+        self._start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._address or self._refused, self._request.place_s + PLACE_MORE_S)
+        if not self._address:
+            self.close()
+            raise ConfigError(self._refused or "Ray did not answer in time; see `ray status`.")
+        return self._address
+
+    def _start(self) -> None:
+        log = tempfile.TemporaryFile(prefix="jsrl-ray-")  # noqa: SIM115
+        self._refused = ""
+        self._driver = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # a Ctrl-C is the controller's
+        )
+        threading.Thread(target=self._listen, args=(self._driver, log), name="ray-driver", daemon=True).start()
+        self._say(self._request.entry)
+
+    def _say(self, words: Mapping[str, Any]) -> None:
+        assert self._driver is not None and self._driver.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as `_listen` notes
+            self._driver.stdin.write(json.dumps(words) + "\n")
+            self._driver.stdin.flush()
+
+    def _listen(self, driver: subprocess.Popen[str], log: Any) -> None:
+        """Take what a driver says until it ends."""
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            said = json.loads(line)
+            if "tell" in said:
+                self._tell(said["tell"])
+            with self._changed:
+                self._address = said.get("placed", self._address)
+                self._refused = said.get("refused", self._refused)
+                if "ended" in said:
+                    self._ended[said["ended"]] = said["why"]
+                self._changed.notify_all()
+        status = driver.wait()
+        log.seek(0)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+        log.close()
+        with self._changed:
+            last = f": {lines[-1][:300]}" if lines else ""
+            self._refused = self._refused or f"the process that uses Ray ended with status {status}{last}"
+            self._ended |= {host: self._refused for host in self._begun if host not in self._ended}
+            self._begun.clear()
+            self._changed.notify_all()
+
+    def begin(self, host: str, address: str, token: Path) -> None:
+        """Start the agent of a host; the token goes to it through Ray, and into no command line, variable or file."""
+        if self._driver is None or self._driver.poll() is not None:
+            self._start()
+        with self._changed:
+            self._ended.pop(host, None)
+            self._begun.add(host)
+        self._say({"host": host, "address": address, "token": token.read_text()})
+
+    def ended(self, host: str) -> str:
+        """Return how the agent of a host ended; empty: it has not."""
+        return self._ended.get(host, "")
+
+    def close(self) -> None:
+        """Wait a little for the agents, and let the driver return the nodes."""
+        if self._driver is None:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun <= set(self._ended), GONE_S)
+        assert self._driver.stdin is not None
+        with contextlib.suppress(OSError):
+            self._driver.stdin.close()
+        try:
+            self._driver.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._driver.kill()
+            self._driver.wait(LEAVE_S)
+
+
+# -- the driver's process
+
+
+class HostAgent:
+    """The actor of a host. It is sent to a node as it is here, so it uses nothing of jsrl."""
+
+    def serve(self, words: list[str], token: str, python: str, variables: dict[str, str]) -> str:
+        """Start `jsrl join` with some words, which ends with this process; return how it ended, once it has."""
+        key = os.memfd_create("jsrl-token")
+        os.fchmod(key, 0o600)
+        os.write(key, token.encode())
+        command = [python or sys.executable, "-m", "jsrl.cli.main", "join", *words]
+        command += ["--token-file", f"/proc/self/fd/{key}", "--parent", str(os.getpid())]
+        node = socket.gethostname()
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[key],
+                    env={**os.environ, **variables},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return f"{command[0]} cannot be started on {node}: {error}"
+            finally:
+                os.close(key)
+            status = process.wait()
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()
+        return f"jsrl join on {node} ended with status {status}" + (f": {lines[-1][:300]}" if lines else "")
+
+
+class Refused(Exception):
+    """Ray cannot be used as it was asked for; the message is for people."""
+
+
+class Driver:
+    """What the driver's process does: one placement group, and an actor for each host that was begun.
+
+    Args:
+      request: what is asked of Ray. heard: lines of the engine; None: it has ended. say: tells the engine.
+    """
+
+    def __init__(
+        self, request: RayRequest, heard: queue.SimpleQueue[str | None], say: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._request, self._heard, self._say = request, heard, say
+        self._serving: dict[Any, tuple[str, Any]] = {}  # what `serve` will return -> (host, its actor)
+        self._cpus = 0
+        self._group: Any = None
+
+    def run(self) -> None:
+        """Serve until the engine ends.
+
+        Raises:
+          Refused: there is no such Ray, or it has no such nodes.
+        """
+        started = self._connect()
+        self._place(started)
+        self._say({"placed": self._ray.util.get_node_ip_address()})
+        while True:
+            with contextlib.suppress(queue.Empty):
+                line = self._heard.get(timeout=LOOK_S)
+                if line is None:
+                    return
+                self._begin(**json.loads(line))
+            self._look()
+
+    def _connect(self) -> bool:
+        """Use the Ray that was asked for; return whether it was started here."""
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "jsrl"}
+        address = self._request.address
+        try:
+            if address != LOCAL:
+                check_answers(address)
+                with contextlib.suppress(ConnectionError) if not address else contextlib.nullcontext():
+                    self._ray.init(address or "auto", **quiet)
+                    self._say({"tell": f"using the Ray at {self._ray.get_runtime_context().gcs_address}"})
+                    return False
+            for name, value in QUIET.items():
+                os.environ.setdefault(name, value)
+            self._ray.init(LOCAL, include_dashboard=False, object_store_memory=STORE_BYTES, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise Refused(f"Ray at {address or 'this host'} cannot be used: {error}") from error
+        why = "as --ray.address says" if address == LOCAL else "no Ray is running here"
+        self._say({"tell": f"started a local Ray of one node, which ends with the run ({why})"})
+        return True
+
+    def _nodes(self) -> list[Any]:
+        return [node_of(entry) for entry in self._ray.nodes() if entry["Alive"]]
+
+    def _place(self, is_local: bool) -> None:
+        """Reserve the nodes; say early what is short, since a cluster may grow meanwhile."""
+        request, begun_s = self._request, time.monotonic()
+        self._cpus = cpus_of(request, self._nodes())
+        limit_s = SHORT_S if is_local and shortage(request, self._cpus, self._nodes()) else request.place_s
+        bundles = [bundle_of(request, self._cpus)] * request.num_hosts
+        self._group = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD", name="jsrl")
+        told = False
+        while not self._group.wait(1):
+            waited_s = time.monotonic() - begun_s
+            short = shortage(request, self._cpus, self._nodes())
+            if waited_s > limit_s:
+                raise Refused(refusal(request, self._cpus, self._nodes(), self._ray.available_resources(), limit_s))
+            if not self._heard.empty() and self._heard.get() is None:
+                raise Refused("the run ended before Ray had placed its hosts")
+            if waited_s > SHORT_S and not told:
+                told = True
+                self._say(
+                    {"tell": f"waiting {limit_s:g} s for Ray to place the hosts: {short or 'its nodes are in use'}"}
+                )
+
+    def _begin(self, host: str, address: str, token: str) -> None:
+        """Start the actor of a host in its bundle, and the agent."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        request = self._request
+        bundle = bundle_of(request, self._cpus)
+        actor = self._ray.remote(HostAgent).options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            memory=bundle.get("memory"),
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, request.hosts.index(host)),
+        )
+        words = [address, "--name", host, "--cores", str(self._cpus)]
+        words += ["--memory-mb", str(request.memory_mb)] if request.memory_mb else []
+        variables = {} if request.gpus else {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+        made = actor.remote()
+        self._serving[made.serve.remote(words, token, request.python, variables)] = (host, made)
+
+    def _look(self) -> None:
+        """Tell the engine of agents that have ended, and people of a bundle that has no node."""
+        if not self._serving:
+            return
+        for done in self._ray.wait(list(self._serving), timeout=0)[0]:
+            host, _ = self._serving.pop(done)
+            try:
+                why = self._ray.get(done)
+            except self._ray.exceptions.RayError as error:
+                why = f"Ray lost it: {plain(error)}"
+            self._say({"ended": host, "why": why})
+
+
+def plain(error: Exception) -> str:
+    """Return the line of an error of Ray that says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "node" in line.lower() and "died" in line.lower()]
+    return (told or lines or [type(error).__name__])[-1][:300]
+
+
+def check_answers(address: str) -> None:
+    """Refuse an address where nobody listens; Ray itself would wait long.
+
+    Raises:
+      Refused: says so.
+    """
+    if not address:
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except OSError as error:
+        raise Refused(
+            f"nobody answers at {address} ({error.strerror or error}); Ray's address (--ray.address or RAY_ADDRESS) is "
+            "HOST:PORT of the head node, as `ray start --head` prints it."
+        ) from error
+
+
+def main() -> None:
+    """Be the driver of the engine at the other end of standard input and output."""
+    output = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print goes to the log
+    request = RayRequest(**json.loads(sys.stdin.readline()))
+    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def say(words: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            output.write(json.dumps(words) + "\n")
+
+    def listen() -> None:
+        for line in sys.stdin:
+            heard.put(line)
+        heard.put(None)
+        time.sleep(LEAVE_S)
+        os._exit(1)  # Ray hangs, or the engine is gone
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        Driver(request, heard, say).run()
+    except Refused as error:
+        say({"refused": str(error)})
+
+
+if __name__ == "__main__":
+    main()

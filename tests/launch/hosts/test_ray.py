@@ -1,0 +1,88 @@
+"""What is asked of Ray, and what is refused, without any Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from jsrl.cli import run as command
+from jsrl.errors import ConfigError
+from jsrl.experiment.options import RayOptions
+from jsrl.launch.hosts.ray import RayNode, RayRequest, bundle_of, cpus_of, node_of, refusal, request_of, shortage
+
+BIG, SMALL = RayNode("10.0.0.6", 64, 4, 256_000), RayNode("10.0.0.7", 8, 0, 32_000)
+
+
+def test_options_become_a_request() -> None:
+    options = RayOptions(cpus=4, memory_mb=2_000)
+    asked = request_of(options, 2, "/opt/python", {"RAY_ADDRESS": "10.0.0.5:6379"})
+    assert asked == RayRequest(2, "10.0.0.5:6379", 4, 0, 2_000, 60.0, "/opt/python") and asked.hosts == (
+        "ray-1",
+        "ray-2",
+    )
+    assert request_of(RayOptions(address="local"), 1, None, {"RAY_ADDRESS": "10.0.0.5:6379"}).address == "local"
+    assert request_of(RayOptions(), 1, None, {"RAY_ADDRESS": "auto"}).address == ""
+    assert RayRequest(**asked.entry) == asked  # as it goes to the driver
+
+
+def test_a_bundle_has_what_each_host_needs() -> None:
+    assert bundle_of(RayRequest(1), 8) == {"CPU": 8}
+    assert bundle_of(RayRequest(1, gpus=2, memory_mb=100), 8) == {"CPU": 8, "GPU": 2, "memory": 100 << 20}
+
+
+@pytest.mark.parametrize(
+    ("request_", "cpus"),
+    [
+        (RayRequest(1), 64),
+        (RayRequest(2), 8),  # of the smaller one, since bundles are alike
+        (RayRequest(1, gpus=1), 64),
+        (RayRequest(2, cpus=3), 3),
+        (RayRequest(3), 8),
+    ],
+)
+def test_without_a_number_hosts_have_the_cpus_of_their_nodes(request_: RayRequest, cpus: int) -> None:
+    assert cpus_of(request_, [SMALL, BIG]) == cpus
+    assert cpus_of(RayRequest(1), []) == 1  # a cluster that has yet to grow
+
+
+def test_what_a_cluster_lacks_is_said() -> None:
+    assert not shortage(RayRequest(2), 8, [BIG, SMALL]) and not shortage(RayRequest(1, gpus=4), 64, [BIG, SMALL])
+    asked = RayRequest(2, gpus=1)
+    assert shortage(asked, 8, [BIG, SMALL]) == "1 of its nodes have that"
+    told = refusal(asked, 8, [BIG, SMALL], {"CPU": 70.0}, 60.0)
+    assert "could not place 2 host(s) with 8 CPUs, 1 GPUs each" in told and "within 60 s: 1 of its nodes" in told
+    assert "10.0.0.6 (64 CPUs, 4 GPUs, 256,000 MB), 10.0.0.7 (8 CPUs" in told and "free now: 70 CPUs, 0 GPUs" in told
+    assert "others use them" in refusal(RayRequest(1), 8, [BIG], {}, 60.0)
+
+
+def test_a_node_is_what_ray_says_of_it() -> None:
+    entry = {"NodeManagerAddress": "10.0.0.9", "Alive": True, "Resources": {"CPU": 4.0, "memory": 5.5 * (1 << 20)}}
+    assert node_of(entry) == RayNode("10.0.0.9", 4, 0, 5)
+
+
+@pytest.mark.parametrize(
+    "address", ["ray://10.0.0.5:10001", "http://10.0.0.5:8265", "10.0.0.5", "10.0.0.5:x", ":6379", "h:99999"]
+)
+def test_what_is_no_address_of_a_head(address: str) -> None:
+    with pytest.raises(ConfigError, match="expected HOST:PORT of the head node"):
+        RayRequest(1, address)
+
+
+@pytest.mark.parametrize("name", ["num_hosts", "cpus", "gpus", "memory_mb"])
+def test_numbers_that_no_cluster_can_give(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"with {name} -1; expected at least"):
+        RayRequest(**{"num_hosts": 1, name: -1})
+
+
+def test_the_command_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command.main(["ppo_cartpole", "--ray.cpus", "2"]) == 2
+    assert "add --launcher ray" in capsys.readouterr().err
+    words = ["ppo_cartpole", "--launcher", "ray"]
+    assert command.main([*words, "--hosts", "a"]) == 2
+    assert "--hosts does not go with --launcher ray" in capsys.readouterr().err
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    assert command.main(words) == 2
+    told = capsys.readouterr().err
+    assert "needs the package ray, not installed here: " in told and "-m pip install" in told and "[ray]" in told
