@@ -134,7 +134,8 @@ class Controller:
     def _watch(self) -> None:
         self._listen(POLL_S)
         for life in list(self._lives.values()):
-            self._check(life)
+            if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all, which is no death
+                self._check(life)
         self._start_due()
         if self._session.line_due:
             usage = self._usage.sample(self._lives.values()) | self._supervision.metrics()

@@ -11,10 +11,12 @@ Engine and driver exchange lines of JSON over the driver's standard input and ou
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,8 @@ CONNECT_S, PLACE_MORE_S = 5.0, 60.0  # to reach the head; to start or reach Ray,
 GONE_S, LEAVE_S = 5.0, 5.0  # for agents; for the driver
 STORE_BYTES = 75 << 20  # the least that Ray takes of /dev/shm for its objects; there are none here
 SHORT_S, LOOK_S = 3.0, 0.1
+STAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a SIGTERM to all processes of a job is the controller's
+TRIES = 5  # to start an actor for an agent
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # of a local Ray, where nothing else is set
 
 
@@ -183,6 +188,16 @@ class Refused(Exception):
     """Ray cannot be used as it was asked for; the message is for people."""
 
 
+@dataclass(frozen=True)
+class Serving:
+    """An actor of a host. there: answers once it lives on its node. again: begins it anew, if it may be."""
+
+    host: str
+    actor: Any
+    there: Any
+    again: Callable[[], None] | None
+
+
 class Driver:
     """What the driver's process does: one placement group, and an actor for each host that was begun.
 
@@ -197,7 +212,7 @@ class Driver:
 
         self._ray: Any = ray
         self._request, self._heard, self._say = request, heard, say
-        self._serving: dict[Any, tuple[str, Any]] = {}  # what `serve` will return -> (host, its actor)
+        self._serving: dict[Any, Serving] = {}  # by what `serve` will return
         self._cpus = 0
         self._group: Any = None
 
@@ -208,6 +223,8 @@ class Driver:
           Refused: there is no such Ray, or it has no such nodes.
         """
         started = self._connect()
+        for number in STAYS:  # Ray has set handlers of its own
+            signal.signal(number, signal.SIG_IGN)
         self._place(started)
         self._say({"placed": self._ray.util.get_node_ip_address()})
         while True:
@@ -262,7 +279,7 @@ class Driver:
                     {"tell": f"waiting {limit_s:g} s for Ray to place the hosts: {short or 'its nodes are in use'}"}
                 )
 
-    def _begin(self, host: str, address: str, token: str) -> None:
+    def _begin(self, host: str, address: str, token: str, tries: int = 1) -> None:
         """Start the actor of a host in its bundle, and the agent."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -279,25 +296,41 @@ class Driver:
         words += ["--memory-mb", str(request.memory_mb)] if request.memory_mb else []
         variables = {} if request.gpus else {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         made = actor.remote()
-        self._serving[made.serve.remote(words, token, request.python, variables)] = (host, made)
+        there = made.__ray_ready__.remote()
+        again = functools.partial(self._begin, host, address, token, tries + 1) if tries < TRIES else None
+        self._serving[made.serve.remote(words, token, request.python, variables)] = Serving(host, made, there, again)
 
     def _look(self) -> None:
-        """Tell the engine of agents that have ended, and people of a bundle that has no node."""
+        """Tell the engine of agents that have ended; begin those again that did not come as far as their node.
+
+        Of a node that has just died Ray learns seconds later, and gives it new actors until then.
+        """
         if not self._serving:
             return
         for done in self._ray.wait(list(self._serving), timeout=0)[0]:
-            host, _ = self._serving.pop(done)
+            serving = self._serving.pop(done)
             try:
                 why = self._ray.get(done)
             except self._ray.exceptions.RayError as error:
-                why = f"Ray lost it: {plain(error)}"
-            self._say({"ended": host, "why": why})
+                if serving.again is not None and not self._has_begun(serving):
+                    serving.again()
+                    continue
+                broke = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+                why = "the connection to its node broke" if broke else f"Ray lost it: {last_line(error)}"
+            self._say({"ended": serving.host, "why": why})
+
+    def _has_begun(self, serving: Serving) -> bool:
+        try:
+            self._ray.get(serving.there, timeout=0)
+        except self._ray.exceptions.RayError:  # also a timeout
+            return False
+        return True
 
 
-def plain(error: Exception) -> str:
-    """Return the line of an error of Ray that says why."""
+def last_line(error: Exception) -> str:
+    """Return the line of an error of Ray that says most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "node" in line.lower() and "died" in line.lower()]
+    told = [line for line in lines if "died" in line.lower()]
     return (told or lines or [type(error).__name__])[-1][:300]
 
 
@@ -321,6 +354,8 @@ def check_answers(address: str) -> None:
 
 def main() -> None:
     """Be the driver of the engine at the other end of standard input and output."""
+    for number in STAYS:
+        signal.signal(number, signal.SIG_IGN)
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print goes to the log
     request = RayRequest(**json.loads(sys.stdin.readline()))
