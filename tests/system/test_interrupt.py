@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.system.launched import FOREVER, WORLD, Launched, assert_balanced
@@ -45,6 +46,15 @@ def test_interrupt_ends_in_order(launch, placement: str, number: int) -> None:
     run = launch(*FOREVER, "--placement", placement)
     run.await_updates()
     os.killpg(run.popen.pid, number)  # the whole foreground group, as a terminal does it
+    assert_interrupted(run)
+
+
+def test_a_signal_to_all_processes_of_a_job_ends_in_order(launch) -> None:
+    """As Slurm and Ray stop a job: the controller hears of workers that leave without its word."""
+    run = launch(*FOREVER, "--placement", "served")
+    run.await_updates()
+    for process in [psutil.Process(run.popen.pid), *psutil.Process(run.popen.pid).children(recursive=True)]:
+        process.send_signal(signal.SIGTERM)
     assert_interrupted(run)
 
 
