@@ -67,6 +67,8 @@ def check_launcher(options: RunOptions) -> None:
     """
     if options.launcher != "ray" and options.ray != RayOptions():
         raise ConfigError("an option of --ray is given, but Ray gives no hosts of this run; add --launcher ray.")
+    if options.print:
+        raise ConfigError("--print prints the script of --launcher slurm; add that, or leave --print out.")
     if options.launcher == "ray" and options.hosts is not None:
         raise ConfigError("--hosts does not go with --launcher ray; leave one of them out.")
 

@@ -125,7 +125,7 @@ def shortage(request: RayRequest, cpus: int, nodes: Sequence[RayNode]) -> str:
     fit = [
         n for n in nodes if n.cpus >= cpus and n.gpus >= request.gpus and n.memory_mb >= request.memory_mb
     ]  # fmt: skip
-    return "" if len(fit) >= request.num_hosts else f"{len(fit)} of its nodes have that"
+    return "" if len(fit) >= request.num_hosts else f"only {len(fit)} of its nodes have as much"
 
 
 def refusal(

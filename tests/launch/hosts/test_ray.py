@@ -49,9 +49,9 @@ def test_without_a_number_hosts_have_the_cpus_of_their_nodes(request_: RayReques
 def test_what_a_cluster_lacks_is_said() -> None:
     assert not shortage(RayRequest(2), 8, [BIG, SMALL]) and not shortage(RayRequest(1, gpus=4), 64, [BIG, SMALL])
     asked = RayRequest(2, gpus=1)
-    assert shortage(asked, 8, [BIG, SMALL]) == "1 of its nodes have that"
+    assert shortage(asked, 8, [BIG, SMALL]) == "only 1 of its nodes have as much"
     told = refusal(asked, 8, [BIG, SMALL], {"CPU": 70.0}, 60.0)
-    assert "could not place 2 host(s) with 8 CPUs, 1 GPUs each" in told and "within 60 s: 1 of its nodes" in told
+    assert "could not place 2 host(s) with 8 CPUs, 1 GPUs each" in told and "within 60 s: only 1 of its nodes" in told
     assert "10.0.0.6 (64 CPUs, 4 GPUs, 256,000 MB), 10.0.0.7 (8 CPUs" in told and "free now: 70 CPUs, 0 GPUs" in told
     assert "others use them" in refusal(RayRequest(1), 8, [BIG], {}, 60.0)
 
@@ -81,6 +81,8 @@ def test_the_command_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: py
     words = ["ppo_cartpole", "--launcher", "ray"]
     assert command.main([*words, "--hosts", "a"]) == 2
     assert "--hosts does not go with --launcher ray" in capsys.readouterr().err
+    assert command.main([*words, "--print"]) == 2
+    assert "--print prints the script of --launcher slurm" in capsys.readouterr().err
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
     assert command.main(words) == 2
