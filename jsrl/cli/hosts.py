@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
 from jsrl.experiment.options import RayOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
+def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launcher | None]:
     """Yield what starts the workers, where the options let other hosts run workers; None: processes of this host.
 
     Raises:
-      ConfigError: this host cannot listen there, or a host cannot be one.
+      ConfigError: this host cannot listen there, a host cannot be one, or the experiment needs none.
     """
     check_launcher(options)
     if options.listen is None and options.hosts is None and options.launcher != "ray":
         yield None
         return
+    from jsrl.launch.run import check_starts_workers
+
+    check_starts_workers(experiment)  # before an engine begins
     from jsrl.launch.hosts.launcher import JoinedHosts
     from jsrl.launch.local.facts import own_facts
     from jsrl.launch.local.launcher import Local
@@ -43,15 +47,18 @@ def launcher_of(options: RunOptions) -> Iterator[Launcher | None]:
     tokens = Path(options.tokens_dir or Path(options.runs_dir, f"join-{host}-{port or os.getpid()}"))
     try:
         launcher = JoinedHosts(
-            Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s, keep=options.keep_here
-        )
+            Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s, keep=options.keep_here,
+            least=options.min_hosts,
+        )  # fmt: skip
     except ConfigError:
         if engine is not None:
             engine.close()
         raise
     try:
         if engine is None:
-            tell(f"waiting for {count} host(s) to join; on each, with a token file of its own:")
+            least = options.min_hosts or count
+            later = f", and {count - least} more that may come later" if least < count else ""
+            tell(f"waiting for {least} host(s) to join{later}; on each, with a token file of its own:")
         for path in launcher.token_files:
             tell(f"  jsrl join {launcher.address} --token-file {path}")
         yield launcher
@@ -67,6 +74,8 @@ def check_launcher(options: RunOptions) -> None:
     """
     if options.launcher != "ray" and options.ray != RayOptions():
         raise ConfigError("an option of --ray is given, but Ray gives no hosts of this run; add --launcher ray.")
+    if options.min_hosts is not None and (options.listen, options.hosts) == (None, None):
+        raise ConfigError("--min-hosts says for how many hosts to wait; give it with --listen or --hosts.")
     if options.print:
         raise ConfigError("--print prints the script of --launcher slurm; add that, or leave --print out.")
     if options.launcher == "ray" and options.hosts is not None:

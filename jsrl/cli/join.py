@@ -30,6 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--patience-s", type=float, default=120.0, help="how long to look for the controller")
     parser.add_argument("--cores", type=int, default=0, help="that workers may use of this host (default: all)")
     parser.add_argument("--memory-mb", type=int, default=0, help="that workers may use of this host (default: all)")
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=30.0,
+        help="after SIGTERM or Ctrl-C: seconds for workers to leave in order (default: 30); a second one ends them at once",
+    )
     parser.add_argument("--parent", type=int, help="leave the run when this process, which started it, ends (Linux)")
     parser.add_argument("--facts", action="store_true", help="print what this host has, and do not join")
     options = parser.parse_args(arguments)
@@ -47,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.parent is not None:
             from jsrl.workers.base import die_with_parent
 
-            die_with_parent(options.parent, signal.SIGTERM)
+            die_with_parent(options.parent, signal.SIGHUP)
         most = (options.cores, options.memory_mb)
-        return join(options.address, options.token_file, options.name, options.patience_s, most)
+        return join(options.address, options.token_file, options.name, options.patience_s, most, options.drain_s)
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -63,8 +69,10 @@ def claimed(folder: Path, timeout_s: float) -> tuple[str, str]:
     return address, str(path)
 
 
-def join(address: str, token_file: str, name: str, patience_s: float, most: tuple[int, int] = (0, 0)) -> int:
-    """Be the agent of this host, with at most so many cores and MB of memory (0: all).
+def join(
+    address: str, token_file: str, name: str, patience_s: float, most: tuple[int, int] = (0, 0), drain_s: float = 30.0
+) -> int:
+    """Be the agent of this host, with at most so many cores and MB of memory (0: all); see jsrl.launch.local.agent.Agent.
 
     Raises:
       ConfigError: the address or the token cannot be used.
@@ -76,7 +84,7 @@ def join(address: str, token_file: str, name: str, patience_s: float, most: tupl
         raise ConfigError(f"there is no token file {token_file}; take one of those that `jsrl run --listen` wrote.")
     address, keys = check_address(address), load_client_keys(token_file)
     with agent_folder() as folder:
-        return Agent(address, keys, name, folder, _tell, patience_s, most).run()
+        return Agent(address, keys, name, folder, _tell, patience_s, most, drain_s).run()
 
 
 def _tell(line: str) -> None:

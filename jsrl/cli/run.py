@@ -150,7 +150,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
         return show_plan(tuned, options)
     if options.hosts_file is not None:
         raise ConfigError("--hosts-file shows where the workers would live; give it with --plan.")
-    with launcher_of(options) as launcher:
+    with launcher_of(options, tuned) as launcher:
         result = run(
             tuned,
             runs_dir=options.runs_dir,

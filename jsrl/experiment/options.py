@@ -160,6 +160,8 @@ class RunOptions:
     """Let other hosts run workers: wait for them (`jsrl join`) at this IP address of this host, perhaps with a port."""
     num_hosts: int = 1
     """With --listen, --launcher slurm or --launcher ray: how many other hosts to wait for."""
+    min_hosts: int | None = None
+    """With --listen, --hosts or --launcher slurm: begin when so many have joined; the others may come later (default: all)."""
     tokens_dir: str | None = None
     """With --listen: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
     launcher: typing.Literal["local", "slurm", "ray"] = "local"

@@ -133,6 +133,8 @@ class Controller:
 
     def _watch(self) -> None:
         self._listen(POLL_S)
+        for worker, why in self._launcher.moves().items():
+            self._move(self._lives[worker], why)
         for life in list(self._lives.values()):
             if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all, which is no death
                 self._check(life)
@@ -179,17 +181,44 @@ class Controller:
         if life.replaced:
             return
         now, limits = time.monotonic(), self._deadlines
-        if not life.alive and not life.left:
+        if not life.alive and not (life.left or life.moves):
             self._listen(0.1)
             if not life.left:
                 self._died(life, f"ended unexpectedly: {life.ending}")
-        if life.left:
+        if life.moves:
+            self._follow(life)
+        elif life.left and not life.alive:
             self._died(life, "left without being asked to (a SIGTERM from elsewhere?)")
         elif not life.ready and now - life.started_s > limits.ready_s:
             self._died(life, f"was not ready within {limits.ready_s:g} s; it is still {life.stage!r}")
         elif life.ready and now - life.beat_s > limits.silence_s:  # before that, ready_s holds
             what = "stopped, or stuck in a call that holds the GIL"
             self._died(life, f"was not heard of for {limits.silence_s:g} s ({what})")
+
+    def _move(self, life: Life, why: str) -> None:
+        """Ask a worker to leave in order, so that its next life begins on another host; what has just begun is ended."""
+        if life.moves or life.replaced:
+            return
+        life.moves, life.moves_s = why, time.monotonic()
+        self._session.stage(life.name, "moving to another host")
+        if life.hears:
+            self._tell(life.name, "stop")
+        else:
+            life.handle.kill()
+
+    def _follow(self, life: Life) -> None:
+        """Begin the next life of a worker that moves, once this one has left. It costs none of its restarts."""
+        if life.alive and time.monotonic() - life.moves_s < self._leave_s(life):
+            return
+        self._listen(0.1)
+        late = life.alive and not life.left
+        life.handle.kill()
+        life.replaced = True
+        crash = self._crashes.pop(life.name, None)
+        what = f"{crash.error}: {crash.text}" if crash else "it did not leave in order" if late else ""
+        text = f"{life.name} moves, because {life.moves}" + (f" ({what})" if what else "")
+        self._session.display.message(text, "warning" if what else "info")
+        self._restarts.append(Restart(time.monotonic(), life.job, life.restarts))
 
     def _died(self, life: Life, what: str) -> None:
         """Replace a worker while its budget allows it and the run goes on; end the run otherwise.

@@ -29,9 +29,9 @@ class Interrupts:
 
 
 class EarlyInterrupt:
-    """Handles Ctrl-C before a run has begun: raises KeyboardInterrupt, and remembers it where Python drops the exception.
+    """Handles Ctrl-C, SIGTERM and SIGHUP before a run has begun: raises KeyboardInterrupt, and remembers it.
 
-    What is raised inside a destructor or a callback of the garbage collector (jax has one) is printed and dropped.
+    Python prints and drops what is raised inside a destructor or a callback of the garbage collector (jax has one).
     """
 
     def __init__(self) -> None:
@@ -45,16 +45,22 @@ class EarlyInterrupt:
 
 @contextlib.contextmanager
 def remembered() -> Iterator[None]:
-    """Remember a Ctrl-C inside the `with` block, so that `interrupts` in it begins with one that was dropped."""
+    """Remember a Ctrl-C inside the `with` block, so that `interrupts` in it begins with one that was dropped.
+
+    SIGTERM and SIGHUP do what Ctrl-C does there, so that what was begun is given back.
+    """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, EarlyInterrupt())
+    early = EarlyInterrupt()
+    free = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    before = {number: signal.signal(number, early) for number in (signal.SIGINT, *free)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -194,10 +194,14 @@ class Handle(Protocol):
 class Launcher(Protocol):
     """Starts workers. `run(experiment, launcher=...)` takes one, for one run."""
 
-    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
+    def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
         """Return on which host each worker of a run will live; asked once, before anything starts.
 
         What binds a stream stays at its address in all its lives. `needs`: of the workers, in the graph's order.
+        `stop_asked`: whether somebody asked for the run's end meanwhile, for a launcher that waits here.
+
+        Raises:
+          KeyboardInterrupt: somebody did.
         """
         ...
 
@@ -207,6 +211,10 @@ class Launcher(Protocol):
         Raises:
           OSError: it could not be started now.
         """
+        ...
+
+    def moves(self) -> Mapping[str, str]:
+        """Return worker -> why, of those that should leave in order, because their next life belongs on another host."""
         ...
 
     def busy_s(self) -> float | None:

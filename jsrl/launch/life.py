@@ -22,6 +22,7 @@ class Life:
     Attributes:
       stage: of its start; `ready` ends it. beat_s: when it was heard of last. left: it said goodbye. restarts: lives before.
       replaced: it is dead, and its next life is about to be started. dropped: the run ended it in its start.
+      moves: why it was asked to leave at `moves_s`, to begin its next life on another host; empty: it was not.
       activity: what it was inside of at its last heartbeat. known: its last metrics and counters. stacks: what its threads
         were doing at `stacks_s`, where it told that.
     """
@@ -36,6 +37,8 @@ class Life:
     left: bool = False
     replaced: bool = False
     dropped: bool = False
+    moves: str = ""
+    moves_s: float = 0.0
     activity: str = ""
     known: dict[str, Any] = field(default_factory=dict)
     stacks: str = ""

@@ -49,8 +49,9 @@ from jsrl.metrics.display import Display, make_display
 from jsrl.references.capture import Capture
 from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
+from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RESULT, STOP
+from jsrl.runs.state import RESULT, STOP, is_asked_to_stop
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 from jsrl.workers.jobs import StartPoint
@@ -201,10 +202,20 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
     Raises:
       ConfigError: the experiment starts no workers, or binds no address of this host.
     """
-    if launcher is not None and not experiment.where.has_processes:
-        raise ConfigError("a serial run starts no workers, so it takes no launcher; choose another placement.")
+    if launcher is not None:
+        check_starts_workers(experiment)
     check_address(experiment)
     return launcher or Local()
+
+
+def check_starts_workers(experiment: Experiment) -> None:
+    """Refuse an experiment that no launcher can help.
+
+    Raises:
+      ConfigError: it is serial.
+    """
+    if not experiment.where.has_processes:
+        raise ConfigError("a serial run starts no workers, so it takes no launcher; choose another placement.")
 
 
 def ready_plan(
@@ -225,7 +236,9 @@ def ready_plan(
     """
 
     def place(alone: Plan) -> Hosts:
-        return launcher.place(alone.graph, needs_of(alone))
+        return launcher.place(
+            alone.graph, needs_of(alone), lambda: is_asked_to_stop(folder.path, ProcessIdentity.own())
+        )
 
     kept = kept_graph(folder) if resumed and graph is None else None
     if kept is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,11 @@ class Noting:
         self.bound: dict[str, str] = {}
         self.handles: list[Handle] = []
 
-    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
+    def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
         return Hosts()
+
+    def moves(self) -> dict[str, str]:
+        return {}
 
     def start(self, job: Job, start: Start) -> Handle:
         self.bound |= {f"{job.name}.{port}": end.address for port, end in job.ends if end.address}

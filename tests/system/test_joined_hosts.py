@@ -67,6 +67,22 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("far_away_names", None)
 
 
+class Trained:
+    """How much the learner of the run in a folder has consumed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def some_more(self) -> None:
+        """Wait until it has consumed some more trajectories."""
+        before = self._consumed()
+        await_that(lambda: self._consumed() >= before + 8, 300.0)
+
+    def _consumed(self) -> int:
+        ledger = read_hop(self._folder)
+        return 0 if ledger is None else ledger.consumed
+
+
 class Storm(threading.Thread):
     """Kills a server on one host once trajectories flow, then the other host's agent, and ends the run once all are back.
 
@@ -76,15 +92,15 @@ class Storm(threading.Thread):
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
         super().__init__(daemon=True)
-        self._launcher, self._folder = launcher, folder
+        self._launcher, self._trained = launcher, Trained(folder)
         (self._lost, self._lost_agent), (self._kept, self._kept_agent) = agents.items()
         self.moved, self.done = set[str](), False
 
     def run(self) -> None:
-        self._await_trajectories()
+        self._trained.some_more()
         (server,) = [worker for worker in self._kept_agent.workers() if "inference" in worker.cmdline()]
         server.kill()
-        self._await_trajectories()  # its actors ask the other host's server, which is lost as well now
+        self._trained.some_more()  # its actors ask the other host's server, which is lost as well now
         workers = self._lost_agent.workers()
         assert len(workers) > 2
         self._lost_agent.popen.kill()
@@ -92,17 +108,8 @@ class Storm(threading.Thread):
         (host,) = [host for host in self._launcher.members.hosts if host.name == self._kept]
         await_that(lambda: len(host.names) == 2, 90.0)  # of its own server, and of that of the lost host
         self.moved = {life.worker for life in list(host.lives.values()) if life.incarnation and life.exit is None}
-        self._await_trajectories()
+        self._trained.some_more()
         self.done = True
-
-    def _await_trajectories(self) -> None:
-        """Wait until the learner has consumed some more."""
-        before = self._consumed()
-        await_that(lambda: self._consumed() >= before + 8, 300.0)
-
-    def _consumed(self) -> int:
-        ledger = read_hop(self._folder)
-        return 0 if ledger is None else ledger.consumed
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once all has come to pass; see jsrl.launch.hooks."""
@@ -217,3 +224,70 @@ def test_frozen_players_come_to_the_host_that_acts_with_them(placement: str, tmp
     assert result.updates == 60
     frozen = {name.partition("@")[0] for name in check_games(result) if "frozen-" in name}
     assert frozen == (set(POLICIES) if placement == "served" else {"main"})
+
+
+class Moves(threading.Thread):
+    """Lets a second host join while a run goes on, tells the first one to end once actors have moved, and ends the run.
+
+    Attributes:
+      moved: who lived on the second host before the first one left. left: exit status of the first one's agent, and its words.
+    """
+
+    def __init__(self, launcher: JoinedHosts, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._launcher, self._folder = launcher, folder
+        self._join("first", 0)
+        self.moved, self.left, self.done = set[str](), (-1, ""), False
+
+    def _join(self, name: str, token: int) -> None:
+        self.agent = Agent(
+            self._launcher.address, self._launcher.token_files[token], name, self._folder / f"{name}.txt"
+        )
+
+    def run(self) -> None:
+        trained = Trained(self._folder / "experiment" / "moves")
+        trained.some_more()
+        first = self.agent
+        self._join("second", 1)
+        await_that(lambda: len(self._launcher.members.hosts) == 2)
+        second = self._launcher.members.hosts[1]
+        await_that(lambda: second.living == 2 and all(life.pid for life in second.living_lives))
+        self.moved = {life.worker for life in second.living_lives}
+        trained.some_more()
+        first.popen.terminate()
+        self.left = first.ends()
+        trained.some_more()
+        self.done = True
+
+    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
+        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        return STOP if self.done else None
+
+
+@pytest.mark.slow
+def test_actors_move_to_a_host_that_joins_late_and_away_from_one_that_leaves(tmp_path: Path) -> None:
+    experiment = Experiment(
+        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
+        num_envs=8,
+        placement="served",
+        num_actors=4,
+        rollout_length=16,
+        total_env_steps=10**9,
+        max_minutes=5.0,
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    own = HostFacts("here", 1, 8_000, "127.0.0.1")
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", lambda line: None, least=1)
+    moves = Moves(launcher, tmp_path)
+    moves.start()
+    try:
+        result = run(experiment, runs_dir=tmp_path, name="moves", launcher=launcher, display="log-only", hooks=[moves])
+    finally:
+        launcher.close()
+        moves.agent.close()
+    assert moves.done and result.ended.startswith(STOPPED) and len(moves.moved) == 2
+    assert moves.left[0] == 0 and "has left the run: its agent was told to end" in moves.left[1]
+    ledger = hop_ledger(result.ledger)
+    assert ledger.balanced, ledger
+    assert not result.ledger["dropped"].get("lost")
+    assert "restarts/actor" not in read_metrics(result.folder / "metrics.jsonl")  # a move is no restart

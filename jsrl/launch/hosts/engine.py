@@ -108,6 +108,11 @@ class Keeper:
         self._due_s[host] = time.monotonic() + pause_s
         self._tell(f"the agent of host {host} ended ({why}); it is started again in {pause_s:.2g} s")
 
+    def release(self, host: str, why: str) -> None:
+        """Start no agent on a host any more, whose agent was told to end."""
+        if host in self._starts:
+            self.given_up[host] = why
+
     def close(self) -> None:
         """Start nothing any more, and end what runs."""
         self._closing.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jsrl.errors import ConfigError
@@ -14,28 +14,32 @@ from jsrl.launch.hosts.archive import archive, modules_named
 from jsrl.launch.hosts.engine import Engine, Keeper
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
-from jsrl.launch.hosts.layout import lay_out, layout_text
+from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteLife
 from jsrl.launch.hosts.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, Code, Keys
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
-from jsrl.launch.links import KEYS, tcp
+from jsrl.launch.links import KEYS, stays_here, tcp
 from jsrl.references.reference import to_json
 from jsrl.transport.meeting.keys import hex_of, make_host_keys
 from jsrl.workers.jobs import Job, kind_of
 
 JOIN_S = 600.0
+LOOK_S = 0.5  # for requests to stop, while hosts are awaited
+SETTLE_S = 2.0  # after a host joined: others may join just then, and all get their share at once
 
 
 class JoinedHosts:
     """Starts workers on hosts that join with `jsrl join`; see jsrl.launch.launcher.Launcher.
 
-    A worker whose host is lost begins its next life on another one that is there, or on this one.
+    A worker whose host is lost begins its next life on another one that is there, or on this one. A host that joins while
+    the run goes on gets its share of the actors; the workers of one that leaves move.
 
     Args:
       here: starts the workers of this host. own: what this host has, with the IP address that others reach it at.
-      port: to listen at; 0: any. count: how many hosts a run waits for, up to `join_s`.
+      port: to listen at; 0: any. count: of hosts that may join. least: how many of them a run waits for, up to `join_s`;
+        None: all.
       tokens: folder for the join tokens, one file for each host. tell: shows a line to people.
       engine: starts the agents, on its hosts; None: people do. keep: families of workers that stay on this host.
       lease_s: silence of the controller after which an agent ends its workers. lost_s: silence of an agent after which they
@@ -59,13 +63,17 @@ class JoinedHosts:
         *,
         engine: Engine | None = None,
         keep: Sequence[str] = (),
+        least: int | None = None,
         join_s: float = JOIN_S,
         lease_s: float = LEASE_S,
         lost_s: float = LOST_S,
     ) -> None:
         if count < 1:
             raise ConfigError(f"num_hosts is {count}; wait for at least one other host, or leave out --listen.")
-        self._here, self._own, self._count, self._join_s, self._tell = here, own, count, join_s, tell
+        if not 1 <= (least or count) <= count:
+            raise ConfigError(f"min_hosts is {least}, expected 1 to {count}, which is num_hosts.")
+        self._here, self._own, self._join_s, self._tell = here, own, join_s, tell
+        self._count, self._least = count, least or count
         self._tokens = Tokens(tokens)
         self.members = Members(self._tokens, lease_s, lost_s, own=own.name, on_loss=self._after_loss)
         self._port = HostPort(tcp(own.address, port), self._tokens, self.members, tell)
@@ -73,6 +81,10 @@ class JoinedHosts:
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
         self._laid: dict[str, str] = {}  # worker -> name of the host that it was laid on
         self._needs: dict[str, Need] = {}
+        self._at: dict[str, str] = {}  # worker -> name of the host of its newest life
+        self._movable: set[str] = set()
+        self._known: set[int] = set()  # epochs of hosts that have got their share
+        self._targets: dict[str, str] = {}  # worker -> the host that it is to move to
         self._keep = keep
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
@@ -95,6 +107,8 @@ class JoinedHosts:
         if (guest := self._guests.pop(host.epoch, None)) is not None:
             guest.unlink(missing_ok=True)
         if self._keeper is not None:
+            if host.leaves:
+                self._keeper.release(host.name, host.leaves)
             return ""
         try:
             return f"another may join with {self._tokens.make()}"
@@ -112,23 +126,16 @@ class JoinedHosts:
     def _given_up(self) -> dict[str, str]:
         return self._keeper.given_up if self._keeper is not None else {}
 
-    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
+    def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
         """Wait for the hosts, and lay the workers on them and on this one.
 
         Raises:
-          ConfigError: too few hosts joined in time, or something does not fit.
+          ConfigError: too few hosts joined in time, or something does not fit. KeyboardInterrupt: the run shall end.
         """
-        hosts = self.members.hosts
-        there = self._port.wait(lambda: len(hosts) >= self._count or bool(self._given_up), self._join_s)
-        if self._given_up:
-            name, why = next(iter(self._given_up.items()))
-            raise ConfigError(f"host {name} cannot join: {why}")
-        if not there:
-            names = ", ".join(host.name for host in hosts) or "none"
-            raise ConfigError(
-                f"{len(hosts)} of {self._count} host(s) joined within {self._join_s:g} s: {names}. Start `jsrl join "
-                f"{self.address} --token-file FILE` on each, and see that the port is open in the firewall of this host."
-            )
+        self._await_hosts(stop_asked)
+        with self._port.changed:
+            hosts = self.members.staying
+            self._known = {host.epoch for host in hosts}
         facts = [self._own, *(host.facts for host in hosts)]
         needs = kept(needs, self._keep)
         layout = lay_out(needs, facts)
@@ -136,11 +143,53 @@ class JoinedHosts:
         self._laid, self._needs = layout.of, {need.worker: need for need in needs}
         self._home = {worker: host for worker, host in layout.of.items() if host != self._own.name}
         addresses = {host.name: host.address for host in facts}
-        return Hosts(self._own.address, {worker: addresses[host] for worker, host in self._home.items()}, relayed=True)
+        found = Hosts(self._own.address, {worker: addresses[host] for worker, host in self._home.items()}, relayed=True)
+        self._movable = {need.worker for need in needs if need.spreads and not need.stays}
+        self._movable = {worker for worker in self._movable if may_move(graph, worker, found)}
+        return found
+
+    def _await_hosts(self, stop_asked: Callable[[], bool]) -> None:
+        until = time.monotonic() + self._join_s
+        while not self._port.wait(lambda: len(self.members.staying) >= self._least, LOOK_S):
+            if stop_asked():
+                raise KeyboardInterrupt("the run was asked to end while it waited for hosts")
+            if self._count - len(self._given_up) < self._least:
+                name, why = next(iter(self._given_up.items()))
+                raise ConfigError(f"host {name} cannot join: {why}")
+            if time.monotonic() > until:
+                hosts = [host.name for host in self.members.staying]
+                raise ConfigError(
+                    f"{len(hosts)} of {self._least} host(s) joined within {self._join_s:g} s: {', '.join(hosts) or 'none'}. "
+                    f"Start `jsrl join {self.address} --token-file FILE` on each, and see that the port is open in the "
+                    "firewall of this host."
+                )
+
+    def moves(self) -> Mapping[str, str]:
+        """Return worker -> why, of those whose host leaves, and of those that get another one as a host has joined."""
+        with self._port.changed:
+            leaving = [host for host in self.members.hosts if host.leaves]
+            found = {life.worker: f"host {host.name} leaves" for host in leaving for life in host.living_lives}
+            self._share_with_new()
+            return found | {worker: f"host {host} has room for it" for worker, host in self._targets.items()}
+
+    def _share_with_new(self) -> None:
+        """Give the hosts that have joined since the last look their share of the workers that may move."""
+        staying = self.members.staying
+        names = {host.name for host in staying}
+        self._targets = {worker: host for worker, host in self._targets.items() if host in names | {self._own.name}}
+        new = [host for host in staying if host.epoch not in self._known]
+        if not new or time.monotonic() - new[-1].joined_s < SETTLE_S:
+            return
+        self._known |= {host.epoch for host in new}
+        of = {worker: at if at in names else self._own.name for worker, at in self._at.items()}
+        needs = [need for need in self._needs.values() if need.worker in of]
+        self._targets = evened_out(needs, [self._own, *(host.facts for host in staying)], of, self._movable)
 
     def start(self, job: Job, start: Start) -> Handle:
         """Start a worker on its host; where that is lost on another one, at last on this one."""
+        self._take_target(job)
         if job.name not in self._home:
+            self._at[job.name] = self._own.name
             return self._start_here(job, start)
         if not self._serves:
             self._port.serve(start.control, Path(job.registry), Path(job.folder), self._guest_names)
@@ -149,11 +198,22 @@ class JoinedHosts:
             host = self._host_for(job.name)
             if host is not None:
                 life = RemoteLife(host, job.name, job.incarnation)
+        self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
             self._tell(f"{job.name} starts on this host: no other one is there")
             return self._start_here(bound_at(job, self._own.address), start)
         self._begin(life, job, start)
         return HostHandle(self._port, life)
+
+    def _take_target(self, job: Job) -> None:
+        """Let a worker's life begin where it is to move to. In a deterministic run nobody moves for an even share."""
+        if job.experiment.deterministic:
+            self._movable.discard(job.name)  # its episodes would begin anew
+        target = self._targets.pop(job.name, None)
+        if target == self._own.name:
+            self._home.pop(job.name, None)
+        elif target is not None:
+            self._home[job.name] = target
 
     def _guest_names(self) -> list[str]:
         return [guest.name for guest in list(self._guests.values())]
@@ -172,7 +232,7 @@ class JoinedHosts:
             lacks_gpu = need.device == "serves" and not host.facts.gpus
             return host.name != self._home[worker], lacks_gpu, host.living / host.facts.cores
 
-        return min((host for host in self.members.hosts if host.facts.gpus >= need.gpus), key=order, default=None)
+        return min((host for host in self.members.staying if host.facts.gpus >= need.gpus), key=order, default=None)
 
     def _variables_on(self, host: JoinedHost, job: Job, start: Start) -> dict[str, str]:
         """Return the variables of a worker on a host, where accelerators are counted from 0."""
@@ -231,6 +291,12 @@ class JoinedHosts:
             for guest in self._guests.values():
                 guest.unlink(missing_ok=True)
         self._here.close()
+
+
+def may_move(graph: Graph, worker: str, hosts: Hosts) -> bool:
+    """Return whether a worker can reach its streams from any host."""
+    streams = [graph.stream(link.stream) for link in graph.worker(worker).links]
+    return not any(stream.road or stays_here(graph, stream, hosts) for stream in streams)
 
 
 def kept(needs: Sequence[Need], families: Sequence[str]) -> list[Need]:

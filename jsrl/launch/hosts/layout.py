@@ -7,7 +7,7 @@ are limits. Cores are not: more workers than cores are slow, but they run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jsrl.errors import ConfigError
@@ -163,16 +163,7 @@ def _spread(needs: list[Need], able: list[_Room], weights: list[float], of: dict
     """Share workers out in proportion to weights, no host more than its memory takes: beside whom they ask, and in order."""
     if not needs:
         return
-    size_mb = max(1, *(need.memory_mb for need in needs))
-    room_for = [max(0, room.memory_mb // size_mb) for room in able]
-    if sum(room_for) < len(needs):
-        each = ", ".join(f"{room.host.name} {most}" for room, most in zip(able, room_for, strict=True))
-        raise ConfigError(
-            f"{len(needs)} workers such as {needs[0].worker} need about {size_mb:,} MB of memory each, but what the others "
-            f"leave is enough for {sum(room_for)} ({each}); use fewer, or hosts with more memory."
-        )
-    weights = [max(weight, 0.0) for weight in weights]
-    counts = shares(len(needs), weights if sum(weights) > 0 else [float(room.host.cores) for room in able], room_for)
+    counts = _counts(needs, able, weights)
     left = {need.worker: need for need in needs}
     free = list[int]()
     for room, count in zip(able, counts, strict=True):
@@ -183,12 +174,51 @@ def _spread(needs: list[Need], able: list[_Room], weights: list[float], of: dict
         _settle(room, list(itertools.islice(left.values(), count)), left, of)
 
 
+def _counts(needs: list[Need], able: list[_Room], weights: list[float]) -> list[int]:
+    """Return how many of some workers each room gets."""
+    size_mb = max(1, *(need.memory_mb for need in needs))
+    room_for = [max(0, room.memory_mb // size_mb) for room in able]
+    if sum(room_for) < len(needs):
+        each = ", ".join(f"{room.host.name} {most}" for room, most in zip(able, room_for, strict=True))
+        raise ConfigError(
+            f"{len(needs)} workers such as {needs[0].worker} need about {size_mb:,} MB of memory each, but what the others "
+            f"leave is enough for {sum(room_for)} ({each}); use fewer, or hosts with more memory."
+        )
+    weights = [max(weight, 0.0) for weight in weights]
+    return shares(len(needs), weights if sum(weights) > 0 else [float(room.host.cores) for room in able], room_for)
+
+
 def _settle(room: _Room, some: list[Need], left: dict[str, Need], of: dict[str, _Room]) -> None:
     """Let some workers live in a room; they are no longer `left`."""
     for need in some:
         del left[need.worker]
         room.take(need)
         of[need.worker] = room
+
+
+def evened_out(
+    needs: Sequence[Need], hosts: Sequence[HostFacts], of: Mapping[str, str], movable: Collection[str]
+) -> dict[str, str]:
+    """Return worker -> host of the fewest moves that give each host its share of the workers that may move.
+
+    Args:
+      of: worker -> the host that it lives on now. movable: workers that spread and may move.
+    """
+    rooms = {host.name: _Room(host) for host in hosts}
+    for need in needs:
+        if need.worker not in movable:
+            rooms[of[need.worker]].take(need)
+    some = [need for need in needs if need.worker in movable]
+    try:
+        counts = _counts(some, list(rooms.values()), [room.cores for room in rooms.values()]) if some else []
+    except ConfigError:  # too little memory for an even share: all stay
+        return {}
+    surplus, free = list[str](), list[str]()
+    for name, count in zip(rooms, counts, strict=bool(some)):
+        here = [need.worker for need in some if of[need.worker] == name]
+        surplus += here[count:]
+        free += [name] * (count - len(here))
+    return dict(zip(surplus, free, strict=True))
 
 
 def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:

@@ -24,6 +24,7 @@ from jsrl.launch.hosts.messages import (
     Beat,
     Begin,
     Exited,
+    Farewell,
     Hello,
     Leaving,
     Refused,
@@ -65,9 +66,10 @@ class JoinedHost:
 
     Attributes:
       facts: what it has. epoch: the number of this membership. token, session, boot, folder: see Hello.
-      identity: of its connection. heard_s: when it was heard of last. lost: why it is no member any more; empty: it is one.
+      identity: of its connection. joined_s, heard_s: when it joined, and was heard of last. lost: why it is no member any
+        more; empty: it is one.
       lives: of workers, by (worker, incarnation). answers: to questions, by their numbers.
-      wanted: frozen players that its workers wait for; see Beat.
+      wanted: frozen players that its workers wait for; see Beat. leaves: why it gets no workers any more; empty: it does.
       server_key: public key of what its workers bind, 64 hexadecimal digits. names: under which they have bound streams.
     """
 
@@ -85,6 +87,8 @@ class JoinedHost:
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
     wanted: list[str] = field(default_factory=list)
+    leaves: str = ""
+    joined_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -92,9 +96,14 @@ class JoinedHost:
         return self.facts.name
 
     @property
+    def living_lives(self) -> list[RemoteLife]:
+        """Return the lives that have not ended."""
+        return [life for life in self.lives.values() if life.exit is None]
+
+    @property
     def living(self) -> int:
         """Return how many workers live here."""
-        return sum(life.exit is None for life in self.lives.values())
+        return len(self.living_lives)
 
     def lose(self, why: str) -> None:
         """Note that it is no member any more: its workers have ended, or do as its lease runs out."""
@@ -142,6 +151,12 @@ class Members:
             host.wanted = message.wanted
             for usage in message.usage:
                 self._note_usage(host, usage)
+            if message.leaves and not host.leaves:
+                host.leaves = message.leaves[:200]
+                self.news.append(f"host {host.name} leaves ({host.leaves}): its {host.living} worker(s) move")
+            if host.leaves and not host.living:
+                self.lose(host, host.leaves)
+                return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
             return [(host.identity, Alive(host.epoch, message.sent_s))]
         if isinstance(message, Said):
             self.words += message.words
@@ -152,6 +167,11 @@ class Members:
         elif isinstance(message, Leaving):
             self.lose(host, message.text[:200])
         return []
+
+    @property
+    def staying(self) -> list[JoinedHost]:
+        """Return the hosts that may get workers."""
+        return [host for host in self.hosts if not host.leaves]
 
     def _member(self, token: str, epoch: int) -> JoinedHost | None:
         return next((host for host in self.hosts if (host.token, host.epoch) == (token, epoch)), None)
@@ -170,6 +190,7 @@ class Members:
         self._epoch += 1
         facts = HostFacts(hello.name, hello.cores, hello.memory_mb, hello.address, hello.gpus, hello.shm_mb)
         host = JoinedHost(facts, self._epoch, token, hello.session, hello.boot, hello.folder, identity, self._clock())
+        host.joined_s = host.heard_s
         self.hosts.append(host)
         self.news.append(f"host {host.name} ({facts.address}, {facts.cores} cores, {facts.memory_mb:,} MB) joined")
         return [*answers, (identity, Welcome(host.epoch, self._lease_s))]

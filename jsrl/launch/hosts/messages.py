@@ -77,6 +77,7 @@ class Beat(Up, tag="beat"):
       sent_s: the agent's clock, which the answer repeats: the lease runs from there.
       names: under which living workers of the host have bound streams, all of them. wanted: frozen players that they wait
         for, as POLICY/VERSION, or VERSION of the first policy.
+      leaves: why the host wants to leave once its workers have moved; empty: it stays.
     """
 
     sent_s: float
@@ -84,6 +85,7 @@ class Beat(Up, tag="beat"):
     usage: list[Usage] = []
     names: list[Registration] = []
     wanted: list[str] = []
+    leaves: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what could be a path to anything else."""

@@ -1,7 +1,8 @@
 """The agent of a host: joins a run at the controller's port, starts workers here and answers for them. It loads no jax.
 
 It ends its workers when the controller has not answered for the length of its lease, and joins again without any; they end
-with it as well (the kernel sees to that). Its lease runs by a clock that goes on while the machine sleeps.
+with it as well (the kernel sees to that). Its lease runs by a clock that goes on while the machine sleeps. Told to end, it
+waits for the controller to move its workers to other hosts.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, outgoi
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, show_guests
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 
-PATIENCE_S = 120.0
+PATIENCE_S, DRAIN_S = 120.0, 30.0
+LEAVES = "its agent was told to end"
 _TURN_MS, _USAGE_S = 50, 1.0
 _MOST_WORDS_BYTES = MAX_MESSAGE_BYTES // 2
 
@@ -80,6 +82,7 @@ class Agent:
       folder: for the files of the run here, of mode 0700. tell: shows a line to people.
       patience_s: how long it looks for the controller before it gives up.
       most: cores and MB of memory of this host that workers may use; 0: all.
+      drain_s: how long its workers may take to leave in order when it is told to end.
     """
 
     def __init__(
@@ -91,14 +94,15 @@ class Agent:
         tell: Callable[[str], None],
         patience_s: float = PATIENCE_S,
         most: tuple[int, int] = (0, 0),
+        drain_s: float = DRAIN_S,
     ) -> None:
         self._address, self._keys, self._name, self._folder = address, keys, name, folder
-        self._tell, self._patience_s, self._most = tell, patience_s, most
+        self._tell, self._patience_s, self._most, self._drain_s = tell, patience_s, most, drain_s
         self._session, self._epoch = secrets.token_hex(16), 0
         self._lease_s, self._lease_from_s = 0.0, now_s()
         self._beat_at_s = self._usage_at_s = 0.0
         self._end: tuple[int, str] | None = None  # exit status and why
-        self._asked_to_leave = False
+        self._leave_by_s: float | None = None  # once it was told to end
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._parts: dict[str, bytearray] = {}
         self._context = zmq.Context()
@@ -120,7 +124,7 @@ class Agent:
     def run(self) -> int:
         """Serve until the run ends, or this host is not wanted any more; return the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: setattr(self, "_asked_to_leave", True))
+            signal.signal(number, self._told_to_end)
         try:
             while self._end is None:
                 self._turn()
@@ -131,6 +135,12 @@ class Agent:
         status, why = self._end
         self._tell(why)
         return status
+
+    def _told_to_end(self, number: int, _: object) -> None:
+        """Let the workers leave in order; a second signal, or SIGHUP (whoever started this is gone), ends them at once."""
+        at_once = self._leave_by_s is not None or number == signal.SIGHUP
+        self._leave_by_s = 0.0 if at_once else now_s() + self._drain_s
+        self._beat_at_s = 0.0
 
     # -- the loop
 
@@ -160,8 +170,9 @@ class Agent:
         if now_s() >= self._beat_at_s:
             self._beat_at_s = now_s() + BEAT_S
             self._beat()
-        if self._asked_to_leave and self._end is None:
-            self._leave(0, "its agent was told to end")
+        left_alone = not self._epoch or now_s() >= (self._leave_by_s or 0.0)
+        if self._leave_by_s is not None and left_alone and self._end is None:
+            self._leave(0, LEAVES)
 
     def _leave(self, status: int, why: str) -> None:
         """End the workers and tell the controller why this host leaves."""
@@ -198,7 +209,8 @@ class Agent:
             usage = self._children.usage()
         names = FileNames(self._folder / "names").own() if self._children.count else []
         words = kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES)
-        self._say(Beat(self._epoch, now_s(), words, usage, names, wanted_players(self._folder / PLAYERS_FOLDER)))
+        wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
+        self._say(Beat(self._epoch, now_s(), words, usage, names, wanted, leaves))
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -34,9 +34,13 @@ class Local:
         self._own = psutil.Process()
         self._whole = owns_machine()
 
-    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
+    def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
         """Return that all workers live here."""
         return ALONE
+
+    def moves(self) -> Mapping[str, str]:
+        """Return that nobody moves."""
+        return {}
 
     def start(self, job: Job, start: Start) -> LocalHandle:
         """Start a worker, or have the actor host fork it; see Launcher."""

@@ -54,7 +54,9 @@ class World:
             placement="served",
         )  # fmt: skip
         launcher = self.launcher
-        self.plan = make_plan(e, str(folder), folder / "memory", place=lambda p: launcher.place(p.graph, needs_of(p)))
+        self.plan = make_plan(
+            e, str(folder), folder / "memory", place=lambda p: launcher.place(p.graph, needs_of(p), lambda: False)
+        )
         make_keys(self.plan.keys)
         self.stages: dict[str, set[str]] = {}
         self.stacks = ""
@@ -212,16 +214,46 @@ def test_a_silent_controller_ends_the_lease(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_agent_that_is_told_to_end_leaves_in_order(tmp_path: Path) -> None:
+def test_an_agent_whose_starter_is_gone_ends_its_workers_and_leaves(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:
         handle = world.start("actor-0")
         world.await_workers(handle)
         (agent,) = world.agents
-        agent.popen.terminate()
+        agent.popen.send_signal(signal.SIGHUP)
         assert handle.wait(LOST_S - 1.0) and "its agent was told to end" in handle.exit.text
         status, text = agent.ends()
         assert status == 0 and text.endswith("this host has left the run: its agent was told to end\n")
         assert not Path(handle.life.host.folder).exists()
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_told_to_end_leaves_once_its_workers_have_moved(tmp_path: Path) -> None:
+    with world_of(tmp_path, 2) as world:
+        mine = of_host(world, "a")
+        handle = world.start(mine)
+        world.await_workers(handle)
+        agent = next(agent for agent in world.agents if "as a" in agent.log.read_text())
+        agent.popen.terminate()
+        await_that(lambda: world.launcher.moves() == {mine: "host a leaves"})
+        again = world.start(mine, 1)  # although this life has not left yet
+        assert again.life.host.name == "b" and handle.alive and agent.popen.poll() is None
+        handle.kill()
+        assert agent.ends()[0] == 0 and [host.name for host in world.launcher.members.hosts] == ["b"]
+        assert world.launcher.moves() == {} and any("host a is gone" in line for line in world.told)
+
+
+@pytest.mark.slow
+def test_a_host_that_joins_late_gets_its_share_of_the_actors(tmp_path: Path) -> None:
+    with world_of(tmp_path, 1) as world:
+        world.launcher._home = {job.name: "a" for job in world.plan.jobs if job.kind == "actor"}
+        handles = [world.start(name) for name in world.launcher._home]
+        world.agents.append(world.join(world.launcher._tokens.make(), "b"))
+        await_that(world.launcher.moves)
+        moves = world.launcher.moves()
+        worker = next(worker for worker, why in moves.items() if why == "host b has room for it")
+        assert len(moves) < len(handles)
+        assert world.start(worker, 1).life.host.name == "b" and worker not in world.launcher.moves()
+        assert all(handle.alive for handle in handles)
 
 
 @pytest.mark.slow
@@ -283,7 +315,11 @@ def test_hosts_that_do_not_come_are_missed_in_a_sentence(tmp_path: Path) -> None
     )
     try:
         with pytest.raises(ConfigError, match=r"0 of 2 host\(s\) joined within 0.05 s: none. Start `jsrl join 127"):
-            launcher.place(None, ())  # type: ignore[arg-type]
+            launcher.place(None, (), lambda: False)  # type: ignore[arg-type]
+        with pytest.raises(KeyboardInterrupt):
+            launcher.place(None, (), lambda: True)  # type: ignore[arg-type]
     finally:
         launcher.close()
     assert not (tmp_path / "join").exists()
+    with pytest.raises(ConfigError, match="min_hosts is 3, expected 1 to 2"):
+        JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", print, least=3)

@@ -78,6 +78,10 @@ def test_an_agent_that_ends_is_started_again_with_a_new_token_until_it_is_too_of
     await_that(lambda: keeper.given_up)
     assert keeper.given_up == {"b": "no way"} and [host for host, _ in engine.begun].count("b") == STARTS
     assert "host b is given up after 4 starts of its agent" in told[-1]
+    keeper.release("a", "its agent was told to end")
+    engine.why["a"] = "status 0"
+    time.sleep(0.1)
+    assert len(engine.begun) == 3 + STARTS - 1  # it is not started again
     keeper.close()
     assert engine.closed
 

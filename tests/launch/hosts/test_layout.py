@@ -18,7 +18,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, InferenceConfig, LearnerConfig
 from jsrl.launch.hosts.facts import HostFacts, read_hosts
 from jsrl.launch.hosts.launcher import kept
-from jsrl.launch.hosts.layout import lay_out, layout_text, ranges, shares
+from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text, ranges, shares
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, make_plan
@@ -54,6 +54,18 @@ def test_learner_and_servers_live_where_gpus_are_and_actors_share_the_cores_that
     assert layout.on("gpu")[:3] == ["learner", "inference-0", "parameter-server"]
     assert counts(layout) == {"gpu": 28, "wide": 63, "slim": 8}  # of 28, 64 and 8 cores
     assert layout.on("wide") == [f"actor-{i}" for i in range(28, 91)]  # neighbours stay together
+
+
+def test_a_host_that_joins_late_gets_its_share_by_the_fewest_moves():
+    needs, hosts = [dataclasses.replace(LEARNER, cores=4), *actors(12)], [host("main"), host("a"), host("late", 12)]
+    of = {"learner": "main"} | {f"actor-{i}": "main" if i < 4 else "a" for i in range(12)}
+    movable = {f"actor-{i}" for i in range(12)}
+    moves = evened_out(needs, hosts, of, movable)
+    after = list((of | moves).values())
+    assert set(moves.values()) == {"late"} and [after.count(name) for name in ("main", "a", "late")] == [3, 4, 6]
+    assert evened_out(needs, hosts, of | moves, movable) == {}
+    assert evened_out(needs, hosts[:2], of, {"actor-0"}) == {}  # nobody who may not move does
+    assert evened_out(needs, [host("main", memory_mb=1_000), host("a", memory_mb=900)], of, movable) == {}
 
 
 def test_a_learner_goes_to_the_gpus_of_a_host_that_sees_the_run_folder():

@@ -9,7 +9,20 @@ import msgspec
 import pytest
 
 from jsrl.launch.hosts.members import Members, RemoteLife
-from jsrl.launch.hosts.messages import Alive, Answer, Beat, Begin, Exited, Hello, Leaving, Refused, Said, Usage, Welcome
+from jsrl.launch.hosts.messages import (
+    Alive,
+    Answer,
+    Beat,
+    Begin,
+    Exited,
+    Farewell,
+    Hello,
+    Leaving,
+    Refused,
+    Said,
+    Usage,
+    Welcome,
+)
 from jsrl.launch.hosts.tokens import Tokens, claim
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.runs.names import Registration
@@ -152,6 +165,18 @@ def test_a_host_that_leaves_is_lost_at_once(world: World):
     host = world.join()
     world.members.hear(host.token, b"id", Leaving(host.epoch, "its agent was told to end"))
     assert not world.members.hosts and "told to end" in host.lives["actor-0", 0].exit.text
+
+
+def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: World):
+    host = world.join()
+    beat = Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
+    assert world.members.hear(host.token, b"id", beat) == [(b"id", Alive(host.epoch, 1.0))]
+    assert world.members.hosts == [host] and world.members.staying == []
+    assert world.members.news[-1] == "host a leaves (its agent was told to end): its 1 worker(s) move"
+    world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
+    ((_, farewell),) = world.members.hear(host.token, b"id", beat)
+    assert isinstance(farewell, Farewell) and "its agent was told to end" in farewell.text
+    assert not world.members.hosts and host.lives["actor-0", 0].exit.status == 0
 
 
 def test_another_hosts_token_says_nothing_for_this_one(world: World):

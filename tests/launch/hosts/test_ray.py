@@ -81,6 +81,10 @@ def test_the_command_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: py
     words = ["ppo_cartpole", "--launcher", "ray"]
     assert command.main([*words, "--hosts", "a"]) == 2
     assert "--hosts does not go with --launcher ray" in capsys.readouterr().err
+    assert command.main([*words, "--placement", "serial"]) == 2  # before Ray starts
+    assert "a serial run starts no workers" in capsys.readouterr().err
+    assert command.main(["ppo_cartpole", "--min-hosts", "1"]) == 2
+    assert "give it with --listen or --hosts" in capsys.readouterr().err
     assert command.main([*words, "--print"]) == 2
     assert "--print prints the script of --launcher slurm" in capsys.readouterr().err
     find = importlib.util.find_spec

@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class Agents:
         self._agents: dict[str, AgentLink] = {}
         self._hosts = Hosts()
 
-    def place(self, graph: Graph, needs: Sequence[Need]) -> Hosts:
+    def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
         names = [worker.name for worker in graph.workers]
         self._hosts = Hosts("127.0.0.1", {name: f"127.0.0.{2 + i}" for i, name in enumerate(names)})
         return self._hosts
@@ -135,6 +135,9 @@ class Agents:
         handle = AgentHandle(self._agents[host], number)
         self.handles.setdefault(job.name, []).append(handle)
         return handle
+
+    def moves(self) -> dict[str, str]:
+        return {}
 
     def busy_s(self) -> None:
         return None
