@@ -43,7 +43,7 @@ from jsrl.runs.control import ControlServer  # noqa: E402
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply  # noqa: E402
 from jsrl.transport.inference.area import AreaLayout  # noqa: E402
 from jsrl.transport.inference.roads import bind_inference, connect_inference  # noqa: E402
-from jsrl.transport.meeting.guests import JoinRules  # noqa: E402
+from jsrl.transport.meeting.admission import JoinRules  # noqa: E402
 from jsrl.transport.meeting.handshake import HELLO, hello_frames  # noqa: E402
 from jsrl.transport.params.roads import bind_params, connect_params  # noqa: E402
 from jsrl.transport.samples.roads import bind_samples, connect_samples  # noqa: E402

@@ -25,7 +25,7 @@ from jsrl.transport.base import (
     SampleProducer,
 )
 from jsrl.transport.meeting.address import parse_address
-from jsrl.transport.meeting.guests import JoinRules
+from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.keys import KeyPath, keys_for
 from jsrl.types import Tree
 

@@ -16,7 +16,7 @@ from jsrl.transport.base import (
 from jsrl.transport.inference.roads import bind_inference
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import begin_life
-from jsrl.transport.meeting.guests import JoinRules
+from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at

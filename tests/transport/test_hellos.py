@@ -16,7 +16,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import shared as inference_shared
 from jsrl.transport.inference import zmq as inference_zmq
 from jsrl.transport.inference.roads import bind_inference, connect_inference
-from jsrl.transport.meeting.guests import MOST_NAMES, JoinRules, read_pairs
+from jsrl.transport.meeting.admission import MOST_NAMES, JoinRules, read_pairs
 from jsrl.transport.meeting.handshake import HELLO, hello_frames
 from jsrl.transport.samples import shared as samples_shared
 from jsrl.transport.samples.roads import bind_samples, connect_samples

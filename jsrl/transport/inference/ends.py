@@ -12,7 +12,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, UnknownPolicy
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.types import Array
 
 

@@ -19,7 +19,7 @@ from jsrl.transport.inference.ends import (
     unknown_group,
     unknown_policy,
 )
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}

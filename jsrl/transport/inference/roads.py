@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId
 from jsrl.transport.meeting.address import check_producer
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.roads import road_of
 

@@ -24,7 +24,7 @@ from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AnsweringArea, AreaLayout
 from jsrl.transport.inference.ends import PolicyNotServed, ServerEnd
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules, read_pairs
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules, read_pairs
 from jsrl.transport.meeting.unix_socket import listen_socket
 from jsrl.transport.memory.segment import Segment, make_folder
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields

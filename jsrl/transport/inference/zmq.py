@@ -25,11 +25,11 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, Stream
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AnsweringArea, AreaLayout
 from jsrl.transport.inference.ends import PolicyNotServed, ServerEnd
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules, read_pairs
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, outgoing, shut
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules, read_pairs
 from jsrl.transport.meeting.handshake import HELLO, WELCOME, hello_limits, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
-from jsrl.transport.meeting.zmq_socket import bind_alone, configure_socket, remove_ipc_path
+from jsrl.transport.meeting.sockets import bind_alone, configure_socket, remove_ipc_path
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields
 

@@ -24,7 +24,7 @@ from jsrl.transport.inference.zmq import (
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, raise_refusal
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.zmq_socket import configure_socket
+from jsrl.transport.meeting.sockets import configure_socket
 from jsrl.transport.wire.codec import Limits, decode, encode
 from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
 

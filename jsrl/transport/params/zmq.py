@@ -31,7 +31,7 @@ from jsrl.transport.meeting.curve import (
     shut,
 )
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.zmq_socket import bind_alone, configure_socket, remove_ipc_path
+from jsrl.transport.meeting.sockets import bind_alone, configure_socket, remove_ipc_path
 from jsrl.transport.params.local import LatestStore
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import Leaf, compare_schemas, flatten_schema

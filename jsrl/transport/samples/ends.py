@@ -14,7 +14,7 @@ from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage
 from jsrl.transport.meeting.address import check_producer
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves
 

@@ -12,7 +12,7 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_life
 from jsrl.transport.meeting.address import check_name
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.samples.ends import (
     Admissions,
     OpenBlock,

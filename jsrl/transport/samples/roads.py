@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProducer
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.roads import road_of
 from jsrl.types import Tree

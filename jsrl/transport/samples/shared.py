@@ -19,7 +19,7 @@ from jsrl.errors import SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, look_into_rings, new_life
 from jsrl.transport.meeting.address import check_ipc_path, check_name
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import WELCOME, HelloResponder, hello_limits, read_hello, remaining
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import make_folder

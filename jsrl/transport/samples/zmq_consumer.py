@@ -16,8 +16,8 @@ from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, Strea
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_life
 from jsrl.transport.meeting.address import check_origin
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, shut
-from jsrl.transport.meeting.guests import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import HELLO, WELCOME, bind, hello_limits, read_hello, refusal_frames, remaining
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.memory.allocator import reuse_freed_memory
