@@ -34,7 +34,6 @@ from jsrl.transport.meeting.curve import (
     outgoing,
     shut,
 )
-from jsrl.transport.meeting.handshake import bind
 from jsrl.transport.meeting.keys import KeyPath
 
 _logger = logging.getLogger("jsrl.control")
@@ -315,7 +314,7 @@ class ControlServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         old = os.umask(0o177)
         try:
-            self.address, self._gate = bind_guarded(self._socket, address, self._keys, bind)
+            self.address, self._gate = bind_guarded(self._socket, address, self._keys)
         finally:
             os.umask(old)
 

@@ -20,8 +20,8 @@ import zmq
 
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Origin, ProducerId
+from jsrl.transport.meeting import sockets
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples import zmq as samples_zmq
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import zeros
 from tests.contracts import sample_contract
@@ -292,7 +292,7 @@ class StallingProxy(CuttingProxy):
 @pytest.mark.slow
 def test_a_partition_longer_than_the_silence_allowed_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
     """The consumer gives the connection up; what was on its way is sent again on the next one."""
-    monkeypatch.setattr(samples_zmq, "_SILENCE_MS", 3000)  # after a heartbeat that may be 2 s away
+    monkeypatch.setattr(sockets, "_SILENCE_MS", 3000)  # after a heartbeat that may be 1 s away
     road = make_road("tcp", tmp_path)._replace(keys=str(make_keys(tmp_path / "keys")))
     consumer = bind_samples(road.new_address(), SCHEMA, keys=road.keys)
     proxy = StallingProxy(consumer.address)

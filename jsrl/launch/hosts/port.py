@@ -34,7 +34,6 @@ from jsrl.runs.control import RELAY
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
-from jsrl.transport.meeting.handshake import bind
 
 _logger = logging.getLogger("jsrl.hosts")
 LOOK_S = 0.2  # between looks at silent hosts, and at the run's names
@@ -64,7 +63,7 @@ class HostPort:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection takes the place of a broken one
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
-        self.address, self._gate = bind_guarded(self._socket, address, tokens.server, bind, tokens.admits)
+        self.address, self._gate = bind_guarded(self._socket, address, tokens.server, tokens.admits)
         self._control: zmq.Socket | None = None  # to the control road, as the relay of all hosts
         self._registry: FileNames | None = None
         self._guests: Callable[[], list[str]] = list

@@ -18,7 +18,7 @@ from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.plan import accelerators
 from jsrl.references.importing import SpawnEnvironment, own_paths
 from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, life_of
-from jsrl.transport.meeting.handshake import bind
+from jsrl.transport.meeting.sockets import bind
 
 TAIL_LINES = 200
 _MOST_AT_ONCE = 4_096

@@ -29,7 +29,7 @@ from jsrl.transport.meeting.admission import ANYBODY, JoinRules, read_pairs
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, outgoing, shut
 from jsrl.transport.meeting.handshake import HELLO, WELCOME, hello_limits, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
-from jsrl.transport.meeting.sockets import bind_alone, configure_socket, remove_ipc_path
+from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields
 
@@ -148,10 +148,10 @@ class ZmqInferenceServer(ServerEnd):
         self._pinged_s = time.monotonic()
         self._context = zmq.Context()
         self.waitable = self._socket = self._context.socket(zmq.ROUTER)
-        configure_socket(self._socket, most_bytes)
+        configure(self._socket, most_bytes)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind_alone)
+        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys)
 
     def _gather(self, max_wait_s: float) -> None:
         if max_wait_s > 0 and not self._socket.poll(math.ceil(min(max_wait_s, _PING_S) * 1000)):
@@ -241,4 +241,3 @@ class ZmqInferenceServer(ServerEnd):
     def _shut(self) -> None:
         self._routes.clear()
         shut(self._context, self._socket, self._gate, LINGER_MS)
-        remove_ipc_path(self.address)

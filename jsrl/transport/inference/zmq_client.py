@@ -24,7 +24,7 @@ from jsrl.transport.inference.zmq import (
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, raise_refusal
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.sockets import configure_socket
+from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, decode, encode
 from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
 
@@ -55,7 +55,7 @@ class ZmqInferenceClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         try:
-            configure_socket(self._socket, MAX_MESSAGE_BYTES)
+            configure(self._socket, MAX_MESSAGE_BYTES)
             self._socket.setsockopt(zmq.ROUTING_ID, b"c" + uuid.uuid4().bytes)
             self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
             introduce(self._socket, endpoint, own_keys)

@@ -26,6 +26,7 @@ from jsrl.transport.meeting.keys import (
     load_client_keys,
     load_server_keys,
 )
+from jsrl.transport.meeting.sockets import bind, remove_path
 from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
 
 _logger = logging.getLogger("jsrl.transport")
@@ -79,13 +80,15 @@ def bind_guarded(
     socket: zmq.Socket,
     endpoint: str,
     keys: ServerKeys | None,
-    bind: Callable[[zmq.Socket, str], str],
     admits: Admits | None = None,
 ) -> tuple[str, Gate | None]:
     """Bind a socket, encrypted and behind a gate where there are keys; return the endpoint that it got, and the gate.
 
     `admits` says who is let in, which may change; without it, the keys do. Call it after the socket's other
-    options are set, and close both with `shut`. Where `bind` raises, they are closed.
+    options are set, and close both with `shut`.
+
+    Raises:
+      ConfigError: the endpoint is taken or not possible; both are closed then.
     """
     _prepare(socket, endpoint, keys)
     gate = None
@@ -97,7 +100,7 @@ def bind_guarded(
     try:
         bound = bind(socket, endpoint)
     except BaseException:
-        shut(socket.context, socket, gate, 0)
+        _close(socket.context, socket, gate, 0)
         raise
     if gate is not None:
         gate.endpoint = bound
@@ -119,7 +122,12 @@ def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Seq
 
 
 def shut(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
-    """Close a socket that was bound so, then its gate, then their context."""
+    """Close a socket that was bound so, then its gate, then their context; an ipc path goes with it."""
+    remove_path(socket)
+    _close(context, socket, gate, linger_ms)
+
+
+def _close(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
     socket.close(linger=linger_ms)  # first: without its gate it would let everybody in
     if gate is not None:
         gate.close()

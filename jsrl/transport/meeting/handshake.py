@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket as sockets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +11,7 @@ import zmq
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.answering import Answering
+from jsrl.transport.meeting.sockets import bind, configure
 from jsrl.transport.samples.ends import Admissions
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import Leaf, schema_from_fields, schema_to_fields
@@ -99,9 +98,8 @@ def say_hello(endpoint: str, frames: list[Any], timeout_s: float) -> Message:
     context = zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
+        configure(socket, HELLO_LIMITS.message_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        socket.setsockopt(zmq.MAXMSGSIZE, HELLO_LIMITS.message_bytes)
         socket.connect(endpoint)
         socket.send_multipart(frames)
         if not socket.poll(max(0, int(timeout_s * 1000))):
@@ -125,8 +123,8 @@ class HelloResponder:
         self._answer, self._limits = answer, limits
         self._context = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)
+        configure(socket, limits.message_bytes)
         socket.setsockopt(zmq.LINGER, 200)
-        socket.setsockopt(zmq.MAXMSGSIZE, limits.message_bytes)
         bind(socket, endpoint)
         self._answering = Answering(socket, self._answer_hello, "sample-greeter")
 
@@ -144,39 +142,6 @@ class HelloResponder:
         """Stop answering."""
         self._answering.close()
         self._context.destroy(linger=200)
-
-
-def bind(socket: zmq.Socket, endpoint: str) -> str:
-    """Bind a socket and return the endpoint it got (a tcp port `*` or 0 becomes a number).
-
-    Raises:
-      ConfigError: the endpoint is taken or not possible.
-    """
-    if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
-        endpoint = endpoint[:-1] + "*"
-    path = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else ""
-    if path and _somebody_listens(path):  # ZeroMQ would silently take the path away from its owner
-        raise ConfigError(f"{endpoint} has a living consumer; stop it first or take another path.")
-    try:
-        socket.bind(endpoint)
-        if path:
-            os.chmod(path, 0o600)
-    except zmq.ZMQError as error:
-        raise ConfigError(
-            f"cannot bind {endpoint}: {error.strerror or error}. Take a free port (tcp://127.0.0.1:0 chooses one) or "
-            "another path."
-        ) from error
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-
-
-def _somebody_listens(path: str) -> bool:
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-        return True
 
 
 def remaining(deadline: float) -> float:

@@ -1,4 +1,4 @@
-"""What the ZeroMQ ends of inference and params have in common: socket options, and an address bound by one process."""
+"""ZeroMQ sockets of streams: what all of them want, and an address bound by one process alone."""
 
 from __future__ import annotations
 
@@ -9,39 +9,65 @@ from pathlib import Path
 import zmq
 
 from jsrl.errors import ConfigError
-from jsrl.transport.meeting.handshake import bind
 from jsrl.transport.meeting.unix_socket import is_alive
 
 _HEARTBEAT_MS = 1000
 _SILENCE_MS = 10000
+_MOST_WAITING = 1000
 
 
-def configure_socket(socket: zmq.Socket, max_message_bytes: int) -> None:
-    """Bound the messages of a socket, and have it notice a host that fell silent."""
+def configure(
+    socket: zmq.Socket, max_message_bytes: int, *, most_waiting: int = _MOST_WAITING, buffer_bytes: int = 0
+) -> None:
+    """Bound the frames of a socket and what waits in it, and have it notice a host that fell silent.
+
+    Args:
+      max_message_bytes: of one frame. most_waiting: messages in a connection, each way; 0: no bound, where both ends know
+        each other and count themselves. buffer_bytes: of the kernel, each way; 0: as it likes.
+    """
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, most_waiting)
+    socket.setsockopt(zmq.RCVHWM, most_waiting)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    if buffer_bytes:
+        socket.setsockopt(zmq.SNDBUF, buffer_bytes)
+        socket.setsockopt(zmq.RCVBUF, buffer_bytes)
 
 
-def bind_alone(socket: zmq.Socket, endpoint: str) -> str:
-    """Bind a socket and return the endpoint it got; unlike ZeroMQ, take no ipc path away from a living process.
+def bind(socket: zmq.Socket, endpoint: str) -> str:
+    """Bind a socket and return the endpoint it got (a tcp port `*` or 0 becomes a number).
+
+    Unlike ZeroMQ, it takes no ipc path away from a living process.
 
     Raises:
       ConfigError: the endpoint is taken or not possible.
     """
-    path = endpoint.removeprefix("ipc://")
-    if path == endpoint:
-        return bind(socket, endpoint)
-    if is_alive(path, sockets.SOCK_STREAM):
-        raise ConfigError(f"{endpoint} is bound already by a living process; close it or choose another path.")
-    bound = bind(socket, endpoint)
-    os.chmod(path, 0o600)
-    return bound
+    if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
+        endpoint = endpoint[:-1] + "*"
+    path = _path_of(endpoint)
+    if path and is_alive(path, sockets.SOCK_STREAM):
+        raise ConfigError(f"{endpoint} is bound already by a living process; stop it first or choose another path.")
+    try:
+        socket.bind(endpoint)
+        if path:
+            os.chmod(path, 0o600)
+    except zmq.ZMQError as error:
+        raise ConfigError(
+            f"cannot bind {endpoint}: {error.strerror or error}. Take a free port (tcp://127.0.0.1:0 chooses one) or "
+            "another path."
+        ) from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
 
-def remove_ipc_path(endpoint: str) -> None:
-    """Remove the socket's file of an ipc endpoint that was bound here; ZeroMQ leaves it."""
-    path = endpoint.removeprefix("ipc://")
-    if path != endpoint:
+def remove_path(socket: zmq.Socket) -> None:
+    """Remove the file of an ipc endpoint that is bound here; ZeroMQ leaves it. Call it before the socket is closed."""
+    path = _path_of(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
+    if path:
         Path(path).unlink(missing_ok=True)
+
+
+def _path_of(endpoint: str) -> str:
+    path = endpoint.removeprefix("ipc://")
+    return "" if path == endpoint else path

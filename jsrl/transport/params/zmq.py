@@ -31,7 +31,7 @@ from jsrl.transport.meeting.curve import (
     shut,
 )
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.sockets import bind_alone, configure_socket, remove_ipc_path
+from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.params.local import LatestStore
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import Leaf, compare_schemas, flatten_schema
@@ -154,10 +154,10 @@ class ZmqParamsPublisher:
         self._closed = False
         self._context = zmq.Context()
         self._socket = socket = self._context.socket(zmq.ROUTER)
-        configure_socket(socket, 1 << 16)
+        configure(socket, 1 << 16)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.address, self._gate = bind_guarded(socket, endpoint, own_keys, bind_alone)
+        self.address, self._gate = bind_guarded(socket, endpoint, own_keys)
         self._thread = _PublisherThread(socket, self._store, own_keys)
         self._thread.start()
 
@@ -180,7 +180,6 @@ class ZmqParamsPublisher:
             self._closed = True
             self._thread.stop()
             shut(self._context, self._socket, self._gate, 0)
-            remove_ipc_path(self.address)
 
 
 class _SubscriberThread(_Thread):
@@ -256,7 +255,7 @@ class ZmqParamsSubscriber:
         self._closed = False
         self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)
-        configure_socket(socket, _MAX_MESSAGE_BYTES)
+        configure(socket, _MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.ROUTING_ID, b"r" + uuid.uuid4().bytes)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)

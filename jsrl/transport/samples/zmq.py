@@ -35,6 +35,7 @@ from jsrl.transport.ledger.hop_page import HopPage, read_life
 from jsrl.transport.meeting.curve import Handshakes, introduce, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, remaining
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
+from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd
 from jsrl.transport.samples.local import aligned_zeros
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
@@ -43,26 +44,9 @@ from jsrl.types import Trajectory, Tree
 
 _SYNC_S = 0.5
 _COPY_BYTES = 65536  # up to here a copy is cheaper than keeping track of who reads the bytes
-_BUFFER_BYTES = 1 << 20  # of the kernel, each way
+BUFFER_BYTES = 1 << 20  # of the kernel, each way
 _FAREWELL_S = 5.0
-_HEARTBEAT_MS = 2000
-_SILENCE_MS = 20000
 _CONTROL_LIMITS = Limits(header_bytes=1 << 16, frames=1, message_bytes=1 << 16)
-
-
-def configure(socket: zmq.Socket, max_message_bytes: int, most_waiting: int = 0) -> None:
-    """Set what both ends want: bounded messages, heartbeats, and how many messages may wait in a connection, each way.
-
-    Without a number of them there is no such bound: credits bound a stream between ends that know each other.
-    """
-    socket.setsockopt(zmq.SNDHWM, most_waiting)
-    socket.setsockopt(zmq.RCVHWM, most_waiting)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDBUF, _BUFFER_BYTES)
-    socket.setsockopt(zmq.RCVBUF, _BUFFER_BYTES)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
 
 
 @dataclass
@@ -98,7 +82,7 @@ class ZmqSampleProducer(ProducerEnd):
         self.address = endpoint
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        configure(self._socket, HELLO_LIMITS.message_bytes)
+        configure(self._socket, HELLO_LIMITS.message_bytes, most_waiting=0, buffer_bytes=BUFFER_BYTES)
         self._socket.setsockopt(zmq.ROUTING_ID, b"p" + uuid.uuid4().bytes)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

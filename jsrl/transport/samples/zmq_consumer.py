@@ -18,11 +18,12 @@ from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_life
 from jsrl.transport.meeting.address import check_origin
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, shut
-from jsrl.transport.meeting.handshake import HELLO, WELCOME, bind, hello_limits, read_hello, refusal_frames, remaining
+from jsrl.transport.meeting.handshake import HELLO, WELCOME, hello_limits, read_hello, refusal_frames, remaining
 from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.memory.allocator import reuse_freed_memory
 from jsrl.transport.samples.ends import Admissions, SampleQueue, check_blocks, choose_blocks
-from jsrl.transport.samples.zmq import configure, read_number
+from jsrl.transport.samples.zmq import BUFFER_BYTES, read_number
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
 from jsrl.types import Tree
@@ -30,7 +31,6 @@ from jsrl.types import Tree
 _LINGER_MS = 500
 _ATTEND_S = 0.02
 _LOOK_S = 0.1  # how often `get` lets go of the socket's lock
-_MOST_WAITING = 1000  # messages of one connection: credits bound those that were admitted, not strangers
 _LARGE_BYTES = 1 << 17  # from here on the C library asks the kernel for every message, unless told otherwise
 
 
@@ -85,9 +85,9 @@ class ZmqSampleConsumer:
         self._socket_lock = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        configure(self._socket, max(self._layout.size_bytes, header_bytes), _MOST_WAITING)
+        configure(self._socket, max(self._layout.size_bytes, header_bytes), buffer_bytes=BUFFER_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys, bind)
+        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys)
         self._queue = SampleQueue(self.address, ledger)
         self._hop, self._life = hop, new_life()
         self._stop = threading.Event()
