@@ -70,7 +70,6 @@ def check(experiment: Experiment) -> None:
             "Leave one of them out (`run.py bc --recording DIR` has no replay)."
         )
     _check_recorder(e)
-    _check_several(e)
     _check_bind(e)
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
 
@@ -167,16 +166,6 @@ def _check_against(e: Experiment) -> None:
         raise ConfigError(
             f"evaluator.against names only players that are frozen later ({', '.join(later)}); add initial, so that there is "
             "somebody to play against from the start."
-        )
-
-
-def _check_several(e: Experiment) -> None:
-    if len(e.policies) < 2:
-        return
-    if e.stop_at_return is not None:
-        raise ConfigError(
-            f"stop_at_return={e.stop_at_return} would end the training of one policy of {', '.join(e.policies)}, in whose "
-            "environments the others go on; leave it out."
         )
 
 

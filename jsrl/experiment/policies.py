@@ -6,10 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import ConfigError
 from jsrl.types import EnvSpec, GameSpec
+
+if TYPE_CHECKING:
+    from jsrl.experiment import Experiment
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -24,11 +27,21 @@ class PolicyConfig:
     """The seats that it plays: names or patterns such as seeker_*."""
     seed: int | None = None
     """Of its initial params, acting and updates; None: another one for each policy, from the experiment's."""
+    against: tuple[str, ...] = ()
+    """Opponents that it is scored against, so that its score is a win rate; none: those of evaluator.against."""
+    stop_at_return: float | None = None
+    """The score that it shall reach; None: the run's stop_at_return. The run stops once all that shall reach one have."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """Return the names or patterns of its seats."""
         return (self.seats,) if isinstance(self.seats, str) else tuple(self.seats)
+
+
+def opponents_of(experiment: Experiment, policy: str) -> tuple[str, ...]:
+    """Return the opponents that a policy of an experiment is scored against; none: its score is a mean return."""
+    config = experiment.policies.get(policy)
+    return (config.against if config is not None else ()) or experiment.evaluator.against
 
 
 def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.experiment.policies import opponents_of
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind
@@ -120,7 +121,9 @@ def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]
         raise ConfigError(f"the graph trains a policy {name!r}, which the experiment does not have; it has: {there}.")
     config = experiment.policies[name]
     seed = experiment.seed + SEED_STRIDE * number if config.seed is None else config.seed
-    return {"agent": config.agent, "policies": {}, "seed": seed}
+    goal = experiment.stop_at_return if config.stop_at_return is None else config.stop_at_return
+    evaluator = dataclasses.replace(experiment.evaluator, against=opponents_of(experiment, name))
+    return {"agent": config.agent, "policies": {}, "seed": seed, "stop_at_return": goal, "evaluator": evaluator}
 
 
 def policies_at(graph: Graph, worker: WorkerNode) -> tuple[str, ...]:

@@ -1,15 +1,16 @@
-"""Whom evaluations play against: opponents are looked for before the start, and a score that says nothing is named."""
+"""Whom evaluations play against: opponents are looked for before the start, and a score that says nothing is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from jsrl.directors.messages import INITIAL
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.experiment.policies import opponents_of
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
@@ -22,53 +23,53 @@ def found_opponents(experiment: Experiment, runs_dir: str | os.PathLike[str]) ->
     Raises:
       ConfigError: there is no such run.
     """
-    names = experiment.evaluator.against
-    if not any("@" in name for name in names):
-        return experiment
-    found = []
-    for name in names:
-        run, at, tag = name.rpartition("@")
-        found.append(f"{RunFolder.open(run, runs_dir).path}@{tag or 'best'}" if at else name)
-    return dataclasses.replace(experiment, evaluator=dataclasses.replace(experiment.evaluator, against=tuple(found)))
+
+    def found(names: tuple[str, ...]) -> tuple[str, ...]:
+        parts = [(name, *name.rpartition("@")) for name in names]
+        return tuple(
+            f"{RunFolder.open(run, runs_dir).path}@{tag or 'best'}" if at else name for name, run, at, tag in parts
+        )
+
+    evaluator = dataclasses.replace(experiment.evaluator, against=found(experiment.evaluator.against))
+    policies = {
+        name: dataclasses.replace(policy, against=found(policy.against)) for name, policy in experiment.policies.items()
+    }
+    return dataclasses.replace(experiment, evaluator=evaluator, policies=policies)
 
 
-def check_scores(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Check that evaluations can play against the opponents of an experiment; return warnings.
+def check_scores(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> None:
+    """Check that the score of each policy says something, and that its opponents can play.
 
     Args:
       spec: of the environment. seats: policy -> the seats that it plays: name -> place.
 
     Raises:
-      ConfigError: an opponent cannot play, or `stop_at_return` would wait for a mean return that says nothing.
+      ConfigError: an opponent cannot play, or the score of a policy in a zero-sum game is a mean return.
     """
-    e = experiment
-    if e.evaluator.against:
-        _check_opponents(e, spec, seats)
-        return []
-    if not (isinstance(spec, GameSpec) and spec.zero_sum and e.evaluator.enabled) or e.director is not None:
-        return []
-    what = (
-        f"{spec.name!r} is zero-sum: the mean return of policies that play each other's newest versions says nothing of how "
-        "good they are"
-    )
-    if e.stop_at_return is not None:
-        raise ConfigError(
-            f"{what}, so that it is no goal. Add --evaluator.against initial: the score is then a win rate."
-        )
-    return [f"{what}, and the snapshot `best` is chosen by it. Add --evaluator.against initial, or have a director."]
+    for policy, own in seats.items():
+        against = opponents_of(experiment, policy)
+        for name in against:
+            _check_opponent(name, own, experiment, spec, seats)
+        if not against and isinstance(spec, GameSpec) and spec.zero_sum and experiment.evaluator.enabled:
+            option = f"policies.{policy}.against" if len(experiment.policies) > 1 else "evaluator.against"
+            raise ConfigError(
+                f"{spec.name!r} is zero-sum: the mean return of policies that play each other's newest versions says nothing "
+                f"of how good they are, and cannot choose the snapshot `best`. Score by win rate: --{option} initial; "
+                "or leave evaluations out: --evaluator.enabled false."
+            )
 
 
-def _check_opponents(e: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> None:
+def _check_opponent(
+    name: str, own: Mapping[str, int], e: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Refuse an opponent of the policy that plays the seats `own` which cannot take a side against it."""
     if not isinstance(spec, GameSpec):
         raise ConfigError(
             f"environment {spec.name!r} has one agent and no seats, so evaluator.against has nobody to seat; leave it out."
         )
     everybody = Contestant("this run", (_of(range(len(spec.seats))),))
-    for name in e.evaluator.against:
-        away = _opponent(name, e, spec, seats)
-        for own in seats.values():
-            sides = [side for side, places in enumerate(places_of_sides(spec)) if places & set(own.values())]
-            find_sides(spec, everybody, away, sides)
+    sides = [side for side, places in enumerate(places_of_sides(spec)) if places & set(own.values())]
+    find_sides(spec, everybody, _opponent(name, e, spec, seats), sides)
 
 
 def _of(places: Mapping[str, int] | range) -> SeatPolicy:
@@ -94,14 +95,20 @@ def spec_places(spec: GameSpec, names: tuple[str, ...]) -> dict[str, int]:
     return dict(zip(names, spec.index(names), strict=True))
 
 
+def plays_initial(names: Iterable[str]) -> bool:
+    """Return whether the params that policies of a run began with are among these opponents."""
+    return any(name.rpartition("/")[2] == INITIAL for name in names if "@" not in name)
+
+
 def check_initial(experiment: Experiment, folder: Path, policy_folders: list[str]) -> None:
     """Check that a run that goes on has the player `initial`, if evaluations want it.
 
     Raises:
       ConfigError: it froze none.
     """
-    for name in experiment.evaluator.against:
-        if name.rpartition("/")[2] != INITIAL or "@" in name:
+    names = dict.fromkeys(name for policy in ("", *experiment.policies) for name in opponents_of(experiment, policy))
+    for name in names:
+        if not plays_initial([name]):
             continue
         for policy in policy_folders:
             if INITIAL not in PlayerStore(folder / PLAYERS_FOLDER / policy).names():

@@ -29,7 +29,7 @@ from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.interrupts import deadline
 from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.launch.links import bind_addresses, ends_of, keys_folder
-from jsrl.launch.opponents import check_scores
+from jsrl.launch.opponents import check_scores, plays_initial
 from jsrl.launch.recording_plan import recording_lines
 from jsrl.launch.replay_plan import batch_bytes, replay_lines, replay_stream_bytes
 from jsrl.transport.base import InferenceSpec
@@ -163,7 +163,7 @@ class Plan:
     Attributes:
       policies: by name, the first learner's first. schemas_of: a policy, by its name -> what its streams carry.
       memory_folder: of its shared memory. keys: folder of its keys, where its streams go over TCP.
-      changed: the graph is another one than the experiment's own. hosts: of its workers. warnings: for people.
+      changed: the graph is another one than the experiment's own. hosts: of its workers.
     """
 
     experiment: Experiment
@@ -175,7 +175,6 @@ class Plan:
     keys: str | None = None
     changed: bool = False
     hosts: Hosts = ALONE
-    warnings: tuple[str, ...] = ()
 
     @property
     def schemas(self) -> Schemas:
@@ -260,9 +259,9 @@ def make_plan(
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.recorder.enabled:
         check_filming(experiment)
-    seats, schemas, warnings = _what_they_see(experiment, policies)
+    seats, schemas = _what_they_see(experiment, policies)
     _check_same_rows(resolved, schemas)
-    alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed, warnings=tuple(warnings))
+    alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed)
     alone = _with_jobs(alone, seats, folder)
     hosts = place(alone)
     return alone if hosts == ALONE else _with_jobs(dataclasses.replace(alone, hosts=hosts), seats, folder)
@@ -274,6 +273,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> 
     addresses = bind_addresses(graph, experiment, plan.memory_folder, hosts)
     keys = keys_folder(experiment, folder, hosts)
     places = counts_within(worker.kind for worker in graph.workers)
+    keeps_initial = any(plays_initial(policy.experiment.evaluator.against) for policy in plan.policies.values())
     explored = first_hyperparameters(experiment.director, next(iter(plan.policies.values())).experiment.seed)
 
     def job(worker: WorkerNode, index: int, name: str) -> Job:
@@ -300,6 +300,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> 
             seat_group=next(first for first in seats if seats[first] == seats[name]),
             hyperparameters=explored.get(name, {}),
             plays_along=len(experiment.policies) > 1,
+            keeps_initial=keeps_initial,
         )
 
     jobs = []
@@ -320,8 +321,8 @@ def counts_within(kinds: Iterable[str]) -> list[int]:
 
 def _what_they_see(
     experiment: Experiment, policies: Mapping[str, PolicyPart]
-) -> tuple[dict[str, dict[str, int]], dict[str, Schemas], list[str]]:
-    """Return policy -> the seats that it plays (see find_seats), policy -> what its streams carry, and warnings.
+) -> tuple[dict[str, dict[str, int]], dict[str, Schemas]]:
+    """Return policy -> the seats that it plays (see find_seats), and policy -> what its streams carry.
 
     Policies of a changed graph have environments of their own, and all of their seats.
     """
@@ -332,7 +333,8 @@ def _what_they_see(
         check_director(experiment, spec, seats)
     views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}
     schemas = {name: make_schemas(policy.experiment, views[name]) for name, policy in policies.items()}
-    return seats, schemas, check_scores(experiment, spec, seats)
+    check_scores(experiment, spec, seats)
+    return seats, schemas
 
 
 def _resolved(policy: PolicyPart) -> PolicyPart:

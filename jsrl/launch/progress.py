@@ -21,6 +21,7 @@ class Progress:
 
     Attributes:
       env_steps, updates: trained so far. ended: why its training has ended; empty: it goes on.
+      goal: the score that it shall reach; None: none. reached: whether its newest score did, and a second one of these params.
       evaluation: the last score, or the one that reached `stop_at_return`. final: that of fresh episodes after the end.
       curve: (env steps, score) of each evaluation.
     """
@@ -31,6 +32,7 @@ class Progress:
         self.updates = self._start_updates = start_updates
         self.env_steps = start_updates // e.updates_per_batch * e.rows_per_update
         self.ended = ""
+        self.goal, self.reached = e.stop_at_return, False
         self.evaluation: dict[str, float] = {}
         self.final: dict[str, float] = {}
         self.curve: list[tuple[int, float]] = []
@@ -74,18 +76,19 @@ class Progress:
         if self.ended != "stop_at_return":
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
         self.curve.append((facts["env_steps"], score_of(facts)))
+        self.reached = self.reached and self.goal is not None and score_of(facts) >= self.goal
 
     def confirmed(self, facts: dict[str, Any]) -> str:
-        """Take the second score of params whose first one reached the goal; it may end the training. Return a sentence."""
-        goal = self._experiment.stop_at_return
+        """Take the second score of params whose first one reached the goal. Return a sentence."""
+        goal = self.goal
         score, episodes, first = score_of(facts), int(facts["episodes"]), self.evaluation
         if self.ended or goal is None or facts["updates"] <= self._start_updates:
             return ""  # it has ended already, or these are the params that it began with: no reason to end it
         digits, before = decimals_of(goal), score_of(first) if first else goal
         again = f"{before:.{digits}f}, and {score:.{digits}f} over {episodes} episodes with other seeds"
-        if score < goal:
+        self.reached = score >= goal
+        if not self.reached:
             return f"a {score_title(facts)} of {again}: below the goal of {goal:g}, so training goes on"
-        self.end("stop_at_return")
         return f"a {score_title(facts)} of {again}: the goal of {goal:g} is reached"
 
     def end(self, reason: str) -> None:

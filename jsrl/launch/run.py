@@ -252,8 +252,6 @@ def ready_plan(
             f"{str(error).removesuffix('.')}. The run goes on with the changed graph that it was started with ({FILE}); leave "
             "out the options that do not go with it, or give --graph to change the experiment's graph again."
         ) from error
-    for line in plan.warnings:
-        tell(line, "warning")
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, tell=tell))
     check_shared_memory(plan)
     if resumed:

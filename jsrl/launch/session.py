@@ -221,11 +221,25 @@ class Session:
 
     def _confirmed(self, progress: Progress, facts: dict[str, Any]) -> None:
         line = progress.confirmed(facts)
+        waits = self._end_at_goals(progress)
         if line:
-            self.display.message(f"policy {progress.policy.name}: {line}" if progress is not self._first else line)
+            line = f"policy {progress.policy.name}: {line}" if progress is not self._first else line
+            self.display.message(f"{line}; not yet those of {', '.join(waits)}" if waits else line)
         metric = {f"evaluator/confirmation_{score_name(facts)}": score_of(facts)}
         self._write(progress, metric, progress.env_steps, progress.updates)
-        self._end_with_policies()
+
+    def _end_at_goals(self, progress: Progress) -> list[str]:
+        """End the training of a policy that has reached its goal, where environments are shared with that of all others.
+
+        Returns the policies that it waits for.
+        """
+        shared = len(self.experiment.policies) > 1
+        waits = [name for name, p in self.policies.items() if shared and p.goal is not None and not p.reached]
+        if progress.reached and not waits:
+            for ending in self.policies.values() if shared else (progress,):
+                ending.end("stop_at_return")
+            self._end_with_policies()
+        return waits if progress.reached else []
 
     def _tell_score(self, progress: Progress, facts: dict[str, Any], *, final: bool) -> None:
         """Tell the hooks of a score."""

@@ -103,6 +103,10 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
         total_env_steps=FOREVER_STEPS,
         max_minutes=None,
         stop_at_return=None,
+        policies={
+            name: dataclasses.replace(policy, against=(), stop_at_return=None)
+            for name, policy in experiment.policies.items()
+        },
         evaluator=EvaluatorConfig(enabled=False),
         recorder=RecorderConfig(enabled=False),
         trace=False,

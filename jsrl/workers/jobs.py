@@ -74,6 +74,7 @@ class Job:
       others: what the worker does for further policies that play in its environments: jobs that differ in the policy, and
         what follows from it.
       hyperparameters: that a director changes: name of a field of the agent's config -> its first value.
+      keeps_initial: evaluations play against the params that the run's policies began with.
       away: it lives on a host that does not see the run's folder; `folder` is one of its agent.
       plays_along: further policies play in the environments that this one's rows come from, and may be trained for longer.
     """
@@ -101,6 +102,7 @@ class Job:
     others: tuple[Job, ...] = ()
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     plays_along: bool = False
+    keeps_initial: bool = False
     away: bool = False
 
     @property

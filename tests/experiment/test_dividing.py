@@ -10,7 +10,6 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import run as command
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
-from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.experiment.dividing import alike_seats, divided, may_need_policies
 from jsrl.launch.run import run
@@ -60,8 +59,6 @@ def test_unlike_seats_have_policies_with_the_same_options_and_alike_ones_have_on
     assert divided(dataclasses.replace(TAGGED, env=spread), make_spec(spread))[1] is None
     assert not may_need_policies(dataclasses.replace(TAGGED, env=EnvConfig()))
     assert not may_need_policies(made)
-    with pytest.raises(ConfigError, match="stop_at_return"):
-        divided(dataclasses.replace(TAGGED, stop_at_return=1.0), make_spec(TAG))
 
 
 @pytest.mark.slow

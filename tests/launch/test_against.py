@@ -120,18 +120,42 @@ def test_what_cannot_work_is_refused_before_the_start(changes, expected, tmp_pat
     assert not any(tmp_path.iterdir())
 
 
-def test_a_mean_return_in_a_zero_sum_game_is_named_and_is_no_goal():
+def test_a_zero_sum_run_whose_score_is_a_mean_return_is_refused():
     env = EnvConfig("tests.duel:Duel", {"zero_sum": True})
     e = dataclasses.replace(DUEL, env=env, evaluator=EvaluatorConfig())
     spec, seats = make_spec(env), {"policy": {"left": 0, "right": 1}}
-    (warning,) = check_scores(e, spec, seats)
-    assert "zero-sum" in warning and "--evaluator.against initial" in warning
-    with pytest.raises(ConfigError, match="it is no goal"):
-        check_scores(dataclasses.replace(e, stop_at_return=1.0), spec, seats)
-    for quiet in (
-        dataclasses.replace(e, evaluator=EVALUATOR),
-        dataclasses.replace(e, evaluator=EvaluatorConfig(enabled=False)),
-        dataclasses.replace(e, director=DeltaUniform()),
-    ):
-        assert check_scores(quiet, spec, seats) == []
-    assert check_scores(e, make_spec(EnvConfig("tests.duel:Duel")), seats) == []
+    for refused in (e, dataclasses.replace(e, director=DeltaUniform())):
+        with pytest.raises(ConfigError, match=r"is zero-sum: .* --evaluator\.against initial"):
+            check_scores(refused, spec, seats)
+    for scored in (EVALUATOR, EvaluatorConfig(enabled=False)):
+        check_scores(dataclasses.replace(e, evaluator=scored), spec, seats)
+    check_scores(e, make_spec(EnvConfig("tests.duel:Duel")), seats)
+    one = ROLES | {"left_one": dataclasses.replace(ROLES["left_one"], against=("initial",))}
+    with pytest.raises(ConfigError, match=r"--policies\.right_one\.against initial"):
+        check_scores(
+            dataclasses.replace(e, agent=None, policies=one), spec, {"left_one": {"left": 0}, "right_one": {"right": 1}}
+        )
+
+
+@pytest.mark.slow
+def test_each_policy_names_its_score_and_the_run_ends_once_all_goals_are_reached(tmp_path):
+    """Only the left one has opponents; the right one's score is its return, which grows with its updates."""
+    left = dataclasses.replace(ROLES["left_one"], against=("initial",), stop_at_return=0.9)
+    roles = {"left_one": left, "right_one": dataclasses.replace(ROLES["right_one"], stop_at_return=5.0)}
+    evaluator = dataclasses.replace(EVALUATOR, against=())
+    e = dataclasses.replace(DUEL, agent=None, policies=roles, evaluator=evaluator, total_env_steps=1000 * 32)
+    result = run(e, runs_dir=tmp_path, name="goals", display="quiet")
+    assert result.ended == "stop_at_return" and result.env_steps < 1000 * 32
+    assert result.others["right_one"]["ended"] == "stop_at_return"
+    assert result.evaluation["win_rate"] == 1.0 and "win_rate" not in result.others["right_one"]["evaluation"]
+    log = (result.folder / "logs" / "controller.log").read_text()
+    assert log.count("goal of 0.9 is reached") >= 1 and "policy right_one: " in log
+    never = roles | {"right_one": dataclasses.replace(roles["right_one"], stop_at_return=5000.0)}
+    result = run(
+        dataclasses.replace(e, policies=never, total_env_steps=10 * 32),
+        runs_dir=tmp_path,
+        name="never",
+        display="quiet",
+    )
+    assert result.ended == "total_env_steps" and result.evaluation["win_rate"] == 1.0
+    assert "is reached; not yet those of right_one" in (result.folder / "logs" / "controller.log").read_text()

@@ -176,8 +176,6 @@ def test_what_policies_exclude_is_refused() -> None:
         dataclasses.replace(DEPOT, agent=PPO)
     with pytest.raises(ConfigError, match="a policy is called 'Big Boss'; use lower-case letters"):
         dataclasses.replace(DEPOT, policies={"Big Boss": PolicyConfig(PPO)})
-    with pytest.raises(ConfigError, match=r"stop_at_return=1.0 would end the training of one policy"):
-        dataclasses.replace(DEPOT, stop_at_return=1.0)
     with pytest.raises(ConfigError, match=r"environment 'CartPole-v1' has one agent, but there are 3 policies"):
         make_plan(dataclasses.replace(DEPOT, env=EnvConfig("CartPole-v1")), "folder", Path("memory"))
 

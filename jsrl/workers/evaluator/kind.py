@@ -70,7 +70,8 @@ def final(experiment: Experiment, reason: str) -> dict[str, Any] | None:
     """Return which params to score finally, where that is wanted."""
     if experiment.evaluator.final_episodes < 1:
         return None
-    return {"which": "best" if reason == "stop_at_return" else "latest"}
+    several = len(experiment.policies) > 1  # whose newest params have reached their goals together
+    return {"which": "best" if reason == "stop_at_return" and not several else "latest"}
 
 
 KIND = Kind(

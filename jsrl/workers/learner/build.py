@@ -10,9 +10,7 @@ import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
 from jsrl.directors.base import wants_scores
-from jsrl.directors.messages import INITIAL
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import named_leaves, spec_of
@@ -65,7 +63,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         poll_s=job.poll_s,
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
-        freezes=e.director is not None or (_plays_initial(e) and not job.start_point.updates),
+        freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
         on_policy=e.replay is None,
         told=life.told,
     )
@@ -79,11 +77,6 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     return Learner(
         updater, begin, connect, check, store, settings, reporter, recorder, job.players, again, copies, scores
     )
-
-
-def _plays_initial(experiment: Experiment) -> bool:
-    """Return whether evaluations play against the params that the policy began with."""
-    return any(name.rpartition("/")[2] == INITIAL for name in experiment.evaluator.against if "@" not in name)
 
 
 def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:
