@@ -129,6 +129,22 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "search": ({"errors", "extras", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),
     "tuning": ({"errors", "experiment", "launch", "references", "runs", "workers"}, {"numpy", "psutil"}),
+    "simulation": (
+        {
+            "envs",
+            "errors",
+            "experiment",
+            "launch",
+            "plain_files",
+            "references",
+            "report",
+            "runs",
+            "tuning",
+            "types",
+            "workers",
+        },
+        {"msgspec", "numpy"},
+    ),
     "cli": (
         {
             "chaos",
@@ -149,6 +165,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "report",
             "runs",
             "search",
+            "simulation",
             "snapshots",
             "transport",
             "tuning",
@@ -178,7 +195,10 @@ PROCESSES: dict[str, tuple[set[str], str]] = {
     "launch/interrupts.py": ({"signal"}, "what interrupts the launching process itself"),
     "launch/session.py": ({"psutil"}, "the age of the launching process itself"),
     "search/child.py": ({"subprocess", "signal"}, "a trial is a whole run, started and ended as a user would"),
-    "tuning/trial.py": ({"subprocess", "signal"}, "a trial is a whole run, started and ended as a user would"),
+    "tuning/trial.py": (
+        {"subprocess", "signal", "psutil"},
+        "a trial is a whole run, started and ended as a user would; what its launching process uses is measured",
+    ),
     "chaos/chaos.py": (
         {"subprocess", "signal", f"{LOCAL}.outside"},
         "it starts a whole run and strangers; workers that it did not start itself are seen by launch/local",

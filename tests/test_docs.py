@@ -148,7 +148,7 @@ def known_options() -> dict[str, command_line.Option]:
 
 
 def test_other_commands_know_the_options_that_are_mentioned() -> None:
-    """Options of a command of jsrl, and of its script in `experiments/`; chaos, search and tune also take those of run."""
+    """Options of a command of jsrl, and of its script in `experiments/`; chaos, search, simulate and tune also take those of run."""
     for page in PAGES:
         for words in commands(page):
             command = words[1] if words[0] == "jsrl" else Path(words[0]).stem
@@ -157,7 +157,7 @@ def test_other_commands_know_the_options_that_are_mentioned() -> None:
             given = words[: words.index("--")] if "--" in words else words
             for word in given:
                 taken = not word.startswith("--") or word in help_of(command)
-                if not taken and command in ("chaos", "search", "tune"):
+                if not taken and command in ("chaos", "search", "simulate", "tune"):
                     command_line.find_option(command_line.positive(word[2:], known_options()), known_options())
                 else:
                     assert taken, f"{page.name}: jsrl {command} has no {word}"

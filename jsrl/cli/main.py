@@ -28,6 +28,7 @@ COMMANDS = {
     "watch": "show the runs of a folder in a browser while they go on",
     "record": "record a trained policy's episodes",
     "tune": "find the fastest settings of an experiment on this machine",
+    "simulate": "how fast a run would be on other hosts, and what would limit it",
     "search": "search hyperparameters of an experiment",
     "bench": "measure an experiment on this machine",
     "chaos": "kill workers of a run at random and see it recover",

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from jsrl.errors import JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
@@ -57,7 +61,8 @@ class Speed:
     Attributes:
       env_steps_per_s: trained; 0 where it failed. seconds, updates: that it covers. start_s: from the command to the first
       update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
-      metrics: the run's last line.
+      metrics: the run's last line. means: of its lines since it was warm. launcher_cores: that the launching process kept
+      busy meanwhile.
     """
 
     env_steps_per_s: float = 0.0
@@ -68,6 +73,8 @@ class Speed:
     error: str = ""
     load: float = 0.0
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    means: dict[str, float] = dataclasses.field(default_factory=dict)
+    launcher_cores: float = 0.0
 
 
 def measure(
@@ -150,6 +157,7 @@ def _follow(
     progress = Progress(limits, best)
     position = 0
     path = None
+    launcher = psutil.Process(child.pid)
     on_progress("starting")
     while True:
         waited_s = time.monotonic() - begin_s
@@ -164,6 +172,7 @@ def _follow(
                     progress.take(json.loads(line), waited_s)
         if progress.enough:
             return progress.speed()
+        progress.used(_cpu_s(launcher), waited_s)
         if child.poll() is not None:
             return Speed(error=f"{ENDED} with status {child.returncode}")
         if stopped():
@@ -180,6 +189,14 @@ def _follow(
         time.sleep(POLL_S)
 
 
+def _cpu_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process so far; 0 when it has ended."""
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return times.user + times.system
+    return 0.0
+
+
 class Progress:
     """How far a trial is, from its lines of metrics: `learner/trained_s` says when the last of `updates` ended."""
 
@@ -188,6 +205,8 @@ class Progress:
         self._first: dict[str, float] | None = None
         self._warm: dict[str, float] | None = None
         self._last: dict[str, float] = {}
+        self._lines: list[dict[str, float]] = []  # since it was warm
+        self._used: list[tuple[float, float]] = []  # the launching process: (CPU seconds, when), at first and at last
         self.start_s = 0.0
 
     def take(self, line: dict[str, float], waited_s: float) -> None:
@@ -197,8 +216,16 @@ class Progress:
         if self._first is None:
             self._first, self.start_s = line, waited_s
         self._last = line
+        if self._warm is not None:
+            self._lines.append(line)
         if self._warm is None and line["learner/trained_s"] - self._first["learner/trained_s"] >= self._limits.warm_s:
             self._warm = line
+
+    def used(self, cpu_s: float, waited_s: float) -> None:
+        """Note the CPU seconds of the launching process, once the run is warm."""
+        if self._warm is not None:
+            self._used[1:] = [(cpu_s, waited_s)] if self._used else []
+            self._used = self._used or [(cpu_s, waited_s)]
 
     @property
     def begun(self) -> bool:
@@ -246,8 +273,25 @@ class Progress:
             updates=int(self._since("updates")),
             start_s=round(self.start_s, 2),
             cut=self.cut and short,
-            metrics={name: value for name, value in self._last.items() if isinstance(value, int | float)},
+            metrics=_numbers(self._last),
+            means=self._means(),
+            launcher_cores=self._launcher_cores(),
         )
+
+    def _means(self) -> dict[str, float]:
+        lines = [_numbers(line) for line in self._lines]
+        names = dict.fromkeys(name for line in lines for name in line)
+        return {name: statistics.fmean(line[name] for line in lines if name in line) for name in names}
+
+    def _launcher_cores(self) -> float:
+        if len(self._used) < 2:
+            return 0.0
+        (cpu_s, from_s), (last_s, to_s) = self._used
+        return (last_s - cpu_s) / (to_s - from_s)
+
+
+def _numbers(line: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if isinstance(value, int | float)}
 
 
 def main(arguments: list[str]) -> int:

@@ -23,6 +23,8 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       name: for people, unique among the hosts of a run. address: IP address at which the others reach it.
       cores: CPU cores that workers may use. memory_mb, shm_mb: memory, and that of /dev/shm (0: not known).
       gpus: accelerators. shares_folder: it sees the run folder under the same path as the first host.
+      out_mbit, in_mbit: what its network carries out and in, in Mbit/s (0: not known). machine: hosts that name the same one
+        share its cores; empty: its own. Both are for `jsrl simulate` alone.
     """
 
     name: str
@@ -32,10 +34,13 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: int = 0
     shm_mb: int = 0
     shares_folder: bool = False
+    out_mbit: float = 0.0
+    in_mbit: float = 0.0
+    machine: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a host that has no name, core or memory."""
-        least = {"cores": 1, "memory_mb": 1, "gpus": 0, "shm_mb": 0}
+        least = {"cores": 1, "memory_mb": 1, "gpus": 0, "shm_mb": 0, "out_mbit": 0, "in_mbit": 0}
         wrong = [f"{name} is {getattr(self, name)}" for name, low in least.items() if getattr(self, name) < low]
         if not self.name or wrong:
             raise ConfigError(

@@ -1,0 +1,123 @@
+"""Say how fast a run would be on hosts that you do not have yet, and what would limit it.
+
+First measure what the parts of your experiment take on this machine, about two minutes in which it should do nothing else:
+
+  jsrl simulate --calibrate NAME
+
+Then simulate it on the hosts of a file (that of `jsrl run NAME --plan --hosts-file hosts.json`, which may say `out_mbit` and
+`in_mbit` of each host's network):
+
+  jsrl simulate hosts.json NAME --num-actors 128 --placement served
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsrl.cli import command_line as cli
+from jsrl.cli.experiments import files, load, take_name, use_working_directory
+from jsrl.cli.main import program
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.experiment import Experiment
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what the command line offers beside the options of `jsrl run`."""
+    made = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=f"{program('simulate')} HOSTS.json NAME [--option value ...] | --calibrate NAME [--option value ...]",
+        allow_abbrev=False,
+        epilog="All other options are those of `jsrl run NAME`, such as --num-actors 128 or --placement served.",
+    )
+    made.add_argument("--calibrate", action="store_true", help="measure the service times of NAME on this machine")
+    made.add_argument(
+        "--from", dest="run", metavar="RUN", help="take the service times from a run's metrics instead (see --runs-dir)"
+    )
+    made.add_argument("--times", type=Path, metavar="FILE", help="of service times (default: times-NAME.json)")
+    made.add_argument(
+        "--trial-seconds", type=float, default=6.0, metavar="S", help="that each calibrating run is measured"
+    )
+    made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="to simulate (default: 10)")
+    made.add_argument("--fan-out", type=int, default=0, metavar="N", help="hand params down a tree of hosts, N each")
+    made.add_argument("--deaths-per-hour", type=float, default=0.0, metavar="N", help="of each actor")
+    made.add_argument("--restart-s", type=float, default=10.0, metavar="S", help="until a dead actor works again")
+    made.add_argument("--page", type=Path, metavar="FILE.html", help="draw the outcome")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Calibrate or simulate; return the exit status."""
+    own, words = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    use_working_directory()
+    try:
+        hosts = words.pop(0) if words and words[0].endswith(".json") and not own.calibrate else None
+        name = take_name(words)
+        if name is None or (hosts is None and not own.calibrate and own.run is None):
+            raise ConfigError(
+                f"give a file of hosts and an experiment, or --calibrate and an experiment; there are: {', '.join(files())}."
+            )
+        asked = cli.parse(words, load(name))
+        path = own.times or Path(f"times-{name}.json")
+        if own.calibrate or own.run is not None:
+            _measure(own, asked, path)
+        if hosts is not None:
+            _simulate(own, asked.experiment, hosts, path)
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> None:
+    """Write the service times of an experiment, or of a run."""
+    from jsrl.launch.plan import settle
+    from jsrl.simulation.calibration import INLINE, SERVED, calibrate, from_run
+
+    if own.run is not None:
+        times = from_run(own.run, asked.run.runs_dir)
+    else:
+        placements = (asked.experiment.placement,) if "placement" in asked.given else (INLINE, SERVED)
+        experiment, _ = settle(asked.experiment)
+        times = calibrate(
+            experiment, placements, seconds=own.trial_seconds, tell=lambda line: print(f"  {line}", flush=True)
+        )
+    times.save(path)
+    print(f"service times: {path}")
+
+
+def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path: Path) -> None:
+    """Lay an experiment on hosts, simulate it, and show the outcome."""
+    from jsrl.launch.hosts.facts import read_hosts
+    from jsrl.launch.hosts.layout import layout_text
+    from jsrl.launch.plan import settle
+    from jsrl.simulation.outcome import simulate
+    from jsrl.simulation.page import page, summary
+    from jsrl.simulation.system import lay_out_on
+    from jsrl.simulation.times import read_times
+
+    times, facts = read_times(path), read_hosts(hosts)
+    experiment, chosen = settle(experiment)
+    if chosen:
+        print(chosen)
+    layout, system = lay_out_on(experiment, facts)
+    if lacking := times.lacks(bool(system.servers), system.far_rows or system.far_asks):
+        raise ConfigError(f"{path} has no times of {lacking}; calibrate without --placement.")
+    system = dataclasses.replace(
+        system, fan_out=own.fan_out, deaths_per_hour=own.deaths_per_hour, restart_s=own.restart_s
+    )
+    print(layout_text(layout))
+    outcome = simulate(system, times, seconds=own.seconds)
+    print("", f"{experiment.name} on {len(facts)} host(s), simulated:", summary(outcome), sep="\n")
+    if own.page is not None:
+        own.page.write_text(
+            page(f"{experiment.name} on {len(facts)} host(s)", outcome, layout_text(layout).splitlines())
+        )
+        print(f"page: {own.page}")

@@ -1,0 +1,348 @@
+"""Measures the service times of an experiment: its environments alone, then short runs with 1 to 4 actors.
+
+Each run is a trial of jsrl.tuning: the real system, whose own activities, rates and CPU times say what its parts take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.experiment.experiment import PlacementKind
+from jsrl.launch.plan import accelerators, usable_cores
+from jsrl.references.reference import from_json
+from jsrl.runs.runs import RunFolder, read_metrics
+from jsrl.simulation.environments import time_environments
+from jsrl.simulation.fits import fit
+from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
+from jsrl.tuning.trial import Limits, Speed, measure
+
+MOST_ACTORS = 4
+USUAL_HOP_S = 1e-4  # where no run shows it
+INLINE: PlacementKind = "inline"
+SERVED: PlacementKind = "served"
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one run showed, per second unless said otherwise.
+
+    Attributes:
+      placement, far (streams over TCP with keys), actors, ring, group_size, rows (of a trajectory), batch_rows: the run.
+      steps: of groups. updates, calls: of the learner's batches and of servers. call_rows: mean rows of a call.
+      actor_cpu, server_cpu, learner_cpu, relay_cpu, launcher_cpu: cores that all of a kind keep busy.
+      shares: of time, by name of the metric (`actor/env_share`). env_steps_per_s: trained.
+    """
+
+    placement: str
+    far: bool
+    actors: int
+    ring: int
+    group_size: int
+    rows: int
+    batch_rows: int
+    env_steps_per_s: float
+    steps: float
+    updates: float
+    calls: float = 0.0
+    call_rows: float = 0.0
+    actor_cpu: float = 0.0
+    server_cpu: float = 0.0
+    learner_cpu: float = 0.0
+    relay_cpu: float = 0.0
+    launcher_cpu: float = 0.0
+    shares: dict[str, float] = {}
+
+    def share(self, name: str) -> float:
+        """Return a share of time, 0 where it was not reported."""
+        return self.shares.get(name, 0.0)
+
+    @property
+    def trajectories(self) -> float:
+        """Return the trajectories that the learner trains on in a second."""
+        return self.updates * self.batch_rows / (self.rows * self.group_size)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a calibration."""
+
+    placement: PlacementKind
+    far: bool
+    experiment: Experiment
+
+    @property
+    def text(self) -> str:
+        """Return it for people."""
+        e = self.experiment
+        road = "TCP with keys" if self.far else "shared memory"
+        return f"{self.placement}, {e.actors} actor(s), {e.num_envs} environments, {road}"
+
+
+def variants(experiment: Experiment, placements: Sequence[PlacementKind], roads: Sequence[bool]) -> list[Variant]:
+    """Return the runs of a calibration: for each placement and road one with 1 actor and one with up to 4.
+
+    The first of both has a quarter of the environments, where they can be divided so, in one group: then sizes of groups and
+    batches differ, and costs of calls and of rows can be told apart.
+    """
+    found = []
+    for placement in placements:
+        for far in roads:
+            own = dataclasses.replace(
+                experiment, placement=placement, road="zeromq" if far else "shared-memory", encrypt=far
+            )
+            found += [Variant(placement, far, e) for e in (_small(own), _large(own)) if e is not None]
+    return found
+
+
+def _small(experiment: Experiment) -> Experiment | None:
+    envs, batch = experiment.num_envs, experiment.batch_columns
+    for part in (4, 2, 1):
+        if envs % part == 0 and batch % part == 0:
+            made = _replaced(
+                experiment,
+                num_actors=1,
+                num_envs=envs // part,
+                batch_envs=batch // part,
+                num_groups=batch_groups(envs, batch),
+            )
+            if made is not None:
+                return made
+    return None
+
+
+def batch_groups(num_envs: int, batch_envs: int) -> int:
+    """Return the fewest groups of which a batch can be made."""
+    return max(1, num_envs // batch_envs)
+
+
+def _large(experiment: Experiment) -> Experiment | None:
+    for actors in range(MOST_ACTORS, 1, -1):
+        made = _replaced(experiment, num_actors=actors, num_groups=None)
+        if made is not None:
+            return made
+    return None
+
+
+def _replaced(experiment: Experiment, **fields: Any) -> Experiment | None:
+    try:
+        made = dataclasses.replace(experiment, **fields)
+        return made if made.groups else None
+    except ConfigError:
+        return None
+
+
+def calibrate(
+    experiment: Experiment,
+    placements: Sequence[PlacementKind] = (INLINE, SERVED),
+    roads: Sequence[bool] = (False, True),
+    *,
+    seconds: float = 6.0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> ServiceTimes:
+    """Return the service times of an experiment on this machine, which should do nothing else meanwhile.
+
+    Args:
+      experiment: what will be simulated. placements: of the runs. roads: False: shared memory; True: TCP with keys.
+      seconds: that each run is measured. tell: shows a line about each.
+
+    Raises:
+      ConfigError: no run can be made of it, or one failed; says why.
+    """
+    runs = variants(experiment, placements, roads)
+    if not runs:
+        raise ConfigError(
+            f"{experiment.name} cannot run with 1 to {MOST_ACTORS} actors; choose --num-envs and --batch-envs that divide."
+        )
+    env = time_environments(experiment, [run.experiment.group_size for run in runs])
+    tell(f"environments: {_text(env.step)} on a core, {_text(env.step_idle)} asleep, for each step of a group")
+    found = []
+    for number, run in enumerate(runs, 1):
+        speed = measure(run.experiment, Limits(seconds=seconds, longest_s=4 * seconds))
+        if speed.error:
+            raise ConfigError(f"the calibration with {run.text} failed: {speed.error}")
+        found.append(measured(run, speed))
+        tell(f"{number} of {len(runs)}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s")
+    times = fitted(found, env)
+    return msgspec.structs.replace(
+        times,
+        experiment=experiment.name,
+        machine={"cores": usable_cores(), "accelerators": len(accelerators()), "load": round(os.getloadavg()[0], 2)},
+        measured=[msgspec.to_builtins(one) for one in found],
+    )
+
+
+def _text(cost: Cost) -> str:
+    return f"{1e3 * cost.call_s:.3g} ms + {1e3 * cost.row_s:.3g} ms per environment"
+
+
+def measured(run: Variant, speed: Speed) -> Measured:
+    """Return what a trial of a run showed."""
+    e, means = run.experiment, speed.means
+    made = means.get("actor/env_steps_per_s", speed.env_steps_per_s)
+    rows = means.get("inference/batch_rows_mean", 0.0)
+    return Measured(
+        run.placement,
+        run.far,
+        e.actors,
+        e.ring,
+        e.group_size,
+        e.rollout_length,
+        e.rows_per_update,
+        speed.env_steps_per_s,
+        steps=made / e.group_size,
+        updates=speed.env_steps_per_s / e.rows_per_update,
+        calls=means.get("inference/rows_per_s", 0.0) / rows if rows else 0.0,
+        call_rows=rows,
+        actor_cpu=means.get("system/actor_cpu_share", 0.0),
+        server_cpu=means.get("system/inference_cpu_share", 0.0),
+        learner_cpu=means.get("system/learner_cpu_share", 0.0),
+        relay_cpu=means.get("system/parameter_server_cpu_share", 0.0),
+        launcher_cpu=speed.launcher_cores,
+        shares={name: round(value, 5) for name, value in means.items() if name.endswith("_share")},
+    )
+
+
+def from_run(run: str, runs_dir: str) -> ServiceTimes:
+    """Return the service times that the metrics of a run show, from the second half of its lines.
+
+    One run cannot tell costs of calls from those of rows, nor show another placement or road than its own.
+
+    Raises:
+      ConfigError: it is serial, or too short.
+    """
+    folder = RunFolder.open(run, runs_dir)
+    sys.path.insert(0, str(folder.path / "source"))
+    experiment: Experiment = from_json(folder.config)
+    if not experiment.where.has_processes:
+        raise ConfigError(f"{folder.path} was serial: one process shows no waits; take a run with actors.")
+    columns = read_metrics(folder.metrics_path)
+    half = len(columns["wall_s"]) // 2
+    if half < 2:
+        raise ConfigError(f"{folder.path} has {2 * half} lines of metrics, expected 4 or more; let it run for longer.")
+    late = {name: values[half:] for name, values in columns.items()}
+    means = {name: float(np.nanmean(values)) for name, values in late.items() if np.isfinite(values).any()}
+    passed_s = float(late["wall_s"][-1] - late["wall_s"][0])
+    rate = float(late["env_steps"][-1] - late["env_steps"][0]) / passed_s
+    seen = measured(
+        Variant(experiment.placement, experiment.encrypted, experiment), Speed(env_steps_per_s=rate, means=means)
+    )
+    times = fitted([seen], time_environments(experiment, [experiment.group_size]))
+    return msgspec.structs.replace(times, experiment=experiment.name, measured=[msgspec.to_builtins(seen)])
+
+
+def fitted(found: Sequence[Measured], env: EnvTimes) -> ServiceTimes:
+    """Return the service times that explain some runs; `env`: of their environments, timed alone."""
+    near = [one for one in found if not one.far] or list(found)
+    far = [one for one in found if one.far]
+    inline, served = _of(near, INLINE), _of(near, SERVED)
+    act = fit((one.group_size, _act_s(one)) for one in inline)
+    own = fit((one.group_size, _actor_s(one) - env.cpu_s(one.group_size) - act.of(one.group_size)) for one in inline)
+    asking = fit((one.group_size, _actor_s(one) - env.cpu_s(one.group_size)) for one in served)
+    far_rows = fit(
+        (one.group_size, _actor_s(one) - env.cpu_s(one.group_size) - (act.of(one.group_size) + own.of(one.group_size)))
+        for one in _of(far, INLINE)
+    )
+    asked = fit((one.group_size, _actor_s(one) - env.cpu_s(one.group_size)) for one in _of(far, SERVED))
+    far_asks = Cost(
+        max(0.0, asked.call_s - asking.call_s - far_rows.call_s), max(0.0, asked.row_s - asking.row_s - far_rows.row_s)
+    )
+    return ServiceTimes(
+        env=env,
+        actor=ActorTimes(act, own, asking, far_rows if far else Cost(), far_asks if _of(far, SERVED) else Cost()),
+        server=_server(served, _of(far, SERVED)),
+        learner=_learner(near, far),
+        hop_s=_hop_s(served),
+        far_hop_s=_hop_s(_of(far, SERVED)),
+        host_cores=sum(one.launcher_cpu for one in found) / len(found),
+    )
+
+
+def _of(found: Iterable[Measured], placement: str) -> list[Measured]:
+    return [one for one in found if one.placement == placement]
+
+
+def _actor_s(one: Measured) -> float:
+    """Return the CPU seconds of an actor for one step of a group."""
+    return one.actor_cpu / one.steps
+
+
+def _act_s(one: Measured) -> float:
+    """Return the CPU seconds of acting for one step of a group: no more than all but the environment took."""
+    return min(one.share("actor/act_share") * one.actors / one.steps, _actor_s(one))
+
+
+def _server(near: Sequence[Measured], far: Sequence[Measured]) -> ServerTimes:
+    """Return what servers take: acting by the call, all else by the request."""
+    asked = [one for one in near if one.calls]
+    act = fit((one.call_rows, one.share("inference/act_share") / one.calls) for one in asked)
+    cpu_act = fit((one.call_rows, min(one.share("inference/act_share"), one.server_cpu) / one.calls) for one in asked)
+    request = fit((one.group_size, _request_s(one)) for one in near if one.calls)
+    idle = (
+        Cost(max(0.0, act.call_s - cpu_act.call_s), max(0.0, act.row_s - cpu_act.row_s)) if accelerators() else Cost()
+    )
+    over = fit((one.group_size, _request_s(one)) for one in far if one.calls)
+    further = Cost(max(0.0, over.call_s - request.call_s), max(0.0, over.row_s - request.row_s))
+    return ServerTimes(cpu_act, idle, request, further if far else Cost())
+
+
+def _request_s(one: Measured) -> float:
+    """Return the CPU seconds of a server for a request, acting apart."""
+    return max(0.0, one.server_cpu - one.share("inference/act_share")) / one.steps
+
+
+def _learner(near: Sequence[Measured], far: Sequence[Measured]) -> LearnerTimes:
+    """Return what the learner takes; its CPU time is that of updates but for what joining took."""
+    take = fit((one.rows * one.group_size, _join_s(one)) for one in near)
+    work = [(one, one.learner_cpu / one.updates - take.of(one.rows * one.group_size) * _each(one)) for one in near]
+    cpu = fit((one.batch_rows, seconds) for one, seconds in work)
+    wall = fit((one.batch_rows, _update_s(one)) for one in near)
+    rows = [one.batch_rows for one in near]
+    threads = min(max(cpu.of(max(rows)) / max(wall.of(max(rows)), 1e-9), 0.2), float(usable_cores()))
+    update = wall if accelerators() else Cost(cpu.call_s / threads, cpu.row_s / threads)
+    over = [
+        (one.rows * one.group_size, (one.learner_cpu / one.updates - cpu.of(one.batch_rows)) / _each(one))
+        for one in far
+    ]
+    whole = fit(over)
+    return LearnerTimes(
+        update=update,
+        threads=0.0 if accelerators() else threads,
+        take=take,
+        far_take=Cost(max(0.0, whole.call_s - take.call_s), max(0.0, whole.row_s - take.row_s)) if over else Cost(),
+        relay=Cost(sum(_relay_s(one) for one in far) / len(far)) if far else Cost(),
+    )
+
+
+def _each(one: Measured) -> float:
+    """Return the trajectories of a batch."""
+    return one.batch_rows / (one.rows * one.group_size)
+
+
+def _join_s(one: Measured) -> float:
+    return one.share("learner/prefetch_transport_share") / one.trajectories
+
+
+def _update_s(one: Measured) -> float:
+    """Return the seconds of the learner's main thread for a batch, waiting apart."""
+    return max(1.0 - one.share("learner/wait_batch_share"), 0.0) / one.updates
+
+
+def _relay_s(one: Measured) -> float:
+    readers = one.actors if one.placement == INLINE else 1
+    return one.relay_cpu / one.updates / readers
+
+
+def _hop_s(served: Sequence[Measured]) -> float:
+    """Return the seconds of one way, from runs in which one group alone asks: what its actor waits beyond the answer."""
+    alone = [one for one in served if one.actors * one.ring == 1 and one.calls]
+    waits = [one.share("actor/wait_inference_share") / one.steps - one.server_cpu / one.calls for one in alone]
+    return max(0.0, sum(waits) / len(waits) / 2) if waits else USUAL_HOP_S

@@ -1,0 +1,180 @@
+"""Simulated time, processes as generators, and what they wait for: pauses, mailboxes, and shared resources.
+
+A process is a generator that yields what it waits for, and is resumed with what it waited for.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+Process = Generator["Wait", Any, None]
+_LEFT = 1e-12  # of a job, in units of service: rounding
+
+
+class Wait(Protocol):
+    """What a process yields."""
+
+    def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:
+        """Call `resume` once it is over."""
+        ...
+
+
+class Clock:
+    """Simulated seconds, and what happens when.
+
+    Attributes:
+      now: the time in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._order = itertools.count()
+
+    def after(self, seconds: float, call: Callable[[Any], None], value: Any = None) -> None:
+        """Call `call(value)` after some seconds."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), call, value))
+
+    def start(self, process: Process) -> None:
+        """Run a process, which begins now."""
+
+        def resume(value: Any) -> None:
+            try:
+                process.send(value).begin(self, resume)
+            except StopIteration:
+                return
+
+        self.after(0.0, resume)
+
+    def run(self, until_s: float) -> None:
+        """Let everything happen up to a time."""
+        while self._events and self._events[0][0] <= until_s:
+            self.now, _, call, value = heapq.heappop(self._events)
+            call(value)
+        self.now = until_s
+
+
+class Pause:
+    """Waits for some seconds in which nothing is used."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:
+        """Resume after the time."""
+        clock.after(self._seconds, resume)
+
+
+class Mailbox:
+    """Messages for one process, first in first out; yielding it takes the next."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Any] = deque()
+        self._waiting: Callable[[Any], None] | None = None
+
+    def put(self, message: Any) -> None:
+        """Leave a message."""
+        if self._waiting is None:
+            self.messages.append(message)
+        else:
+            resume, self._waiting = self._waiting, None
+            resume(message)
+
+    def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:
+        """Resume with the next message."""
+        assert self._waiting is None, "a mailbox has one reader"
+        if self.messages:
+            clock.after(0.0, resume, self.messages.popleft())
+        else:
+            self._waiting = resume
+
+
+class Shared:
+    """A resource that its users share evenly: cores, or the bytes per second of a link.
+
+    Args:
+      capacity: units per second. most: that one user of width 1 gets at most. A user of width 2 counts as two.
+
+    Attributes:
+      used: units that were served so far, up to the last change.
+    """
+
+    def __init__(self, clock: Clock, capacity: float, most: float) -> None:
+        self._clock, self._capacity, self._most = clock, capacity, most
+        self._attained = 0.0  # units that a user of width 1 has got since the beginning
+        self._since = 0.0
+        self._width = 0.0
+        self._jobs: list[tuple[float, int, float, Callable[[Any], None]]] = []
+        self._order = itertools.count()
+        self._plan = 0  # number of the newest plan for the next end
+        self.used = 0.0
+
+    def use(self, amount: float, width: float = 1.0) -> Use:
+        """Return the wait for `amount` units, of which `width` are got side by side."""
+        return Use(self, amount, width)
+
+    def used_at(self, now: float) -> float:
+        """Return the units that were served up to now."""
+        return self.used + (now - self._since) * self._rate * self._width
+
+    @property
+    def _rate(self) -> float:
+        return min(self._most, self._capacity / self._width) if self._width else 0.0
+
+    def _advance(self) -> None:
+        passed, rate = self._clock.now - self._since, self._rate
+        self._attained += passed * rate
+        self.used += passed * rate * self._width
+        self._since = self._clock.now
+
+    def add(self, amount: float, width: float, resume: Callable[[Any], None]) -> None:
+        """Begin to serve a user."""
+        self._advance()
+        heapq.heappush(self._jobs, (self._attained + amount / width, next(self._order), width, resume))
+        self._width += width
+        self._plan_end()
+
+    def _plan_end(self) -> None:
+        """Plan when the next user is served, now that the number of users changed."""
+        self._plan += 1
+        if self._jobs:
+            left = max(0.0, self._jobs[0][0] - self._attained)
+            self._clock.after(left / self._rate, self._end, self._plan)
+
+    def _end(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._advance()
+        self._attained = max(self._attained, self._jobs[0][0])
+        over = []
+        while self._jobs and self._jobs[0][0] <= self._attained + _LEFT:
+            _, _, width, resume = heapq.heappop(self._jobs)
+            self._width -= width
+            over.append(resume)
+        if not self._jobs:
+            self._width = 0.0
+        self._plan_end()
+        for resume in over:
+            resume(None)
+
+
+class Use:
+    """Waits until a shared resource has served an amount."""
+
+    __slots__ = ("_amount", "_resource", "_width")
+
+    def __init__(self, resource: Shared, amount: float, width: float) -> None:
+        self._resource, self._amount, self._width = resource, amount, width
+
+    def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:
+        """Resume once it is served."""
+        if self._amount <= 0:
+            clock.after(0.0, resume)
+        else:
+            self._resource.add(self._amount, self._width, resume)

@@ -1,0 +1,197 @@
+"""What the model needs to know of a run: who lives on which host, and what travels between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.layout import Layout, lay_out
+from jsrl.launch.hosts.needs import needs_of
+from jsrl.launch.launcher import Need
+from jsrl.launch.plan import Plan, make_plan
+from jsrl.types import ArraySpec, leaves
+from jsrl.workers.inference.build import batch_sizes
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import find_kind
+
+Placing: TypeAlias = Callable[[Sequence[Need], Sequence[HostFacts]], Layout]
+_HEADER_BYTES, _FRAME_BYTES = 200, 50  # of a message and of each of its arrays, keys and lengths included
+_PACKETS = 1.05  # bytes on the wire over those sent: headers of packets, acknowledgements apart
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one message on the wire: a group's request and reply, its trajectory, and the params."""
+
+    request: float = 0.0
+    reply: float = 0.0
+    trajectory: float = 0.0
+    params: float = 0.0
+
+
+@dataclass(frozen=True)
+class ActorPart:
+    """One actor: its host, its groups, and the number of the server that it asks (None: it acts itself)."""
+
+    host: int
+    groups: tuple[int, ...]
+    server: int | None = None
+
+
+@dataclass(frozen=True)
+class System:
+    """A run on hosts.
+
+    Attributes:
+      hosts: all. actors, servers (host of each), learner (its host): numbers count `hosts`.
+      group_size: environments of a group. rows: T. batch_groups: trajectories of a batch. updates: made with one batch.
+      by_group: a batch has one trajectory of each group; else those that came first.
+      wait_lag: a group's trajectory n begins with params of n x updates - wait_lag updates or more; None: it does not wait.
+      max_lag: rows that are older, in updates, are dropped; None: none are.
+      blocks: trajectories that each group may have open or under way.
+      sizes: rows that a server's batches are padded to; none: they are not. max_rows: of a batch. max_wait_s: for more
+        requests.
+      bytes: of messages. far_rows, far_asks, far_params: these go over TCP with keys.
+      fan_out: hosts that each host hands new params to; 0: the learner's host sends them to every reader itself.
+      deaths_per_hour: of each actor. restart_s: until a dead one works again.
+    """
+
+    hosts: tuple[HostFacts, ...]
+    actors: tuple[ActorPart, ...]
+    servers: tuple[int, ...] = ()
+    learner: int = 0
+    group_size: int = 1
+    rows: int = 1
+    batch_groups: int = 1
+    updates: int = 1
+    by_group: bool = False
+    wait_lag: int | None = None
+    max_lag: int | None = None
+    blocks: int = 2
+    sizes: tuple[int, ...] = ()
+    max_rows: int = 1024
+    max_wait_s: float = 0.0
+    bytes: Sizes = Sizes()
+    far_rows: bool = False
+    far_asks: bool = False
+    far_params: bool = False
+    fan_out: int = 0
+    deaths_per_hour: float = 0.0
+    restart_s: float = 10.0
+
+    @property
+    def batch_rows(self) -> int:
+        """Return the env steps of one batch."""
+        return self.batch_groups * self.group_size * self.rows
+
+
+def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placing = lay_out) -> tuple[Layout, System]:
+    """Return where the workers of an experiment live on some hosts, and what the model needs of that.
+
+    Args:
+      experiment: with `auto` decided. hosts: the first one is that of the controller. place: lays what workers need on hosts.
+
+    Raises:
+      ConfigError: something does not fit, or the run has something that the model does not know.
+    """
+    if not experiment.where.has_processes:
+        raise ConfigError(
+            "this run cannot be simulated: a serial run is one process; choose --placement inline or served."
+        )
+    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"))
+    layout = place(needs_of(plan), hosts)
+    return layout, system_of(plan, layout)
+
+
+def system_of(plan: Plan, layout: Layout) -> System:
+    """Return what the model needs of a plan that is laid on hosts.
+
+    Raises:
+      ConfigError: the run has something that the model does not know.
+    """
+    e = plan.experiment
+    _check(plan)
+    number = {host.name: index for index, host in enumerate(layout.hosts)}
+    jobs = {job.name: job for job in plan.jobs}
+    home = {name: number[layout.of[name]] for name in jobs}
+    servers = [name for name, job in jobs.items() if find_kind(job.kind).device == "serves"]
+    (learner,) = [name for name, job in jobs.items() if find_kind(job.kind).device == "learns"]
+    actors = [job for job in jobs.values() if find_kind(job.kind).forks]
+    parts = [ActorPart(home[job.name], _groups(job), _server(job, servers)) for job in actors]
+    acting = {part.host for part in parts}
+    serving = {home[name] for name in servers}
+    encrypted = e.encrypted
+    far_rows = encrypted or len(acting | {home[learner]}) > 1
+    return System(
+        hosts=layout.hosts,
+        actors=tuple(parts),
+        servers=tuple(home[name] for name in servers),
+        learner=home[learner],
+        group_size=e.group_size,
+        rows=e.rollout_length,
+        batch_groups=e.batch_columns // e.group_size,
+        updates=e.updates_per_batch,
+        by_group=e.order == "by_group",
+        wait_lag=e.min_updates_lag,
+        max_lag=e.max_policy_lag,
+        blocks=e.actor.blocks_per_group,
+        sizes=() if e.deterministic else tuple(batch_sizes(e.group_size, min(e.num_envs, e.inference.max_rows))),
+        max_rows=e.group_size if e.deterministic else e.inference.max_rows,
+        max_wait_s=e.inference.max_wait_s,
+        bytes=_sizes(plan),
+        far_rows=far_rows,
+        far_asks=bool(servers) and (encrypted or len(acting | serving) > 1),
+        far_params=encrypted or len((serving or acting) | {home[learner]}) > 1,
+    )
+
+
+def _check(plan: Plan) -> None:
+    """Refuse what the model does not know."""
+    e = plan.experiment
+    wrong = ""
+    if len(plan.policies) > 1 or e.director is not None:
+        wrong = "it knows runs of one policy without a director"
+    elif e.has_replay_workers:
+        wrong = "it knows no replay workers; use --replay.kind device"
+    elif e.recording is not None or plan.changed:
+        wrong = "it knows actors, inference servers and one learner; leave out recordings and --graph"
+    if wrong:
+        raise ConfigError(f"this run cannot be simulated: {wrong}.")
+
+
+def _groups(job: Job) -> tuple[int, ...]:
+    """Return the groups that an actor steps."""
+    return next(end.groups for port, end in job.ends if find_kind(job.kind).port(port).sort == "samples")
+
+
+def _server(job: Job, servers: list[str]) -> int | None:
+    asked = [end.peers[0].worker for port, end in job.ends if find_kind(job.kind).port(port).does == "asks"]
+    return servers.index(asked[0]) if asked else None
+
+
+def _sizes(plan: Plan) -> Sizes:
+    schemas, rows = plan.schemas, plan.experiment.group_size
+    asked, answered = (
+        leaves(schemas.act.observation),
+        [schemas.act.action, schemas.act.log_prob, *leaves(schemas.act.extras)],
+    )
+    return Sizes(
+        request=_message([leaf.size_bytes * rows for leaf in asked] + [rows, 4 * rows]),
+        reply=_message([leaf.size_bytes * rows for leaf in answered]),
+        trajectory=_message([leaf.size_bytes for leaf in _arrays(schemas.trajectory)]),
+        params=_message([schemas.params_bytes]),
+    )
+
+
+def _arrays(tree: object) -> list[ArraySpec]:
+    return list(leaves(tree))
+
+
+def _message(arrays: list[int]) -> float:
+    """Return the bytes on the wire of a message with arrays of so many bytes."""
+    return _PACKETS * (_HEADER_BYTES + sum(size + _FRAME_BYTES for size in arrays))

@@ -1,0 +1,156 @@
+"""Service times of an experiment's parts, as a calibration measured them; a file of them is JSON.
+
+CPU times are those of one core of the calibrated machine; a `Cost` grows with the rows that one call handles.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jsrl.errors import ConfigError
+from jsrl.plain_files import read_plain
+
+FORMAT = 1
+_MOST_BYTES = 16 << 20
+
+
+class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one call: `call_s` + `row_s` x rows."""
+
+    call_s: float = 0.0
+    row_s: float = 0.0
+
+    def of(self, rows: float) -> float:
+        """Return the seconds of a call with so many rows."""
+        return self.call_s + self.row_s * rows
+
+
+class EnvTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What environments take.
+
+    Attributes:
+      step, reset: CPU seconds of a step of a group, and of a reset beyond that (row_s: of each environment that begins).
+      step_idle, reset_idle: seconds in which the environment waits and uses no core.
+      episode_steps: mean length of an episode. shape: quantiles of a group's step, over its mean.
+    """
+
+    step: Cost = Cost()
+    step_idle: Cost = Cost()
+    reset: Cost = Cost()
+    reset_idle: Cost = Cost()
+    episode_steps: float = 1e9
+    shape: tuple[float, ...] = (1.0,)
+
+    def cpu_s(self, rows: float) -> float:
+        """Return the mean CPU seconds of a step of a group, resets included."""
+        return self.step.of(rows) + self.reset.of(rows / self.episode_steps)
+
+
+class ActorTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CPU seconds of an actor for each step of a group, beside the environment.
+
+    Attributes:
+      act: acting in its own process. own: all else where it acts itself. asking: all else where a server acts.
+      far_rows, far_asks: what comes on top where trajectories, or requests, go over TCP with keys.
+    """
+
+    act: Cost = Cost()
+    own: Cost = Cost()
+    asking: Cost = Cost()
+    far_rows: Cost = Cost()
+    far_asks: Cost = Cost()
+
+
+class ServerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an inference server takes.
+
+    Attributes:
+      act: CPU seconds of a call, by its rows after padding. act_idle: seconds in which it waits for its accelerator.
+      request: CPU seconds of a request and its reply. far_request: what comes on top over TCP with keys.
+    """
+
+    act: Cost = Cost()
+    act_idle: Cost = Cost()
+    request: Cost = Cost()
+    far_request: Cost = Cost()
+
+
+class LearnerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the learner takes.
+
+    Attributes:
+      update: seconds of an update by its rows (env steps of the batch), publishing included. threads: cores that an update
+        keeps busy; 0: it waits for an accelerator.
+      take: CPU seconds of the joining thread for a trajectory. far_take: what comes on top over TCP with keys.
+      relay: CPU seconds of handing one version of the params to one worker over TCP, or to one host of a tree.
+    """
+
+    update: Cost = Cost()
+    threads: float = 1.0
+    take: Cost = Cost()
+    far_take: Cost = Cost()
+    relay: Cost = Cost()
+
+
+class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All service times of an experiment.
+
+    Attributes:
+      experiment: its name, and the options that it was calibrated with (as JSON of the experiment).
+      hop_s, far_hop_s: from a message's commit until its reader runs, over shared memory and over TCP.
+      process_cores: cores that each worker's heartbeats and reports keep busy; host_cores: that the controller, or a host's
+        agent, does.
+      measured: what the calibration saw, trial by trial; not used by the model.
+    """
+
+    experiment: str = ""
+    env: EnvTimes = EnvTimes()
+    actor: ActorTimes = ActorTimes()
+    server: ServerTimes = ServerTimes()
+    learner: LearnerTimes = LearnerTimes()
+    hop_s: float = 0.0
+    far_hop_s: float = 0.0
+    process_cores: float = 0.0
+    host_cores: float = 0.0
+    settings: dict[str, Any] = {}
+    machine: dict[str, Any] = {}
+    measured: list[dict[str, Any]] = []
+    format: int = FORMAT
+
+    def lacks(self, served: bool, far: bool) -> str:
+        """Return what the calibration would have to measure for a layout that is served, or goes over TCP; empty: nothing."""
+        seen = {(one.get("placement") == "served", bool(one.get("far"))) for one in self.measured}
+        if not seen or (served, far) in seen:
+            return ""
+        where = "over TCP between hosts" if far else "over shared memory"
+        return f"{'inference servers' if served else 'actors that act themselves'} {where}"
+
+    def save(self, path: Path) -> None:
+        """Write them as JSON."""
+        path.write_text(json.dumps(msgspec.to_builtins(self), indent=1) + "\n")
+
+
+def read_times(path: Path) -> ServiceTimes:
+    """Return the service times of a file.
+
+    Raises:
+      ConfigError: it cannot be read, or is no such file.
+    """
+    try:
+        found = msgspec.convert(json.loads(read_plain(path, _MOST_BYTES)), ServiceTimes)
+    except OSError as error:
+        raise ConfigError(
+            f"the service times cannot be read from {path} ({error.strerror or error}); measure them first with `jsrl "
+            "simulate --calibrate NAME`."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no file of service times ({error}); expected what `jsrl simulate --calibrate` writes."
+        ) from error
+    if found.format != FORMAT:
+        raise ConfigError(f"{path} has format {found.format}, this version reads {FORMAT}; calibrate again.")
+    return found

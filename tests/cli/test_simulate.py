@@ -1,0 +1,63 @@
+"""`jsrl simulate`: a layout from a file of hosts, times from another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli.simulate import main
+from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
+
+HOSTS = [
+    {"name": "home", "cores": 8, "memory_mb": 64_000, "address": "10.0.0.1"},
+    {"name": "away", "cores": 64, "memory_mb": 64_000, "address": "10.0.0.2", "out_mbit": 100},
+]
+TIMES = ServiceTimes(
+    env=EnvTimes(step=Cost(0.0, 0.0001)),
+    actor=ActorTimes(act=Cost(0.0001), own=Cost(0.0001), asking=Cost(0.0001)),
+    server=ServerTimes(act=Cost(0.0001, 1e-6)),
+    learner=LearnerTimes(update=Cost(0.005, 1e-6)),
+    far_hop_s=2e-4,
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.json").write_text(json.dumps(HOSTS))
+    TIMES.save(tmp_path / "times-impala.json")
+    return tmp_path
+
+
+def test_a_layout_is_simulated_and_drawn(files: Path, capsys):
+    words = [
+        "hosts.json",
+        "impala",
+        "--num-actors",
+        "4",
+        "--placement",
+        "inline",
+        "--seconds",
+        "2",
+        "--page",
+        "page.html",
+    ]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "env steps/s trained" in out and "limit" in out and "network out of away" in out and "policy lag" in out
+    page = (files / "page.html").read_text()
+    assert "Simulated, not measured" in page and "<svg" in page and "How busy everything is" in page
+
+
+def test_what_cannot_be_simulated_is_refused_in_a_sentence(files: Path, capsys):
+    assert main(["hosts.json", "impala", "--placement", "serial"]) == 2
+    assert "a serial run is one process" in capsys.readouterr().err
+    assert main(["impala"]) == 2
+    assert "give a file of hosts and an experiment, or --calibrate" in capsys.readouterr().err
+    assert main(["hosts.json", "ppo", "--num-actors", "2"]) == 2
+    assert "measure them first with `jsrl simulate --calibrate NAME`" in capsys.readouterr().err
+    (files / "hosts.json").write_text('[{"name": "a", "cores": 1, "memory_mb": 100, "out_mbit": -1}]')
+    assert main(["hosts.json", "impala"]) == 2
+    assert "out_mbit is -1" in capsys.readouterr().err

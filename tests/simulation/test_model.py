@@ -1,0 +1,172 @@
+"""The model of a run against what can be computed by hand: one limit at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jsrl.errors import ConfigError
+from jsrl.launch.hosts.facts import HostFacts
+from jsrl.simulation.outcome import (
+    CORES,
+    ENVIRONMENTS,
+    INFERENCE,
+    OUT,
+    ROUND_TRIPS,
+    UPDATES,
+    lag_quantile,
+    name_bottleneck,
+    simulate,
+)
+from jsrl.simulation.system import ActorPart, Sizes, System
+from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
+
+ROWS, SIZE = 10, 4
+FREE = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), hop_s=0.0)  # 10 ms asleep, nothing else takes time
+
+
+def inline(actors: int, cores: int = 64, **fields) -> System:
+    hosts = fields.pop("hosts", (HostFacts("one", cores, 1000),))
+    parts = tuple(ActorPart(fields.get("actor_host", 0), (number,)) for number in range(actors))
+    fields.pop("actor_host", None)
+    return System(hosts, parts, group_size=SIZE, rows=ROWS, batch_groups=actors, **fields)
+
+
+def served(actors: int, ring: int = 1, servers: int = 1, cores: int = 64, **fields) -> System:
+    groups = [tuple(range(ring * n, ring * (n + 1))) for n in range(actors)]
+    parts = tuple(ActorPart(0, own, number % servers) for number, own in enumerate(groups))
+    hosts = (HostFacts("one", cores, 1000),)
+    return System(hosts, parts, (0,) * servers, group_size=SIZE, rows=ROWS, batch_groups=actors * ring, **fields)
+
+
+def test_environments_that_sleep_add_up():
+    outcome = simulate(inline(8), FREE)
+    assert outcome.env_steps_per_s == pytest.approx(8 * SIZE / 0.010, rel=0.02)
+    assert outcome.bottleneck == (ENVIRONMENTS, "") and outcome.shares["env"] == pytest.approx(1.0, abs=0.02)
+
+
+def test_cores_that_are_too_few_limit_environments_that_compute():
+    times = ServiceTimes(env=EnvTimes(step=Cost(0.001)), actor=ActorTimes(act=Cost(0.001)))
+    outcome = simulate(inline(8, cores=2), times)
+    assert outcome.env_steps_per_s == pytest.approx(2 * SIZE / 0.002, rel=0.02)
+    assert outcome.bottleneck == (CORES, "one")
+    shared = (HostFacts("a", 2, 1000, machine="box"), HostFacts("b", 2, 1000, machine="box"))
+    outcome = simulate(inline(8, hosts=shared, actor_host=1), times)
+    assert outcome.env_steps_per_s == pytest.approx(2 * SIZE / 0.002, rel=0.02)
+    assert outcome.bottleneck == (CORES, "box")
+
+
+def test_slow_updates_hold_actors_back_by_their_credits():
+    times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=LearnerTimes(update=Cost(0.5), threads=1.0))
+    outcome = simulate(inline(4), times)
+    assert outcome.env_steps_per_s == pytest.approx(4 * SIZE * ROWS / 0.5, rel=0.02)
+    assert outcome.bottleneck == (UPDATES, "") and outcome.shares["wait_block"] > 0.7
+
+
+def test_an_inference_server_answers_what_has_arrived_in_one_batch():
+    """Of 8 actors that only ask, one half is answered while the other half's requests arrive."""
+    times = ServiceTimes(server=ServerTimes(act=Cost(0.002, 0.0001)), hop_s=1e-5)
+    one, many = simulate(served(1), times), simulate(served(8), times)
+    assert one.env_steps_per_s == pytest.approx(SIZE / (0.002 + SIZE * 0.0001 + 2e-5), rel=0.02)
+    assert many.batch_rows == 4 * SIZE
+    assert many.env_steps_per_s == pytest.approx(4 * SIZE / (0.002 + 4 * SIZE * 0.0001), rel=0.02)
+    assert many.bottleneck == (INFERENCE, "")
+
+
+def test_padding_costs_what_the_larger_batch_costs():
+    times = ServiceTimes(server=ServerTimes(act=Cost(0.0, 0.001)))
+    exact, padded = simulate(served(1), times), simulate(served(1, sizes=(2 * SIZE,)), times)
+    assert padded.env_steps_per_s == pytest.approx(exact.env_steps_per_s / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(("ring", "ratio"), [(1, 1.0), (2, 2.0), (4, 3.0), (8, 3.0)])
+def test_a_ring_of_groups_hides_the_time_of_an_answer(ring: int, ratio: float):
+    """The published rule: the speed grows with the ring up to 1 + t_response / t_env."""
+    times = ServiceTimes(env=EnvTimes(step=Cost(0.005)), hop_s=0.005)  # 10 ms there and back
+    alone = simulate(served(1, ring=1), times).env_steps_per_s
+    assert simulate(served(1, ring=ring), times).env_steps_per_s / alone == pytest.approx(ratio, rel=0.03)
+
+
+def test_waiting_for_answers_alone_is_called_round_trips():
+    times = ServiceTimes(env=EnvTimes(step=Cost(0.001)), hop_s=0.005)
+    assert simulate(served(1), times).bottleneck == (ROUND_TRIPS, "")
+
+
+def test_a_link_carries_what_it_carries():
+    hosts = (HostFacts("home", 64, 1000), HostFacts("away", 64, 1000, out_mbit=8.0, in_mbit=8.0))
+    system = inline(8, hosts=hosts, actor_host=1, bytes=Sizes(trajectory=100_000.0), far_rows=True, far_params=True)
+    outcome = simulate(system, FREE)
+    assert outcome.env_steps_per_s == pytest.approx(1e6 / 100_000 * ROWS * SIZE, rel=0.03)  # 8 Mbit/s are 1 MB/s
+    assert outcome.bottleneck == (OUT, "away")
+
+
+def test_a_synchronous_run_takes_turns_and_has_no_lag():
+    times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=LearnerTimes(update=Cost(0.1)))
+    outcome = simulate(inline(4, by_group=True, wait_lag=0, max_lag=0), times)
+    assert outcome.env_steps_per_s == pytest.approx(4 * SIZE * ROWS / (ROWS * 0.010 + 0.1), rel=0.03)
+    assert set(outcome.lags) == {0} and outcome.dropped == 0.0
+    ahead = simulate(inline(4, by_group=True, wait_lag=1, max_lag=1), times)
+    assert ahead.env_steps_per_s == pytest.approx(4 * SIZE * ROWS / 0.1, rel=0.05)
+    assert max(ahead.lags) == 1
+
+
+def test_rows_that_are_too_old_are_dropped():
+    hosts = (HostFacts("home", 64, 1000), HostFacts("away", 64, 1000, in_mbit=0.8))
+    slow = Sizes(params=50_000.0)  # half a second on its way
+    system = inline(4, hosts=hosts, actor_host=1, bytes=slow, far_rows=True, far_params=True, max_lag=2)
+    outcome = simulate(system, FREE)
+    assert outcome.dropped > 0.2 and max(outcome.lags) <= 2
+
+
+def test_a_tree_brings_params_to_many_hosts_sooner():
+    """12 hosts, 1 MB of params, 100 Mbit/s out of the learner's host: directly 12 copies leave it, with a tree 3."""
+    hosts = tuple(HostFacts(f"h{n}", 64, 1000, out_mbit=100.0, in_mbit=100.0) for n in range(13))
+    parts = tuple(ActorPart(1 + n, (n,)) for n in range(12))
+    flat = System(
+        hosts,
+        parts,
+        group_size=SIZE,
+        rows=ROWS,
+        batch_groups=12,
+        bytes=Sizes(params=1e6),
+        far_rows=True,
+        far_params=True,
+    )
+    direct, tree = simulate(flat, FREE), simulate(dataclasses.replace(flat, fan_out=3), FREE)
+    assert lag_quantile(direct.lags, 0.5) > 1.5 * lag_quantile(tree.lags, 0.5) > 0
+    assert direct.used[OUT, "h0"] > 0.95 and tree.used[OUT, "h1"] > 0.3
+
+
+def test_deaths_cost_the_time_of_restarts():
+    calm = simulate(inline(16), FREE, seconds=60.0)
+    storm = simulate(inline(16, deaths_per_hour=360.0, restart_s=10.0), FREE, seconds=60.0)  # half of the time dead
+    assert storm.deaths > 40
+    assert 0.2 < storm.env_steps_per_s / calm.env_steps_per_s < 0.6
+
+
+def test_resets_and_the_spread_of_steps_count():
+    times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010), reset_idle=Cost(0.0, 0.020), episode_steps=20.0))
+    outcome = simulate(inline(8), times, seconds=30.0)
+    assert outcome.env_steps_per_s == pytest.approx(8 * SIZE / (0.010 + SIZE / 20 * 0.020), rel=0.03)
+    spread = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010), shape=(0.5, 1.5)))
+    slowest_s = (
+        0.1 + 1.42 * 0.005 * ROWS**0.5
+    )  # the mean of the largest of 8 normal draws is 1.42 deviations above theirs
+    together = simulate(inline(8, by_group=True, wait_lag=0, max_lag=0), spread, seconds=30.0)
+    assert together.env_steps_per_s == pytest.approx(8 * SIZE * ROWS / slowest_s, rel=0.03)
+
+
+def test_the_same_seed_gives_the_same_outcome():
+    times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010), shape=(0.5, 1.5)), hop_s=1e-4)
+    assert simulate(served(4, ring=2), times) == simulate(served(4, ring=2), times)
+
+
+def test_a_run_without_an_update_in_an_hour_is_refused():
+    with pytest.raises(ConfigError, match="no update within 3600 s"):
+        simulate(inline(1), ServiceTimes(env=EnvTimes(step_idle=Cost(1000.0))))
+
+
+def test_a_full_core_comes_before_the_workers_that_it_slows():
+    assert name_bottleneck({(CORES, "a"): 0.95, (ENVIRONMENTS, ""): 1.0}) == (CORES, "a")
+    assert name_bottleneck({(CORES, "a"): 0.5, (ENVIRONMENTS, ""): 0.9, (UPDATES, ""): 0.95}) == (UPDATES, "")

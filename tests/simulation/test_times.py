@@ -1,0 +1,123 @@
+"""Service times: straight lines through measurements, files, and what a calibration makes of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jsrl.agents.impala import IMPALAConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
+from jsrl.simulation.calibration import INLINE, SERVED, Measured, fitted, variants
+from jsrl.simulation.environments import time_environments
+from jsrl.simulation.fits import fit
+from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes, read_times
+
+EXPERIMENT = Experiment(
+    agent=IMPALAConfig(),
+    env=EnvConfig("CartPole-v1"),
+    num_envs=32,
+    batch_envs=32,
+    rollout_length=20,
+    max_policy_lag=None,
+)
+
+
+def test_a_line_has_no_part_below_zero():
+    assert fit([]) == Cost()
+    line = fit([(2, 0.5), (4, 0.7)])
+    assert (line.call_s, line.row_s) == (pytest.approx(0.3), pytest.approx(0.1))
+    assert fit([(4, 1.0)]).of(4) == pytest.approx(1.0)
+    assert fit([(2, 1.0), (4, 0.5)]) == Cost(0.75, 0.0)
+    assert fit([(2, 0.1), (4, 0.4)]).call_s == 0.0
+
+
+def test_times_come_back_from_their_file_and_other_files_are_refused(tmp_path: Path):
+    times = ServiceTimes("mine", EnvTimes(Cost(0.001, 0.002), shape=(0.5, 1.5)), hop_s=1e-4)
+    times.save(tmp_path / "times.json")
+    assert read_times(tmp_path / "times.json") == times
+    with pytest.raises(ConfigError, match="measure them first with `jsrl simulate --calibrate NAME`"):
+        read_times(tmp_path / "none.json")
+    (tmp_path / "other.json").write_text('[{"name": "a"}]')
+    with pytest.raises(ConfigError, match="is no file of service times"):
+        read_times(tmp_path / "other.json")
+    (tmp_path / "later.json").write_text('{"format": 2}')
+    with pytest.raises(ConfigError, match="has format 2, this version reads 1"):
+        read_times(tmp_path / "later.json")
+
+
+def test_a_calibration_runs_one_actor_with_a_quarter_of_the_environments_and_four_with_all():
+    runs = variants(EXPERIMENT, (INLINE, SERVED), (False, True))
+    shapes = {(run.placement, run.far, run.experiment.actors): run.experiment for run in runs}
+    assert set(shapes) == {(p, far, n) for p in (INLINE, SERVED) for far in (False, True) for n in (1, 4)}
+    small, large = shapes[SERVED, True, 1], shapes[SERVED, True, 4]
+    assert (small.num_envs, small.groups, small.encrypted) == (8, 1, True)
+    assert (large.num_envs, large.groups, shapes[SERVED, False, 4].encrypted) == (32, 8, False)
+    odd = dataclasses.replace(EXPERIMENT, num_envs=6, batch_envs=6)
+    assert {run.experiment.actors for run in variants(odd, (INLINE,), (False,))} == {1, 3}
+
+
+def seen(placement: str, size: int, actors: int, **fields) -> Measured:
+    """A run in which a step costs 1 ms + 0.1 ms a row, acting 0.5 ms of it, and an update 10 ms + 20 us a row on one core."""
+    batch, steps = 4 * size * actors * 10, 100.0 * actors
+    updates = steps * size / batch
+    cpu = (0.001 + 0.0001 * size) * steps
+    shares = {"actor/act_share": 0.05, "learner/wait_batch_share": 1 - (0.01 + 2e-5 * batch) * updates}
+    learner = (0.01 + 2e-5 * batch) * updates
+    return Measured(
+        placement, False, actors, 1, size, 10, batch, steps * size, steps, updates,
+        actor_cpu=cpu, learner_cpu=learner, shares=shares, **fields,
+    )  # fmt: skip
+
+
+def test_fitted_times_explain_the_runs_that_they_come_from():
+    runs = [seen(INLINE, size, actors) for size, actors in ((8, 1), (4, 4))]
+    times = fitted(runs, EnvTimes(step=Cost(0.0001, 0.00005)))
+    for size in (4, 8):
+        whole = times.env.step.of(size) + times.actor.act.of(size) + times.actor.own.of(size)
+        assert whole == pytest.approx(0.001 + 0.0001 * size, rel=0.01)
+        assert times.actor.act.of(size) == pytest.approx(0.0005, rel=0.01)
+    for one in runs:
+        assert times.learner.update.of(one.batch_rows) == pytest.approx(0.01 + 2e-5 * one.batch_rows, rel=0.01)
+    assert times.learner.threads == pytest.approx(1.0, rel=0.01)
+    server = [seen(SERVED, 8, 1, calls=100.0, call_rows=8.0, server_cpu=0.2)]
+    asked = fitted([*runs, *server], EnvTimes())
+    assert asked.server.request.of(8) == pytest.approx(0.002, rel=0.01)  # of a core's 0.2, 100 times a second
+
+
+def test_what_was_not_measured_is_said():
+    times = ServiceTimes(measured=[{"placement": INLINE, "far": False}])
+    assert times.lacks(served=False, far=False) == ""
+    assert times.lacks(served=True, far=True) == "inference servers over TCP between hosts"
+    assert ServiceTimes().lacks(served=True, far=True) == ""  # written by hand
+
+
+def test_environments_are_timed_alone():
+    sleeping = EnvConfig("tests.simulation.test_times:make_sleeper")
+    times = time_environments(dataclasses.replace(EXPERIMENT, env=sleeping), [1, 2], seconds=0.3)
+    assert times.step_idle.of(2) >= 0.004 and times.step_idle.row_s >= 0.0015
+    assert times.episode_steps == pytest.approx(11, rel=0.3)  # ten steps and the reset
+
+
+def make_sleeper():
+    import time
+
+    import gymnasium
+
+    class Sleeper(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self.steps = 0
+            return self.observation_space.low, {}
+
+        def step(self, action):
+            time.sleep(0.002)
+            self.steps += 1
+            return self.observation_space.low, 1.0, False, self.steps == 10, {}
+
+    return Sleeper()
