@@ -148,7 +148,7 @@ def known_options() -> dict[str, command_line.Option]:
 
 
 def test_other_commands_know_the_options_that_are_mentioned() -> None:
-    """Options of a command of jsrl, and of its script in `experiments/`; chaos, search, simulate and tune also take those of run."""
+    """Options of a command, and of its script in `experiments/`; chaos, search, simulate and tune take those of run too."""
     for page in PAGES:
         for words in commands(page):
             command = words[1] if words[0] == "jsrl" else Path(words[0]).stem
