@@ -14,7 +14,7 @@ from typing import Any
 
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import program
+from jsrl.cli.main import program, shown
 from jsrl.contest import Arena, frozen_players
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
@@ -76,7 +76,8 @@ def _one(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
     if options.against:
         return _against(options, counting)
     run, _, tag = options.run.partition("@")
-    policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
+    with shown(f"loading {options.run} ..."):
+        policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
     first, slots = policies[0], min(options.num_envs, options.episodes)
     groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
     env = make(first.experiment.evaluation_env, slots, options.seed, group=0, groups=groups or None)

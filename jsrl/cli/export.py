@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import program
+from jsrl.cli.main import program, shown
 from jsrl.errors import JsrlError
 from jsrl.policy import load_policy
 
@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_working_directory()
     run, _, tag = options.run.partition("@")
     try:
-        report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file, onnx=options.onnx)
+        with shown(f"exporting {options.run} ..."):
+            report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file, onnx=options.onnx)
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

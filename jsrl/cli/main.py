@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load(command: str) -> Any:
-    """Import a command; a terminal says so meanwhile, since jax takes seconds on a slow machine."""
+    with shown(LOADING):
+        return importlib.import_module(f"jsrl.cli.{command}")
+
+
+@contextlib.contextmanager
+def shown(text: str) -> Iterator[None]:
+    """Show a short text on the terminal, if there is one, while something loads: jax takes seconds on a slow machine."""
     if not sys.stderr.isatty():
-        return importlib.import_module(f"jsrl.cli.{command}")
-    print(LOADING, end="\r", file=sys.stderr, flush=True)
+        yield
+        return
+    print(text, end="\r", file=sys.stderr, flush=True)
     try:
-        return importlib.import_module(f"jsrl.cli.{command}")
+        yield
     finally:
-        print(" " * len(LOADING), end="\r", file=sys.stderr, flush=True)
+        print(" " * len(text), end="\r", file=sys.stderr, flush=True)
 
 
 def overview() -> str:

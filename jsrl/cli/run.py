@@ -15,7 +15,7 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
-from jsrl.cli.main import program
+from jsrl.cli.main import LOADING, program, shown
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
@@ -109,12 +109,15 @@ def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
             return 0
         print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`{program('run')} NAME --help` shows the options of one.")
         return 0 if not words else 2
-    default = stored or load(name or "")
+    loading = f"loading {name or 'the run'} ..."
+    with shown(loading):
+        default = stored or load(name or "")
     if wants_help:
         every = "--help-all" in wants_help
         print(full_help(default) if every else short_help(default, usage(), summaries()))
         return 0
-    asked = cli.parse(words, default)
+    with shown(loading):
+        asked = cli.parse(words, default)
     options: RunOptions = asked.run
     if options.jobs != 1 and not options.seeds:
         raise ConfigError("--jobs says how many seeds run at once; give it with --seeds.")
@@ -141,7 +144,8 @@ def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
 
 def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     """Plan, or run."""
-    from jsrl.launch.run import run
+    with shown(LOADING):
+        from jsrl.launch.run import run
 
     options: RunOptions = asked.run
     sinks = sinks_of(options)

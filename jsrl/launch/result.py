@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from jsrl.runs.state import read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
+WIDTH = 120  # of text for people where there is no terminal
 STOPPED = "stopped by hook"  # and its name
 
 
@@ -101,7 +104,17 @@ class Result:
         lines.append(f"run folder: {self.folder}")
         if not self.as_intended and (self.folder / "snapshots" / "state").exists():
             lines.append(f"to go on: jsrl run --resume {self.folder}")
-        return "\n".join(lines)
+        return fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
+def fitted(text: str, width: int = WIDTH) -> str:
+    """Return text with long lines wrapped between words; what follows is indented by two more columns."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        wrap = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines += wrap.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
 
-from jsrl.launch.result import ledger_lines, other_lines, score
+from jsrl.launch.result import fitted, ledger_lines, other_lines, score
 from jsrl.metrics.display_state import percent
 from jsrl.metrics.phases import of_main_thread
 from jsrl.report.run_report import RunReport, WorkerTime
 from jsrl.report.standings import standings_lines
-
-WIDTH = 120
 
 
 def number(value: float | None) -> str:
@@ -35,10 +32,9 @@ def summary(report: RunReport) -> str:
         of = f" of {policy}" if policy else ""
         if lag := lag_text(report, policy):
             lines.append(f"policy lag{of}: {lag}")
-        lines += textwrap.wrap(f"bottleneck{of}: {bottleneck.text}", WIDTH, subsequent_indent="  ")
+        lines.append(f"bottleneck{of}: {bottleneck.text}")
     if report.standings is not None:
-        for line in standings_lines(report.standings):
-            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
+        lines += standings_lines(report.standings)
     return "\n".join(lines)
 
 
@@ -122,15 +118,13 @@ def failure(error: str) -> tuple[str, str]:
 def document(report: RunReport) -> str:
     """Return report.txt."""
     lines = [report.name, "=" * len(report.name), ""]
-    for name, value in outcome_lines(report):
-        lines += textwrap.wrap(f"{name}: {value}", WIDTH, subsequent_indent="  ")
+    lines += [fitted(f"{name}: {value}") for name, value in outcome_lines(report)]
     if rest := failure(report.error)[1]:
         lines += ["", rest]
-    lines += ["", summary(report), ""]
+    lines += ["", fitted(summary(report)), ""]
     lines += ledger_lines(report.ledger, report.hops) or ["ledger: none was written"]
     lines.append("")
-    for name, value in origin_lines(report):
-        lines += textwrap.wrap(f"{name}: {value}", WIDTH, subsequent_indent="  ")
+    lines += [fitted(f"{name}: {value}") for name, value in origin_lines(report)]
     if report.warnings:
         lines += ["", *report.warnings]
     return "\n".join(lines) + "\n"

@@ -54,6 +54,13 @@ def test_a_terminal_is_told_that_it_loads_and_a_file_is_not(monkeypatch, capsys)
     assert capsys.readouterr().err == f"{main.LOADING}\r{' ' * len(main.LOADING)}\r"
 
 
+def test_a_terminal_is_told_so_until_the_run_shows_something(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main.main(["run", "ppo_cartpole", "--plan"]) == 0
+    said = [text for text in capsys.readouterr().err.split("\r") if text.strip()]
+    assert said == [main.LOADING, "loading ppo_cartpole ...", "loading ppo_cartpole ...", main.LOADING]
+
+
 @pytest.mark.parametrize(
     ("word", "hint"),
     [("ppo_cartpole", "jsrl run ppo_cartpole"), ("evalute", "did you mean evaluate?"), ("xyz", "there are: run")],

@@ -15,7 +15,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.launch.result import Result
+from jsrl.launch.result import Result, fitted
 from jsrl.references.reference import to_json
 from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
@@ -129,10 +129,22 @@ def test_a_run_that_ended(run_folder: RunFolder):
     assert "bottleneck: Environments limit this run: actors spend 70%" in summary
     assert "--num-actors" in summary
     text = (run_folder.path / "report.txt").read_text()
-    assert summary in text
+    assert fitted(summary) in text
     assert "produced 10 = consumed 7 + dropped (stale 1) + in flight 2: balanced" in text
     assert f"command: python run.py {EVIL}" in text and "abc with uncommitted changes" in text
     assert "return 12.5 ± 0.5 (95% CI, 20 greedy episodes) at 800 env steps" in text
+
+
+def test_the_closing_lines_fit_the_terminal(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    write_lines(run_folder, lines(10))
+    end(run_folder)
+    result = Result(run_folder.path, "total_env_steps", 1_000, 10, 1.0, summary=write_report(run_folder))
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = str(result)
+    assert all(len(line) <= 60 or line.strip() == str(run_folder.path) for line in narrow.splitlines())
+    monkeypatch.setenv("COLUMNS", "10000")
+    wide = str(result)
+    assert max(map(len, wide.splitlines()[:-1])) in range(100, 121) and wide.split() == narrow.split()
 
 
 def test_the_page_needs_nothing_else_and_runs_nothing(run_folder: RunFolder):
