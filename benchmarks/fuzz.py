@@ -44,11 +44,11 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply  # noqa: E402
 from jsrl.transport.inference.area import AreaLayout  # noqa: E402
 from jsrl.transport.inference.roads import bind_inference, connect_inference  # noqa: E402
 from jsrl.transport.meeting.admission import JoinRules  # noqa: E402
-from jsrl.transport.meeting.handshake import HELLO, hello_frames  # noqa: E402
+from jsrl.transport.meeting.handshake import Hello, hello_of_producer  # noqa: E402
 from jsrl.transport.params.roads import bind_params, connect_params  # noqa: E402
 from jsrl.transport.samples.roads import bind_samples, connect_samples  # noqa: E402
 from jsrl.transport.wire.codec import PROTOCOL_VERSION, Limits, decode, encode  # noqa: E402
-from jsrl.transport.wire.schema import flatten_schema, make_layout, schema_to_fields  # noqa: E402
+from jsrl.transport.wire.schema import flatten_schema, make_layout  # noqa: E402
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec  # noqa: E402
 
 PREFIX = struct.Struct("<4sHHI")
@@ -198,7 +198,7 @@ def examples(incarnation: int = 0) -> list[list[bytes]]:
     block = np.zeros(make_layout(flatten_schema(SCHEMA)).size_bytes, np.uint8)
     question = np.zeros(AreaLayout(SPEC, {0: 2}).question_bytes(0), np.uint8)
     asked = {"incarnation": incarnation, "group": 0, "min_updates": 0, "step": 0, "wants_core": True}
-    hello = hello_frames(ProducerId("a", 0), flatten_schema(SCHEMA), 2)
+    hello = hello_of_producer(ProducerId("a", 0), 2, flatten_schema(SCHEMA)).frames()
     messages = [
         hello,
         encode("sample", {"index": 0, "group": 0, "sequence": 0}, raw),
@@ -316,12 +316,10 @@ def send(endpoint: str, number: int, seed: int, target: str) -> Outcome:
 def hello_of(target: str, who: ProducerId) -> list[bytes]:
     """Return the valid hello with which a stranger joins a target's stream; nothing where there are none."""
     if target in ("samples", "segment"):
-        return [bytes(frame) for frame in hello_frames(who, flatten_schema(SCHEMA), 2)]
+        return [bytes(frame) for frame in hello_of_producer(who, 2, flatten_schema(SCHEMA)).frames()]
     if target != "inference":
         return []
-    schema = schema_to_fields(flatten_schema(SPEC))
-    fields = {"name": who.name, "incarnation": who.incarnation, "groups": [[0, 2]], "schema": schema}
-    return [bytes(frame) for frame in encode(HELLO, fields)]
+    return [bytes(frame) for frame in Hello(who, {0: 2}, flatten_schema(SPEC)).frames()]
 
 
 def begin_without_end(endpoint: str, life: int, hello: list[bytes], chance: random.Random) -> Any:

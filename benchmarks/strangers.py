@@ -79,22 +79,19 @@ def repeated_hellos(jobs: Path | None) -> list[tuple[str, list[bytes]]]:
     if jobs is None:
         return []
     from jsrl.references.reference import from_json
-    from jsrl.transport.meeting.handshake import HELLO, hello_frames
-    from jsrl.transport.wire.codec import encode
-    from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
+    from jsrl.transport.meeting.handshake import Hello, hello_of_producer
+    from jsrl.transport.wire.schema import flatten_schema
 
     hellos: list[tuple[str, list[bytes]]] = []
     for path in sorted(jobs.glob("actor-*.json")):
         job = from_json(json.loads(path.read_text()))
         e, producer = job.experiment, job.producer
-        samples = hello_frames(producer, flatten_schema(job.schemas.trajectory), e.groups)
+        samples = hello_of_producer(producer, e.groups, flatten_schema(job.schemas.trajectory)).frames()
         first = job.index * e.ring
-        groups = [[group, e.group_size] for group in range(first, first + e.ring)]
-        asked = {"name": producer.name, "incarnation": producer.incarnation, "groups": groups}
-        asked |= {"schema": schema_to_fields(flatten_schema(job.schemas.act))}
+        groups = dict.fromkeys(range(first, first + e.ring), e.group_size)
+        asked = [bytes(frame) for frame in Hello(producer, groups, flatten_schema(job.schemas.act)).frames()]
         hellos.append(("zmq", [bytes(frame) for frame in samples]))
-        hellos.append(("zmq", [bytes(frame) for frame in encode(HELLO, asked)]))
-        hellos.append(("packets", [msgspec.msgpack.encode(asked)]))
+        hellos += [("zmq", asked), ("packets", asked)]
     return hellos
 
 

@@ -129,7 +129,7 @@ def drain(consumer: SampleConsumer, count: int, check: bool = True) -> list[Entr
             assert lease.trajectory.extras["checksum"][0, 0] == checksum(lease.trajectory)
         entries.append(lease.entry)
         consumer.release(lease)
-        assert consumer.ledger.balanced
+        wait_for(lambda: consumer.ledger.balanced)  # another thread may be between two counts of what it takes in
     return entries
 
 

@@ -21,7 +21,7 @@ from jsrl.errors import AccessDenied, ConfigError, StreamError, StreamTimeout
 from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference.roads import bind_inference, connect_inference
-from jsrl.transport.meeting.handshake import hello_frames
+from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import load_client_keys, make_host_keys, make_keys, named_by_key, show_guests
 from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.transport.samples.roads import bind_samples, connect_samples
@@ -322,7 +322,7 @@ def test_a_client_that_only_knows_the_servers_key_delivers_nothing(world: Path, 
         stranger.curve_publickey, stranger.curve_secretkey = public, secret
         stranger.curve_serverkey = load_client_keys(world / "run").server
         stranger.connect(consumer.address)
-        stranger.send_multipart(hello_frames(ProducerId("stranger", 0), consumer.leaves, 1))
+        stranger.send_multipart(hello_of_producer(ProducerId("stranger", 0), 1, consumer.leaves).frames())
         strangers.append(stranger)
     deadline = time.monotonic() + TIMEOUT_S
     while consumer._gate.refused < 9:

@@ -10,10 +10,13 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, UnknownPolicy
+from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, UnknownPolicy
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import Admission
+from jsrl.transport.wire.codec import Message
 from jsrl.types import Array
+
+UNSERVED = "unserved"
 
 
 class PolicyNotServed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +31,14 @@ class PolicyNotServed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policies: list[int]
     served: list[str]
     problem: str = ""
+
+
+def read_fields(message: Message, kind: Any) -> Any:
+    """Return the fields of a message as `kind`."""
+    try:
+        return msgspec.convert(message.fields, kind)
+    except msgspec.ValidationError as error:
+        raise CodecError(f"a {message.kind[:40]!r} message with wrong fields: {error}.") from error
 
 
 class ConnectedClient(Protocol):
@@ -57,12 +68,11 @@ class ServerEnd:
     address: str
     waitable: Any = None
 
-    def __init__(self, guests: JoinRules = ANYBODY) -> None:
-        self._guests = guests
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
         self._ready: deque[ClientRequest] = deque()
         self._departed: list[ProducerId] = []
         self._askers: dict[str, ConnectedClient] = {}
-        self._last_incarnation: dict[str, int] = {}
         self._complaints: deque[SpecMismatch] = deque()
         self._closed = False
 
@@ -152,40 +162,20 @@ class ServerEnd:
         self._ready.clear()
         self._shut()
 
-    def check_guest(self, client: ProducerId, group_sizes: dict[int, int]) -> None:
-        """Check that this client may join at all, with these groups (group -> rows).
-
-        Raises:
-          ConfigError: a name, an incarnation or a group that cannot be. StreamClosed: the name may not join.
-        """
-        self._guests.check(client, self._last_incarnation)
-        self._guests.check_groups(client, group_sizes)
-
-    def _refusal(self, client: ProducerId) -> str | None:
-        """Return why a client may not come in, or None where it may."""
-        newest = self._last_incarnation.get(client.name, -1)
-        if client.incarnation < newest:
-            return (
-                f"incarnation {client.incarnation} of {client.name} was replaced by incarnation {newest}; "
-                "a restarted worker needs a higher incarnation."
-            )
-        if client.incarnation == newest and client.name in self._askers:
-            return f"incarnation {newest} of {client.name} is connected already; every life needs its own incarnation."
-        return None
-
     def _admit(self, asker: ConnectedClient) -> None:
         """Let a client in; an older incarnation of it is fenced."""
         older = self._askers.get(asker.client.name)
         if older is not None:
             self._drop(older, f"it was replaced by incarnation {asker.client.incarnation}")
         self._askers[asker.client.name] = asker
-        self._last_incarnation[asker.client.name] = asker.client.incarnation
+        self._admission.admit(asker.client)
 
     def _drop(self, asker: ConnectedClient, reason: str) -> None:
         """Forget a client; what it asked and was not collected yet is forgotten too."""
         if self._askers.get(asker.client.name) is not asker:
             return
         del self._askers[asker.client.name]
+        self._admission.leave(asker.client)
         self._departed.append(asker.client)
         self._ready = deque(request for request in self._ready if request.client != asker.client)
         asker.disconnect(reason)

@@ -20,7 +20,8 @@ from jsrl.transport.inference.ends import (
     unknown_policy,
 )
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.wire.schema import compare_schemas, flatten_schema
+from jsrl.transport.meeting.handshake import Greeter, Hello
+from jsrl.transport.wire.schema import flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}
 _servers_lock = threading.Lock()
@@ -60,12 +61,13 @@ class LocalInferenceServer(ServerEnd):
     """The answering end of `local:NAME`."""
 
     def __init__(self, spec: InferenceSpec, name: str = "", guests: JoinRules = ANYBODY):
-        super().__init__(guests)
+        self.greeter = Greeter("the inference server", flatten_schema(spec), guests)
+        super().__init__(self.greeter.admission)
         self.spec = spec
         self.name = name or f"inference-{next(_numbers)}"
         self.address = f"local:{self.name}"
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._admission = threading.Lock()
+        self._lock = threading.Lock()
         with _servers_lock:
             if self.name in _servers:
                 raise ConfigError(f"{self.address} is bound already in this process; close it or choose another name.")
@@ -78,12 +80,10 @@ class LocalInferenceServer(ServerEnd):
           StreamClosed: the server is closed, or a newer incarnation of the client is connected.
         """
         asker = _LocalClient(client, areas)
-        with self._admission:
+        with self._lock:
             if self._closed:
                 raise StreamClosed(f"the inference server {self.address} is closed.")
-            refusal = self._refusal(client.identity)
-            if refusal is not None:
-                raise StreamClosed(refusal)
+            self._admission.check_life(client.identity)
             self._admit(asker)
         return asker
 
@@ -111,7 +111,7 @@ class LocalInferenceServer(ServerEnd):
             return
 
     def _handle(self, event: _Event) -> None:
-        with self._admission:
+        with self._lock:
             if isinstance(event, _LocalClient):
                 self._drop(event, "it left")
                 return
@@ -136,11 +136,10 @@ class LocalInferenceClient:
         self, server: LocalInferenceServer, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int]
     ):
         try:
-            compare_schemas(flatten_schema(server.spec), flatten_schema(spec), server.address, client.name)
+            server.greeter.check(Hello(client, group_sizes, flatten_schema(spec)))
         except SpecMismatch as error:
             server.complain(error)
             raise
-        server.check_guest(client, group_sizes)
         self.identity = client
         self.inbox: queue.SimpleQueue[_Reply | PolicyNotServed | str] = queue.SimpleQueue()
         layout = AreaLayout(spec, group_sizes)

@@ -23,11 +23,13 @@ import msgspec
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AnsweringArea, AreaLayout
-from jsrl.transport.inference.ends import PolicyNotServed, ServerEnd
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules, read_pairs
+from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.handshake import WELCOME, Greeter, refusal_frames
 from jsrl.transport.meeting.unix_socket import listen_socket
 from jsrl.transport.memory.segment import Segment, make_folder
-from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields
+from jsrl.transport.wire.codec import decode, encode
+from jsrl.transport.wire.schema import flatten_schema
 
 REQUEST = struct.Struct("<iqq?")  # group, min_updates, step, wants_core
 REPLY = struct.Struct("<i?")  # group, has_core
@@ -37,23 +39,6 @@ _logger = logging.getLogger("jsrl.transport")
 _HELLO_DEADLINE_S = 10.0
 _MOST_STRANGERS = 64  # that have connected and said nothing yet
 ATTACHED = b"attached"
-
-
-class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client says first."""
-
-    name: str
-    incarnation: int
-    groups: list[tuple[int, int]]
-    schema: list[tuple[str, list[int], str]]
-
-
-class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the server answers: the segment's file name, or why not (and whether it is the schema)."""
-
-    segment: str = ""
-    refusal: str = ""
-    mismatch: bool = False
 
 
 class _SharedClient:
@@ -72,7 +57,8 @@ class _SharedClient:
 
     def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         self.areas[request.group].refuse()
-        return self._send(msgspec.msgpack.encode(unserved))  # longer than a reply, by which the client knows it
+        (message,) = encode(UNSERVED, msgspec.to_builtins(unserved))
+        return self._send(message)  # longer than a reply, by which the client knows it
 
     def _send(self, message: bytes) -> bool:
         try:
@@ -83,7 +69,7 @@ class _SharedClient:
 
     def disconnect(self, reason: str) -> None:
         try:
-            self.connection.send(msgspec.msgpack.encode(Welcome(refusal=reason)))
+            self.connection.send(refusal_frames(StreamClosed(f"{reason}."))[0])
         except OSError:
             pass  # it is gone: there is nobody to tell
         self.connection.close()
@@ -96,11 +82,11 @@ class SharedInferenceServer(ServerEnd):
     """The answering end of `shm:FOLDER/NAME`."""
 
     def __init__(self, spec: InferenceSpec, path: str | Path, guests: JoinRules = ANYBODY):
-        super().__init__(guests)
+        self._greeter = Greeter("the inference server", flatten_schema(spec), guests)
+        super().__init__(self._greeter.admission)
         self.spec = spec
         self._path = Path(path)
         self.address = f"shm:{self._path}"
-        self._schema = flatten_schema(spec)
         make_folder(self._path.parent)
         self._listener = listen_socket(self._path)
         self.waitable = self._epoll = select.epoll()
@@ -187,28 +173,19 @@ class SharedInferenceServer(ServerEnd):
 
     def _greet(self, connection: socket.socket) -> None:
         """Answer a hello: admit the client, or tell it why not."""
-        client = None
         try:
             message = connection.recv(MAX_CONTROL_BYTES)
             if not message:
                 connection.close()
                 return
-            hello = msgspec.msgpack.decode(message, type=Hello)
-            client = ProducerId(hello.name, hello.incarnation)
-            group_sizes = read_pairs(hello.groups, self._guests.num_groups)
-            self.check_guest(client, group_sizes)
-            refusal = self._refusal(client)
-            if refusal is not None:
-                raise StreamClosed(refusal)
-            compare_schemas(self._schema, schema_from_fields(hello.schema), self.address, hello.name)
+            client, group_sizes, _ = self._greeter.read(decode([message], self._greeter.limits))
+            self._admission.check_life(client)
             self._let_in(client, group_sizes, connection)
-        except (JsrlError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            mismatch = isinstance(error, SpecMismatch)
+        except JsrlError as error:
             if isinstance(error, SpecMismatch):
                 self._complaints.append(error)
-            welcome = Welcome(refusal=str(error), mismatch=mismatch)
             try:
-                connection.send(msgspec.msgpack.encode(welcome))
+                connection.send(refusal_frames(error)[0])
             except OSError:
                 pass  # it is gone: there is nobody to tell
             connection.close()
@@ -225,7 +202,7 @@ class SharedInferenceServer(ServerEnd):
         segment_path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
         segment = Segment.create(segment_path, layout.size_bytes)
         try:
-            connection.send(msgspec.msgpack.encode(Welcome(segment=segment_path.name)))
+            connection.send(encode(WELCOME, {"segment": segment_path.name})[0])
         except OSError:
             segment.unlink()
             segment.close()

@@ -6,16 +6,23 @@ import os
 import time
 from pathlib import Path
 
-import msgspec
-
-from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, AskingArea
-from jsrl.transport.inference.ends import PolicyNotServed, check_request, still_in_flight, unknown_group, unknown_policy
-from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST, Hello, Welcome
+from jsrl.transport.inference.ends import (
+    PolicyNotServed,
+    check_request,
+    read_fields,
+    still_in_flight,
+    unknown_group,
+    unknown_policy,
+)
+from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Hello, read_answer
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.memory.segment import Segment
-from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
+from jsrl.transport.wire.codec import decode
+from jsrl.transport.wire.schema import flatten_schema
 
 
 class SharedInferenceClient:
@@ -40,13 +47,7 @@ class SharedInferenceClient:
         self._closed_because: str | None = None
 
     def _greet(self, path: Path, spec: InferenceSpec, deadline: float, timeout_s: float) -> Segment:
-        hello = Hello(
-            self.identity.name,
-            self.identity.incarnation,
-            list(self._layout.group_sizes.items()),
-            schema_to_fields(flatten_schema(spec)),  # type: ignore[arg-type]
-        )
-        message = msgspec.msgpack.encode(hello)
+        (message,) = Hello(self.identity, self._layout.group_sizes, flatten_schema(spec)).frames()
         if len(message) > MAX_CONTROL_BYTES:
             raise ConfigError(f"the hello of {self.identity.name} has {len(message)} bytes, over {MAX_CONTROL_BYTES}.")
         try:
@@ -62,12 +63,8 @@ class SharedInferenceClient:
             raise StreamClosed(f"{self.address} left during the hello: {error.strerror}.") from None
         if not answer:
             raise StreamClosed(f"{self.address} left during the hello.")
-        welcome = msgspec.msgpack.decode(answer, type=Welcome)
-        if welcome.mismatch:
-            raise SpecMismatch(welcome.refusal)
-        if welcome.refusal:
-            raise StreamClosed(f"{self.address} refused {self.identity.name}: {welcome.refusal}")
-        segment = Segment.attach(path.with_name(os.path.basename(welcome.segment)))
+        name = read_answer([answer]).fields.get("segment")
+        segment = Segment.attach(path.with_name(os.path.basename(str(name))))
         self._connection.send(ATTACHED)
         return segment
 
@@ -119,33 +116,30 @@ class SharedInferenceClient:
         except OSError as error:
             raise self._lost(f"the server is gone ({error.strerror or error})") from None
         if len(message) != REPLY.size:
-            raise self._refused(message) or self._goodbye(message)
+            raise self._other(message)
         group, has_core = REPLY.unpack(message)
         area = self._areas[group]
         area.in_flight = False
         return group, area.read(has_core)
 
-    def _refused(self, message: bytes) -> StreamError | None:
-        """Return the error of a request that was refused, None where the message is something else."""
-        try:
-            unserved = msgspec.msgpack.decode(message, type=PolicyNotServed)
-        except msgspec.DecodeError:
-            return None
-        area = self._areas.get(unserved.group)
-        if area is None or not area.in_flight:
-            return None
-        area.in_flight = False
-        return unknown_policy(self.address, unserved)
-
-    def _goodbye(self, message: bytes) -> StreamError:
+    def _other(self, message: bytes) -> StreamError:
+        """Return the error that a message means which is no reply."""
         if not message:
             return self._lost("the server is gone (its process ended)")
         try:
-            reason = msgspec.msgpack.decode(message, type=Welcome).refusal
-        except msgspec.DecodeError as error:
+            said = decode([message], HELLO_LIMITS)
+            if said.kind == REFUSED:
+                return self._lost(str(said.fields.get("text")).rstrip("."))
+            unserved: PolicyNotServed = read_fields(said, PolicyNotServed)
+        except CodecError as error:
             self._lost("the server sent what is not a reply")
-            return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}.")
-        return self._lost(reason)
+            return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}")
+        area = self._areas.get(unserved.group)
+        if area is None or not area.in_flight:
+            self._lost("the server sent what is not a reply")
+            return CodecError(f"{self.address} refused a request of group {unserved.group}, which asked nothing.")
+        area.in_flight = False
+        return unknown_policy(self.address, unserved)
 
     def _lost(self, reason: str) -> StreamClosed:
         self.close()

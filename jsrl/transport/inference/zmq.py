@@ -24,26 +24,19 @@ import zmq
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AnsweringArea, AreaLayout
-from jsrl.transport.inference.ends import PolicyNotServed, ServerEnd
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules, read_pairs
+from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd, read_fields
+from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, outgoing, shut
-from jsrl.transport.meeting.handshake import HELLO, WELCOME, hello_limits, refusal_frames
+from jsrl.transport.meeting.handshake import HELLO, PING, WELCOME, Greeter, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
-from jsrl.transport.wire.schema import compare_schemas, flatten_schema, schema_from_fields
+from jsrl.transport.wire.schema import flatten_schema
 
 MAX_MESSAGE_BYTES = 1 << 28
 _PING_S = 0.5
 LINGER_MS = 500
-UNSERVED = "unserved"
 _DRAIN = 4096
-
-
-class _Hello(msgspec.Struct, frozen=True):
-    name: str
-    incarnation: int
-    groups: list[Any]
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -59,14 +52,6 @@ class ReplyFields(msgspec.Struct, frozen=True):
 
     group: int
     has_core: bool
-
-
-def read_fields(message: Message, kind: Any) -> Any:
-    """Return the fields of a message as `kind`."""
-    try:
-        return msgspec.convert(message.fields, kind)
-    except msgspec.ValidationError as error:
-        raise CodecError(f"a {message.kind[:40]!r} message with wrong fields: {error}.") from error
 
 
 class ClientBuffer:
@@ -129,18 +114,18 @@ class _ZmqClient:
         self.tell(refusal_frames(StreamClosed(f"{reason}.")))
 
 
-_PING = encode("ping")[0]
+_PING = encode(PING)[0]
 
 
 class ZmqInferenceServer(ServerEnd):
     """The answering end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
     def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: JoinRules = ANYBODY):
-        super().__init__(guests)
+        self._greeter = Greeter("the inference server", flatten_schema(spec), guests)
+        super().__init__(self._greeter.admission)
         self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
-        self._schema = flatten_schema(spec)
-        header_bytes = hello_limits(self._schema, guests.num_groups).header_bytes
+        header_bytes = self._greeter.limits.header_bytes
         request_bytes = AreaLayout(spec, {0: guests.rows}).question_bytes(0)
         most_bytes = min(MAX_MESSAGE_BYTES, header_bytes + request_bytes)
         self._limits = Limits(header_bytes, frames=2, message_bytes=most_bytes)
@@ -212,17 +197,11 @@ class ZmqInferenceServer(ServerEnd):
         self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core))
 
     def _greet(self, route: bytes, message: Message) -> None:
-        hello: _Hello = read_fields(message, _Hello)
-        client = ProducerId(hello.name, hello.incarnation)
-        group_sizes = read_pairs(hello.groups, self._guests.num_groups)
-        self.check_guest(client, group_sizes)
+        client, group_sizes, _ = self._greeter.read(message)
         present: Any = self._askers.get(client.name)
         if present is not None and not present.tell([_PING]):
             self._drop(present, "its connection broke")
-        refusal = self._refusal(client)
-        if refusal is not None:
-            raise StreamClosed(refusal)
-        compare_schemas(self._schema, schema_from_fields(message.fields.get("schema")), self.address, client.name)
+        self._admission.check_life(client)
         layout = AreaLayout(self.spec, group_sizes)
         if layout.size_bytes > MAX_MESSAGE_BYTES:
             raise ConfigError(

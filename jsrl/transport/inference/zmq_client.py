@@ -11,22 +11,28 @@ import zmq
 from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, AskingArea
-from jsrl.transport.inference.ends import PolicyNotServed, check_request, still_in_flight, unknown_group, unknown_policy
+from jsrl.transport.inference.ends import (
+    UNSERVED,
+    PolicyNotServed,
+    check_request,
+    read_fields,
+    still_in_flight,
+    unknown_group,
+    unknown_policy,
+)
 from jsrl.transport.inference.zmq import (
     LINGER_MS,
     MAX_MESSAGE_BYTES,
-    UNSERVED,
     ClientBuffer,
     ReplyFields,
     fill_area,
-    read_fields,
 )
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
-from jsrl.transport.meeting.handshake import HELLO, HELLO_LIMITS, REFUSED, check_welcome, raise_refusal
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, PING, REFUSED, Hello, meet, raise_refusal
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, decode, encode
-from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
+from jsrl.transport.wire.schema import flatten_schema
 
 _SLICE_S = 0.1
 
@@ -60,32 +66,11 @@ class ZmqInferenceClient:
             self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
             introduce(self._socket, endpoint, own_keys)
             self._handshakes = Handshakes(self._socket, endpoint, own_keys)
-            self._greet(endpoint, timeout_s)
+            self._socket.connect(endpoint)
+            meet(self._socket, Hello(client, group_sizes, flatten_schema(spec)), self._handshakes, timeout_s)
         except BaseException:
             self._shut()
             raise
-
-    def _greet(self, endpoint: str, timeout_s: float) -> None:
-        fields = {
-            "name": self.identity.name,
-            "incarnation": self.identity.incarnation,
-            "groups": [list(pair) for pair in self._layout.group_sizes.items()],
-            "schema": schema_to_fields(flatten_schema(self._layout.spec)),
-        }
-        self._socket.connect(endpoint)
-        self._socket.send_multipart(outgoing(encode(HELLO, fields), self._keys))
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline - time.monotonic()
-            if not self._socket.poll(max(0, math.ceil(min(left_s, _SLICE_S) * 1000))):
-                self._handshakes.look()
-                if left_s <= 0:
-                    raise self._handshakes.no_answer(timeout_s)
-                continue
-            message = decode(self._socket.recv_multipart(), HELLO_LIMITS)
-            if message.kind != "ping":
-                check_welcome(message)
-                return
 
     def send(self, group: int, request: Request) -> None:
         """Ask for a group's actions; the request's arrays may be reused at once.
@@ -145,7 +130,7 @@ class ZmqInferenceClient:
     def _read_one(self) -> tuple[int, Reply] | None:
         frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
         message = decode(incoming(frames, self._keys, self._limits.message_bytes), self._limits)
-        if message.kind == "ping":
+        if message.kind == PING:
             return None
         if message.kind == REFUSED:
             self._close(str(message.fields.get("text")))

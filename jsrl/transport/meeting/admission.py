@@ -1,4 +1,4 @@
-"""Rules for joining a stream: names, groups and rows. A hello is checked against them first."""
+"""Who may join a stream: names, groups and rows, and which life of each. A hello is checked against this first."""
 
 from __future__ import annotations
 
@@ -46,23 +46,15 @@ class JoinRules:
                 f"{guest.name} cannot join: this stream is for {shown}; is the address of another stream?"
             )
 
-    def check_number(self, guest: ProducerId, num_groups: int) -> None:
-        """Check how many groups it has.
-
-        Raises:
-          ConfigError: none, or too many.
-        """
-        if not 1 <= num_groups <= self.num_groups:
-            raise ConfigError(f"{guest.name} has {num_groups} groups, expected 1 to {self.num_groups} on this stream.")
-
-    def check_groups(self, guest: ProducerId, group_sizes: dict[int, int]) -> None:
+    def check_groups(self, guest: ProducerId, groups: dict[int, int]) -> None:
         """Check the groups that it names (group -> rows).
 
         Raises:
-          ConfigError: too many, one that this stream does not have, or one with too many rows.
+          ConfigError: none, too many, one that this stream does not have, or one with too many rows.
         """
-        self.check_number(guest, len(group_sizes))
-        for group, rows in group_sizes.items():
+        if not 1 <= len(groups) <= self.num_groups:
+            raise ConfigError(f"{guest.name} has {len(groups)} groups, expected 1 to {self.num_groups} on this stream.")
+        for group, rows in groups.items():
             if not (0 <= group < self.num_groups and 1 <= rows <= self.rows):
                 raise ConfigError(
                     f"{guest.name} asks for group {group} with {rows} rows, expected group 0 to {self.num_groups - 1} with "
@@ -71,6 +63,58 @@ class JoinRules:
 
 
 ANYBODY = JoinRules()
+
+
+class Admission:
+    """Which life of each guest may speak at an end that binds: incarnations only rise, and who is in cannot come again.
+
+    Args:
+      rules: for joining at all.
+    """
+
+    def __init__(self, rules: JoinRules = ANYBODY) -> None:
+        self.rules = rules
+        self._lowest: dict[str, int] = {}  # name -> the lowest incarnation that may come
+
+    def check(self, guest: ProducerId, groups: dict[int, int]) -> None:
+        """Check that this guest may join at all, with these groups (group -> rows).
+
+        Raises:
+          ConfigError: a name, an incarnation or a group that cannot be. StreamClosed: the name may not join.
+        """
+        self.rules.check(guest, self._lowest)
+        self.rules.check_groups(guest, groups)
+
+    def check_life(self, guest: ProducerId) -> None:
+        """Check that this life is a new one.
+
+        Raises:
+          StreamClosed: it is in already, was fenced, or a later one was let in.
+        """
+        latest = self._lowest.get(guest.name, 0) - 1
+        if guest.incarnation <= latest:
+            verb = "has joined before" if guest.incarnation == latest else f"was replaced by incarnation {latest}"
+            raise StreamClosed(
+                f"{guest.name}, incarnation {guest.incarnation}, {verb}: start the worker again with a higher incarnation."
+            )
+
+    def admit(self, guest: ProducerId) -> None:
+        """Let a new life in; earlier ones may not come again.
+
+        Raises:
+          StreamClosed: see `check_life`.
+        """
+        self.check_life(guest)
+        self._lowest[guest.name] = guest.incarnation + 1
+
+    def leave(self, guest: ProducerId) -> None:
+        """Take note that a life left, of which nothing is kept: it may come again, unless a later one was let in."""
+        if self._lowest.get(guest.name) == guest.incarnation + 1:
+            self._lowest[guest.name] = guest.incarnation
+
+    def fence(self, guest: ProducerId) -> None:
+        """Let this life in no more, nor earlier ones."""
+        self._lowest[guest.name] = max(guest.incarnation + 1, self._lowest.get(guest.name, 0))
 
 
 def read_pairs(given: Any, most: int) -> dict[int, int]:

@@ -185,11 +185,12 @@ class Handshakes:
     Attributes:
       monitor: readable when there is something new; then `look`.
       made: whether a connection was made. changed: whether a connection was made or lost since it was set back.
-      broken: whether a connection that had been made was lost.
+      broken: whether a connection that had been made was lost. keys: of this end; None: it has none.
     """
 
     def __init__(self, socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> None:
         self.made = self.changed = self.broken = False
+        self.keys = keys
         self._socket, self._endpoint, self._has_keys = socket, endpoint, keys is not None
         self._failures, self._first_s = 0, 0.0
         self.monitor = socket.get_monitor_socket(int(_EVENTS))

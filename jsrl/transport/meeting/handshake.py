@@ -1,63 +1,112 @@
-"""Meeting over ZeroMQ: a producer says who it is and what its arrays look like, the consumer welcomes or refuses it."""
+"""How two ends of a stream meet, on every road: one says who it is and what its arrays look like, the other answers.
+
+    hello(name, incarnation, groups, schema)    ->
+                                                <-    welcome(what else the road needs), or refused(error, text)
+
+A refusal names the error which the end that connects raises.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import zmq
 
-from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
+from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import ProducerId
+from jsrl.transport.meeting.admission import Admission, JoinRules, read_pairs
 from jsrl.transport.meeting.answering import Answering
+from jsrl.transport.meeting.curve import Handshakes, outgoing
 from jsrl.transport.meeting.sockets import bind, configure
-from jsrl.transport.samples.ends import Admissions
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
-from jsrl.transport.wire.schema import Leaf, schema_from_fields, schema_to_fields
+from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields, schema_to_fields
 
-HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
+HELLO, WELCOME, REFUSED, PING = "hello", "welcome", "refused", "ping"
 HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)  # of what the end that connects is told
 _HELLO_BYTES = 1 << 15  # for a schema that is not ours, which is told by its first difference
 _GROUP_BYTES = 16
+_SLICE_S = 0.1  # between looks at the connection
 _ERRORS: dict[str, type[JsrlError]] = {
     kind.__name__: kind for kind in (SpecMismatch, StreamClosed, ConfigError, CodecError, StreamError)
 }
 
 
-def hello_frames(producer: ProducerId, leaves: tuple[Leaf, ...], num_groups: int) -> list[Any]:
-    """Return the first message of a producer."""
-    fields = {
-        "name": producer.name,
-        "incarnation": producer.incarnation,
-        "num_groups": num_groups,
-        "schema": schema_to_fields(leaves),
-    }
-    return encode(HELLO, fields)
+class Hello(NamedTuple):
+    """What the end that connects says first.
 
-
-def hello_limits(leaves: tuple[Leaf, ...], num_groups: int = 0) -> Limits:
-    """Return how large a hello may be at an end with this schema, where it names up to `num_groups` groups."""
-    (own,) = hello_frames(ProducerId("x" * 64, 0), leaves, 0)
-    size_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * num_groups
-    return Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
-
-
-def read_hello(message: Message, admissions: Admissions) -> tuple[ProducerId, tuple[Leaf, ...], int]:
-    """Return who speaks, its schema and its number of groups, once it is seen that these may join.
-
-    Raises:
-      CodecError: it is not a hello. ConfigError, StreamClosed: who speaks may not join this stream.
+    Attributes:
+      guest: which life of which worker. schema: of what travels.
+      groups: of environments -> how often one message of that group has the schema: the rows of a request, one trajectory.
     """
-    fields = message.fields
-    name, incarnation, num_groups = fields.get("name"), fields.get("incarnation"), fields.get("num_groups")
-    if message.kind != HELLO or not isinstance(name, str) or not isinstance(incarnation, int):
-        raise CodecError(f"expected a hello, found {message.kind[:40]!r} with {sorted(fields)[:8]}.")
-    if not isinstance(num_groups, int):
-        raise CodecError(f"the hello of {name[:80]!r} gives no number of groups.")
-    producer = ProducerId(name, incarnation)
-    admissions.check(producer, num_groups)
-    return producer, schema_from_fields(fields.get("schema")), num_groups
+
+    guest: ProducerId
+    groups: dict[int, int]
+    schema: tuple[Leaf, ...]
+
+    def frames(self) -> list[Any]:
+        """Return the message."""
+        fields = {
+            "name": self.guest.name,
+            "incarnation": self.guest.incarnation,
+            "groups": [list(pair) for pair in self.groups.items()],
+            "schema": schema_to_fields(self.schema),
+        }
+        return encode(HELLO, fields)
+
+
+def hello_of_producer(producer: ProducerId, num_groups: int, schema: tuple[Leaf, ...]) -> Hello:
+    """Return the hello of a worker that sends trajectories of groups 0 to `num_groups` - 1."""
+    return Hello(producer, dict.fromkeys(range(num_groups), 1), schema)
+
+
+class Greeter:
+    """Looks at hellos for an end that binds: who it is and which groups it has, and only then its schema.
+
+    Args:
+      name: of this end, for messages. schema: of what travels. rules: for joining.
+
+    Attributes:
+      admission: who may speak; the end says who was let in. limits: of a hello.
+    """
+
+    def __init__(self, name: str, schema: tuple[Leaf, ...], rules: JoinRules) -> None:
+        self.admission = Admission(rules)
+        self._name, self._schema = name, schema
+        (own,) = Hello(ProducerId("x" * 64, 0), {}, schema).frames()
+        size_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * rules.num_groups
+        self.limits = Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
+
+    def read(self, message: Message) -> Hello:
+        """Return what a hello says, once it is seen that its guest may join.
+
+        Raises:
+          CodecError: it is not a hello. ConfigError, StreamClosed: who speaks may not join this stream.
+          SpecMismatch: its schema is another one.
+        """
+        fields = message.fields
+        name, incarnation = fields.get("name"), fields.get("incarnation")
+        if message.kind != HELLO or not isinstance(name, str) or type(incarnation) is not int:
+            raise CodecError(f"expected a hello, found {message.kind[:40]!r} with {sorted(fields)[:8]}.")
+        groups = read_pairs(fields.get("groups"), self.admission.rules.num_groups)
+        guest = ProducerId(name, incarnation)
+        self.admission.check(guest, groups)
+        return self._compared(Hello(guest, groups, schema_from_fields(fields.get("schema"))))
+
+    def check(self, hello: Hello) -> None:
+        """Check a hello from within this process.
+
+        Raises:
+          JsrlError: as `read`.
+        """
+        self.admission.check(hello.guest, hello.groups)
+        self._compared(hello)
+
+    def _compared(self, hello: Hello) -> Hello:
+        compare_schemas(self._schema, hello.schema, self._name, hello.guest.name)
+        return hello
 
 
 def refusal_frames(error: JsrlError) -> list[Any]:
@@ -76,12 +125,13 @@ def raise_refusal(message: Message) -> None:
     raise kind(str(message.fields.get("text", "refused without a reason")))
 
 
-def check_welcome(message: Message) -> Message:
-    """Return a welcome as it is.
+def read_answer(frames: Sequence[Any]) -> Message:
+    """Return the welcome that answers a hello.
 
     Raises:
-      JsrlError: it is a refusal, or neither.
+      JsrlError: as the other side refused, or it is neither.
     """
+    message = decode(frames, HELLO_LIMITS)
     if message.kind == REFUSED:
         raise_refusal(message)
     if message.kind != WELCOME:
@@ -89,37 +139,55 @@ def check_welcome(message: Message) -> Message:
     return message
 
 
-def say_hello(endpoint: str, frames: list[Any], timeout_s: float) -> Message:
-    """Send a hello over a connection of its own and return the welcome.
+def meet(
+    socket: zmq.Socket, hello: Hello, handshakes: Handshakes, timeout_s: float, again_s: float = math.inf
+) -> Message:
+    """Say hello over a socket that connects, and return the welcome.
+
+    Args:
+      handshakes: of the socket. again_s: after which the hello is said again, where it or its answer may be lost.
 
     Raises:
-      StreamTimeout: no answer in time. Other errors: the reason why the consumer refused.
+      StreamTimeout: no answer in time. AccessDenied: the keys are missing, or another run's. Others: why it was refused.
     """
+    frames = outgoing(hello.frames(), handshakes.keys)
+    deadline, due_s = time.monotonic() + timeout_s, 0.0
+    while True:
+        now_s = time.monotonic()
+        if now_s >= due_s:
+            socket.send_multipart(frames)
+            due_s = now_s + again_s
+        if socket.poll(math.ceil(1000 * min(remaining(deadline), _SLICE_S))):
+            answer = socket.recv_multipart()
+            if answer != _PING_FRAMES:
+                return read_answer(answer)
+            continue
+        handshakes.look()
+        if remaining(deadline) <= 0:
+            raise handshakes.no_answer(timeout_s)
+
+
+_PING_FRAMES = encode(PING)
+
+
+def meet_at(endpoint: str, hello: Hello, timeout_s: float) -> Message:
+    """Say hello over a connection of its own, without keys, and return the welcome; see `meet`."""
     context = zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
         configure(socket, HELLO_LIMITS.message_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        handshakes = Handshakes(socket, endpoint, None)
         socket.connect(endpoint)
-        socket.send_multipart(frames)
-        if not socket.poll(max(0, int(timeout_s * 1000))):
-            raise no_answer(endpoint, timeout_s)
-        return check_welcome(decode(socket.recv_multipart(), HELLO_LIMITS))
+        return meet(socket, hello, handshakes, timeout_s)
     finally:
         context.destroy(linger=0)
-
-
-def no_answer(endpoint: str, timeout_s: float) -> StreamTimeout:
-    """Return the error for an unanswered hello."""
-    return StreamTimeout(
-        f"nobody answered at {endpoint} within {timeout_s:g} s: is the consumer running, is the address right?"
-    )
 
 
 class HelloResponder:
     """A thread that answers hellos at an endpoint, so that producers can join while the consumer is busy."""
 
-    def __init__(self, endpoint: str, answer: Callable[[Message], list[Any]], limits: Limits = HELLO_LIMITS):
+    def __init__(self, endpoint: str, answer: Callable[[Message], list[Any]], limits: Limits) -> None:
         self._answer, self._limits = answer, limits
         self._context = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)

@@ -14,7 +14,6 @@ from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage
 from jsrl.transport.meeting.address import check_producer
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.wire.schema import Leaf, check_tree, flatten_schema
 from jsrl.types import Trajectory, Tree, leaves
 
@@ -228,42 +227,6 @@ class SampleQueue:
             self._hold()
             self.changed.notify_all()
             return True
-
-
-class Admissions:
-    """Which life of each producer may speak: incarnations only rise, and none is granted twice."""
-
-    def __init__(self, guests: JoinRules = ANYBODY) -> None:
-        self._guests = guests
-        self._latest: dict[str, int] = {}
-
-    def check(self, producer: ProducerId, num_groups: int) -> None:
-        """Check that this producer may join at all, with so many groups.
-
-        Raises:
-          ConfigError: a name, an incarnation or a number of groups that cannot be. StreamClosed: the name may not join.
-        """
-        self._guests.check(producer, self._latest)
-        self._guests.check_number(producer, num_groups)
-
-    def admit(self, producer: ProducerId) -> None:
-        """Grant a stream to a new life.
-
-        Raises:
-          StreamClosed: this life or a later one had it already.
-        """
-        latest = self._latest.get(producer.name, -1)
-        if producer.incarnation <= latest:
-            verb = "has joined before" if producer.incarnation == latest else "was replaced"
-            raise StreamClosed(
-                f"{producer.name}, incarnation {producer.incarnation}, {verb} (latest: {latest}); a stream is granted "
-                "once per life, start the worker again with a higher incarnation."
-            )
-        self._latest[producer.name] = producer.incarnation
-
-    def fence(self, producer: ProducerId) -> None:
-        """Grant nothing to this life any more, nor to earlier ones."""
-        self._latest[producer.name] = max(producer.incarnation, self._latest.get(producer.name, -1))
 
 
 def check_groups(num_groups: int) -> int:

@@ -13,15 +13,15 @@ from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_life
 from jsrl.transport.meeting.address import check_name
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.handshake import Greeter, hello_of_producer
 from jsrl.transport.samples.ends import (
-    Admissions,
     OpenBlock,
     ProducerEnd,
     SampleQueue,
     check_blocks,
     choose_blocks,
 )
-from jsrl.transport.wire.schema import ALIGNMENT_BYTES, Layout, compare_schemas, flatten_schema, make_layout
+from jsrl.transport.wire.schema import ALIGNMENT_BYTES, Layout, flatten_schema, make_layout
 from jsrl.types import Trajectory, Tree, map_tree
 
 _bound: dict[str, LocalSampleConsumer] = {}
@@ -125,7 +125,7 @@ class LocalSampleConsumer:
         self.queue = SampleQueue(self.address, ledger)
         self._hop, self._life = hop, new_life()
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._admissions = Admissions(guests)
+        self._greeter = Greeter("the consumer", self.leaves, guests)
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
         with _arrival:
             if name in _bound:
@@ -143,13 +143,12 @@ class LocalSampleConsumer:
         with self.queue.changed:
             if self.queue.closed:
                 raise StreamClosed(f"{self.address} is closed.")
-            self._admissions.check(producer.producer, producer.num_groups)
             try:
-                compare_schemas(self.leaves, producer.leaves, "the consumer", producer.producer.name)
+                self._greeter.check(hello_of_producer(producer.producer, producer.num_groups, producer.leaves))
             except SpecMismatch as error:
                 self.queue.complain(SpecMismatch(str(error)))
                 raise
-            self._admissions.admit(producer.producer)
+            self._greeter.admission.admit(producer.producer)
             for old in [known for known in self._producers if known.name == producer.producer.name]:
                 self._disconnect(old, "replaced by a later incarnation")
             self._producers[producer.producer] = producer
@@ -189,7 +188,7 @@ class LocalSampleConsumer:
     def fence(self, producer: ProducerId) -> None:
         """Accept nothing more from this incarnation; what it committed before is still delivered."""
         with self.queue.changed:
-            self._admissions.fence(producer)
+            self._greeter.admission.fence(producer)
             self._disconnect(producer, "fenced by the consumer")
 
     def close(self) -> None:

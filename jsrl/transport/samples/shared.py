@@ -20,14 +20,14 @@ from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, look_into_rings, new_life
 from jsrl.transport.meeting.address import check_ipc_path, check_name
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, HelloResponder, hello_limits, read_hello, remaining
+from jsrl.transport.meeting.handshake import WELCOME, Greeter, HelloResponder, remaining
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import make_folder
-from jsrl.transport.samples.ends import Admissions, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples.owner import claim_owner
 from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, file_stem
 from jsrl.transport.wire.codec import Message, encode
-from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
+from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
 
 _LOOK_S = 0.25  # how often a waiting end looks whether the other one lives
@@ -73,7 +73,7 @@ class SharedSampleConsumer:
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._queue = SampleQueue(self.address, ledger)
         self._hop, self._life = hop, new_life()
-        self._admissions = Admissions(guests)
+        self._greeter = Greeter("the consumer", self.leaves, guests)
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the greeter's thread adds peers
         self._next_look_s = 0.0
@@ -87,7 +87,7 @@ class SharedSampleConsumer:
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
         self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
-        self._greeter = HelloResponder(f"ipc://{self._folder / prefix}.hello", self._welcome, hello_limits(self.leaves))
+        self._responder = HelloResponder(f"ipc://{self._folder / prefix}.hello", self._welcome, self._greeter.limits)
 
     @property
     def ledger(self) -> Ledger:
@@ -135,7 +135,7 @@ class SharedSampleConsumer:
     def fence(self, producer: ProducerId) -> None:
         """Accept nothing more from this incarnation; what it committed before is still delivered."""
         with self._lock:
-            self._admissions.fence(producer)
+            self._greeter.admission.fence(producer)
             peer = self._peers.get(producer)
             if peer is not None:
                 self._part(peer, FENCED)
@@ -144,7 +144,7 @@ class SharedSampleConsumer:
         """Drop what is in flight (reason `closed`), free the memory and remove the files."""
         if self._queue.closed:
             return
-        self._greeter.close()
+        self._responder.close()
         with self._lock:
             self._queue.close()  # what comes in from now on is counted as dropped
             for peer in list(self._peers.values()):
@@ -157,17 +157,17 @@ class SharedSampleConsumer:
     # -- joining (the greeter's thread)
 
     def _welcome(self, message: Message) -> list[Any]:
-        producer, leaves, num_groups = read_hello(message, self._admissions)
         try:
-            compare_schemas(self.leaves, leaves, "the consumer", producer.name)
+            hello = self._greeter.read(message)
         except SpecMismatch as error:
             self._queue.complain(SpecMismatch(str(error)))
             self._bell.ring()
             raise
+        producer, num_groups = hello.guest, len(hello.groups)
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
         stem = file_stem(self._name, producer)
         with self._lock:
-            self._admissions.admit(producer)
+            self._greeter.admission.admit(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
                 self._part(peer, FENCED)
             path = self._folder / f"{stem}.pages"
@@ -236,7 +236,7 @@ class SharedSampleConsumer:
 
     def _forget(self, peer: _Peer, why: int) -> None:
         peer.ended = True
-        self._admissions.fence(peer.producer)
+        self._greeter.admission.fence(peer.producer)
         self._peers.pop(peer.producer, None)
         peer.pages.end(why)
         peer.page.part()

@@ -9,7 +9,7 @@ from pathlib import Path
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import Entry, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage, read_life
-from jsrl.transport.meeting.handshake import hello_frames, remaining, say_hello
+from jsrl.transport.meeting.handshake import hello_of_producer, meet_at, remaining
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import is_locked
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until
@@ -39,8 +39,8 @@ class SharedSampleProducer(ProducerEnd):
         super().__init__(schema, producer, num_groups)
         self.address = f"shm:{folder / name}"
         prefix = f"{name}.samples"
-        hello = hello_frames(producer, self.leaves, num_groups)
-        welcome = say_hello(f"ipc://{folder / prefix}.hello", hello, timeout_s)
+        hello = hello_of_producer(producer, num_groups, self.leaves)
+        welcome = meet_at(f"ipc://{folder / prefix}.hello", hello, timeout_s)
         self._page = HopPage.attach(hop, producer, read_life(welcome.fields.get("life")))
         stem = file_stem(name, producer)
         self._owner_fd = open_owner(folder / f"{prefix}.owner")

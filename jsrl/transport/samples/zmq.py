@@ -17,7 +17,6 @@ an attendant thread of the producer syncs while something has not been received,
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import uuid
@@ -33,7 +32,7 @@ from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
 from jsrl.transport.base import Entry, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage, read_life
 from jsrl.transport.meeting.curve import Handshakes, introduce, keys_to_connect, outgoing
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, check_welcome, hello_frames, remaining
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, hello_of_producer, meet, remaining
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd
@@ -113,17 +112,8 @@ class ZmqSampleProducer(ProducerEnd):
 
     def _join(self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes) -> tuple[int, int]:
         self._socket.connect(endpoint)
-        deadline = time.monotonic() + timeout_s
-        answered = False
-        while not answered:
-            left_s = remaining(deadline)
-            hello = hello_frames(self.producer, self.leaves, num_groups)
-            self._socket.send_multipart(outgoing(hello, self._keys))
-            answered = bool(self._socket.poll(math.ceil(1000 * min(left_s, _SYNC_S))))
-            handshakes.look()
-            if not answered and left_s <= 0:
-                raise handshakes.no_answer(timeout_s)
-        welcome = check_welcome(decode(self._socket.recv_multipart(), HELLO_LIMITS))
+        hello = hello_of_producer(self.producer, num_groups, self.leaves)
+        welcome = meet(self._socket, hello, handshakes, timeout_s, again_s=_SYNC_S)
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
             raise StreamError(f"{endpoint} welcomed {self.producer.name} with {num_blocks!r} blocks.")

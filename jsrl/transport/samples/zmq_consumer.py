@@ -18,14 +18,14 @@ from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_life
 from jsrl.transport.meeting.address import check_origin
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, shut
-from jsrl.transport.meeting.handshake import HELLO, WELCOME, hello_limits, read_hello, refusal_frames, remaining
+from jsrl.transport.meeting.handshake import HELLO, WELCOME, Greeter, refusal_frames, remaining
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.memory.allocator import reuse_freed_memory
-from jsrl.transport.samples.ends import Admissions, SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples.zmq import BUFFER_BYTES, read_number
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
-from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
+from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
 
 _LINGER_MS = 500
@@ -73,9 +73,9 @@ class ZmqSampleConsumer:
         self.leaves = flatten_schema(schema)
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        header_bytes = hello_limits(self.leaves).header_bytes
+        self._greeter = Greeter("the consumer", self.leaves, guests)
+        header_bytes = self._greeter.limits.header_bytes
         self._limits = Limits(header_bytes, frames=2, message_bytes=header_bytes + self._layout.size_bytes)
-        self._admissions = Admissions(guests)
         self._peers: dict[bytes, _Peer] = {}
         self._owing: list[list[Any]] = []  # what the thread has to send
         self._untold: dict[bytes, _Peer] = {}  # producers that have not been told of everything that was released
@@ -145,7 +145,7 @@ class ZmqSampleConsumer:
     def fence(self, producer: ProducerId) -> None:
         """Accept nothing more from this incarnation; what arrived before is still delivered."""
         with self._lock:
-            self._admissions.fence(producer)
+            self._greeter.admission.fence(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
                 self._part(peer, "this incarnation was fenced by the consumer.")
         self._serve()
@@ -238,14 +238,14 @@ class ZmqSampleConsumer:
             raise CodecError(f"unknown message {message.kind[:40]!r}.")
 
     def _welcome(self, route: bytes, message: Message) -> None:
-        producer, leaves, num_groups = read_hello(message, self._admissions)
+        hello = self._greeter.read(message)
+        producer, num_groups = hello.guest, len(hello.groups)
         known = self._peers.get(route)
         if known is not None and known.producer == producer:  # asked again: the welcome was late, or lost
             self._owe(route, self._welcome_frames(known.num_blocks))
             return
-        compare_schemas(self.leaves, leaves, "the consumer", producer.name)
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
-        self._admissions.admit(producer)
+        self._greeter.admission.admit(producer)
         for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
             self._part(old, f"replaced by incarnation {producer.incarnation}.")
         page = HopPage.create(self._hop, producer, self._life, blocks=num_blocks, road=ZEROMQ)
@@ -289,7 +289,7 @@ class ZmqSampleConsumer:
             self._queue.complain(SpecMismatch(str(error)))
         elif peer is not None:  # a producer that was welcomed does not speak properly
             self._queue.complain(StreamError(str(error)))
-            self._admissions.fence(peer.producer)
+            self._greeter.admission.fence(peer.producer)
             self._peers.pop(route, None)
             peer.page.part()
         self._owe(route, refusal_frames(error))
