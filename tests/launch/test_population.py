@@ -69,10 +69,10 @@ class Watch:
             hand_over(copies, policy, version, state)
 
         def updating(learner, batch):
-            told = learner._told
+            told = learner._directed._told
             output = update(learner, batch)
             if told is not None:
-                assert learner._told is None
+                assert learner._directed._told is None
                 policy = learner.name.partition("-")[2] or MEMBERS[0]
                 values = told["hyperparameters"]
                 self.taken.append((policy, jax.device_get(learner._state), self.handed[policy], values))

@@ -22,6 +22,7 @@ from jsrl.workers.kinds import make_recorder
 from jsrl.workers.learner.build_source import begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.copies import Copies
+from jsrl.workers.learner.directed import ByDirector
 from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.trained import trained_agent
@@ -63,9 +64,6 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         poll_s=job.poll_s,
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
-        freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
-        on_policy=e.replay is None,
-        told=life.told,
     )
     scores = Scores(reporter) if wants_scores(e.director) else None
     copies = Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key))
@@ -74,9 +72,18 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
         return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
 
-    return Learner(
-        updater, begin, connect, check, store, settings, reporter, recorder, job.players, again, copies, scores
+    directed = ByDirector(
+        updater,
+        job.players,
+        again,
+        copies,
+        scores,
+        reporter,
+        freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
+        on_policy=e.replay is None,
+        told=life.told,
     )
+    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, directed)
 
 
 def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -10,23 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from jsrl.agents.base import UpdateOutput
-from jsrl.directors.messages import INITIAL
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.snapshots.players import PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import make_version
 from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.copies import Copies
+from jsrl.workers.learner.directed import UNDIRECTED, Directed, Now
 from jsrl.workers.learner.finite_check import Check
-from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.updaters import Updater, reported
 
@@ -36,9 +33,6 @@ class LearnerSettings:
     """What a learner has to know: when it ends, where this life begins, and how it makes updates and snapshots.
 
     Attributes:
-      freezes: its first params are frozen as `initial`, for directors. on_policy: rows that params chose from before a
-        director's reset or copy train nothing (replay keeps them). told: the reset or copy that a director told before
-        this life, and that was not made.
       total_env_steps: the end. epoch: of this life. start_updates: made before it.
       start_trained: trajectories that the state it begins with was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
@@ -57,24 +51,16 @@ class LearnerSettings:
     poll_s: float = 0.1
     shares_rows: bool = False
     name: str = "learner"
-    freezes: bool = False
-    on_policy: bool = True
-    told: dict[str, Any] | None = None
 
 
 class Learner:
     """A worker that owns the agent's state.
 
-    A director's reset or copy takes the place of the next update, so that params change where updates change them. Until then
-    the meta of snapshots has it, and a later life makes it.
-
     Args:
       updater: makes the updates. begin: () -> the state on its devices that this life begins with.
       connect: () -> (source of batches, params publisher), called when the update is compiled.
       check: looks at each update before it is published. store: of snapshots.
-      players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
-      copies: states from and for the learners of other policies.
-      scores: of the games in its batches, where a director wants some.
+      directed: what a director commands it.
     """
 
     def __init__(
@@ -87,14 +73,10 @@ class Learner:
         settings: LearnerSettings,
         reporter: Reporter,
         recorder: Recorder | None = None,
-        players: PlayerStore | None = None,
-        again: Callable[[list[Any], int], Any] | None = None,
-        copies: Copies | None = None,
-        scores: Scores | None = None,
+        directed: Directed = UNDIRECTED,
     ) -> None:
         self.name = settings.name
-        self._players, self._again, self._copies, self._scores = players, again, copies, scores
-        self._told, self._next = settings.told, None  # what the next update takes: as it was told, and the state
+        self._directed = directed
         self._updater, self._begin, self._connect, self._check = updater, begin, connect, check
         self._store, self._settings, self._reporter = store, settings, reporter
         self.updates, self._trained = settings.start_updates, settings.start_trained
@@ -102,9 +84,7 @@ class Learner:
         self.recorder = self._recorder = recorder or Recorder("learner")
         self._phases = self.recorder.phases
         self._replay_metrics: dict[str, float] = {}
-        self._done: dict[str, Any] = {}  # what the director was told last
         self._finished = False
-        self._reset_at = -1  # updates by which a director reset or copied the state last
         self._open = contextlib.ExitStack()  # the source, once it is bound
         self._trained_s = 0.0
         self._snapshot_at = time.monotonic() + settings.snapshot_period_s
@@ -113,6 +93,9 @@ class Learner:
     def version(self) -> int:
         """Return the version of the params as they are now."""
         return make_version(self._settings.epoch, self.updates)
+
+    def _now(self) -> Now:
+        return Now(self.version, self.updates, self._state)
 
     @property
     def settled(self) -> bool:
@@ -133,14 +116,11 @@ class Learner:
         """Make the state, compile the update, bind the streams, publish the first params."""
         self._reporter.stage("making the agent's state")
         self._state = self._begin()
-        self._next = None if self._told is None else self._state_told(self._told)
         self._reporter.stage("binding streams")
         self._source, self._publisher = self._connect()
         self._open.callback(self._source.close)
-        params = self._updater.fetch(self._state.params)
-        self._publish(params)
-        if self._settings.freezes and self._players is not None and INITIAL not in self._players.names():
-            self._players.freeze(INITIAL, self.version, jax.tree.leaves(params))
+        self._publish(self._updater.fetch(self._state.params))
+        self._directed.begin(self._now())
         self._reporter.stage("compiling the update")
         self._updater.compile(self._state, self._source.example(), self._key)
         self._source.begin()
@@ -166,8 +146,7 @@ class Learner:
         before = self.updates
         for _ in range(self._settings.calls_per_batch):
             output = self._update(batch)
-        if self._scores is not None and output.priorities is not None:
-            self._scores.add(batch.trajectory.game, np.asarray(output.priorities))
+        self._directed.trained(batch, output)
         self._trained += len(batch.lags)
         self._phases.enter("other")
         rows = self._source.used(batch, output)
@@ -180,11 +159,11 @@ class Learner:
 
     def _update(self, batch: Batch) -> UpdateOutput:
         """Make the next update: learn, take the state that was told, or skip rows of before."""
-        if self._next is not None:
-            self._state, self._next, self._told = self._next, None, None
-            self._reset_at = self.updates
+        told = self._directed.next_state(self.updates)
+        if told is not None:
+            self._state = told
             return self._skip()
-        return self._learn(batch) if self._is_of_this_life(batch) else self._skip()
+        return self._learn(batch) if self._directed.trains(batch) else self._skip()
 
     def _learn(self, batch: Batch) -> UpdateOutput:
         """One call of the update: apart from publishing, what the whole system is for."""
@@ -208,13 +187,6 @@ class Learner:
         self._phases.mark("updates", self.updates)
         self._publish(params)
         return UpdateOutput(metrics, output.priorities)
-
-    def _is_of_this_life(self, batch: Batch) -> bool:
-        """Return whether params of since the last reset or copy chose all rows of a batch."""
-        if self._reset_at < 0 or not self._settings.on_policy:
-            return True
-        made = np.asarray(batch.trajectory.version)[:, :-1] & 0x7FFFFFFF
-        return int(made.min()) > self._reset_at
 
     def _skip(self) -> UpdateOutput:
         """Count an update without learning, so that actors go on."""
@@ -255,7 +227,7 @@ class Learner:
         state = self._updater.kept(self._state)
         meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
         meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
-        meta |= {"told": self._told} if self._told is not None else {}
+        meta |= self._directed.meta()
         try:
             self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
         except SnapshotError as error:
@@ -295,43 +267,8 @@ class Learner:
         if command.name == "snapshot":
             self.save(wait=True)
             self._reporter.event("snapshotted", updates=self.updates)
-        elif command.name in ("freeze", "reset", "hand_over", "copy"):
-            self._directed(command.name, command.facts)
-
-    def _directed(self, name: str, facts: dict[str, Any]) -> None:
-        """Carry out what a director commands, once, and say so, or why not."""
-        if self._done.get("ticket") == facts["ticket"]:
-            self._reporter.event("done", **self._done)
-            return
-        done: dict[str, Any] = {"ticket": facts["ticket"], "version": self.version}
-        try:
-            if self._players is None or self._again is None or self._copies is None:
-                raise SnapshotError(f"{self.name} has no frozen players.")
-            if name == "freeze":
-                params = self._updater.fetch(self._state.params)
-                self._players.freeze(facts["name"], self.version, jax.tree.leaves(params))
-            elif name == "hand_over":
-                now = self._state if self._next is None else self._next
-                self._copies.hand_over(facts["to"], self.version, now)
-            else:
-                told = facts | {"updates": self.updates}
-                self._next, self._told = self._state_told(told), told
-                self.save(wait=True)  # a later life knows of it
-        except SnapshotError as error:
-            done["error"] = str(error)
-        self._done = done
-        self._reporter.event("done", **done)
-
-    def _state_told(self, told: dict[str, Any]) -> Any:
-        """Return the state of a reset or copy, on its devices.
-
-        Raises:
-          SnapshotError: it cannot be read.
-        """
-        assert self._copies is not None and self._players is not None and self._again is not None
-        if "hyperparameters" in told:
-            return self._copies.load(told["version"], told["hyperparameters"])
-        return self._again(self._players.load(told["version"]), told["updates"])
+        else:
+            self._directed.obey(command.name, command.facts, self._now(), functools.partial(self.save, wait=True))
 
     def drop_pending(self) -> None:
         """Count what waits as dropped and take in nothing more; used where a step failed."""
