@@ -236,9 +236,14 @@ class Experiment:
         return split_bind(self.bind)
 
     @property
+    def uses_zeromq(self) -> bool:
+        """Return whether streams between processes go over ZeroMQ; else they lie in shared memory."""
+        return self.road == "zeromq" and self.where.has_processes
+
+    @property
     def encrypted(self) -> bool:
         """Return whether streams between processes go over TCP, and so are encrypted; else they do not leave the host."""
-        return leaves_host(self) and self.road == "zeromq" and self.where.has_processes
+        return self.uses_zeromq and leaves_host(self)
 
     @property
     def is_deterministic(self) -> bool:

@@ -21,13 +21,12 @@ def make_graph(experiment: Experiment) -> Graph:
     those of all.
     """
     e = experiment
-    relayed = e.road == "zeromq" and e.where.has_processes
-    params = RELAYED if relayed else PARAMS
+    params = RELAYED if e.uses_zeromq else PARAMS
     served = e.where.has_servers and e.recording is None  # without actors only the evaluator acts, by itself
     policies = {name: f"-{name}" if number else "" for number, name in enumerate(e.policies or (POLICY,))}
     ends = tuple(policies.values())
     workers = [_learner(e, end) for end in ends]
-    if relayed:
+    if e.uses_zeromq:
         workers += [_relay(end) for end in ends]
     answered = [ends] if e.inference.shared else [(end,) for end in ends]
     for together in answered if served else ():

@@ -42,7 +42,7 @@ def bind_addresses(
                     address = own_address(stream.road, f"{memory_folder}/{name}")
                 elif not stays_here(graph, stream, hosts):
                     address = tcp(hosts.address(worker.name))
-                elif experiment.road == "zeromq" and not _stays(graph, stream):
+                elif experiment.uses_zeromq and not _stays(graph, stream):
                     address = over_zmq(name)
                 else:
                     address = f"shm:{memory_folder}/{name}"

@@ -210,7 +210,7 @@ class Plan:
         """Return the bytes that this run takes of the shared-memory file system."""
         e = self.experiment
         apart = not self.hosts.are_here(job.name for job in self.jobs)  # what leaves this host takes none
-        if not e.where.has_processes or e.road != "shared-memory" or e.recording is not None or apart:
+        if not e.where.has_processes or e.uses_zeromq or e.recording is not None or apart:
             return 3 * self.schemas.params_bytes
         return self.stream_bytes + sum(map(self._bytes_beside, self.policies.values()))
 
@@ -533,8 +533,9 @@ def _policy_line(policy: PolicyPart) -> str:
 
 
 def _road(e: Experiment) -> str:
-    road = f"zeromq ({'tcp, encrypted' if e.encrypted else 'ipc'})" if e.road == "zeromq" else e.road
-    return road if e.where.has_processes else "in-process"
+    if e.uses_zeromq:
+        return f"zeromq ({'tcp, encrypted' if e.encrypted else 'ipc'})"
+    return e.road if e.where.has_processes else "in-process"
 
 
 def memory_mb(plan: Plan, job: Job) -> int:

@@ -169,7 +169,7 @@ def check_address(experiment: Experiment) -> None:
     Raises:
       ConfigError: it is not an address of this host.
     """
-    if experiment.road != "zeromq" or not experiment.where.has_processes:
+    if not experiment.uses_zeromq:
         return
     host, _ = experiment.bind_to
     try:

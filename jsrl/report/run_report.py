@@ -308,7 +308,7 @@ def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> RunS
         ring=e.ring,
         servers=e.num_inference_servers,
         synchronous=e.max_policy_lag == 0,
-        zeromq=e.road == "zeromq",
+        zeromq=e.uses_zeromq,
         accelerators=accelerators,
         more_actors=tuple(n for n in actors if _works(e, num_actors=n)),
         more_groups=next((n for n in groups if _works(e, num_groups=n)), None),

@@ -38,7 +38,13 @@ class Road:
 
     What each end takes and promises: jsrl.transport.samples.roads, .inference.roads and .params.roads. The `address` of an
     end that binds must be one that `connect_...` of the same road takes.
+
+    Attributes:
+      queues: whether what others send waits in the memory of the process that binds until it is looked at: its size is
+        watched then.
     """
+
+    queues = False
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
         """Return the reading end of a sample stream."""
@@ -191,6 +197,8 @@ class SharedMemory(Road):
 
 class ZeroMQ(Road):
     """A header and raw frames, over Unix sockets or, with keys, over TCP."""
+
+    queues = True
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
         """See Road."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jsrl.runs.memory import MIB, MemoryWatch
+from jsrl.transport.roads import road_of
 from jsrl.types import leaves, map_trajectory
 
 if TYPE_CHECKING:
@@ -18,12 +19,11 @@ _BATCHES = 5  # of trajectories: staging buffers, on the device, lent
 
 
 def make_watch(job: Job, declared_bytes: int | None) -> MemoryWatch | None:
-    """Return the watch of a worker that binds streams over ZeroMQ, given what it declares; else None."""
-    e = job.experiment
-    over_zmq = e.road == "zeromq" or job.keys is not None  # which streams have that go over TCP
-    if declared_bytes is None or not over_zmq or job.in_process:
+    """Return the watch of a worker that binds streams whose messages wait in its memory, given what it declares; else None."""
+    bound = [end.address for part in job.by_policy for _, end in part.ends if end.address]
+    if declared_bytes is None or job.in_process or not any(road_of(address).queues for address in bound):
         return None
-    return MemoryWatch(declared_bytes, e.supervision.memory_margin_mb * MIB)
+    return MemoryWatch(declared_bytes, job.experiment.supervision.memory_margin_mb * MIB)
 
 
 def params_bytes(job: Job) -> int:

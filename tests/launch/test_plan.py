@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -17,12 +18,13 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
 from jsrl.graph.placements import make_graph
 from jsrl.launch.launcher import Hosts
-from jsrl.launch.links import begin_encryption, bind_addresses
+from jsrl.launch.links import begin_encryption, bind_addresses, ends_of
 from jsrl.launch.plan import Plan, accelerators, describe, make_plan, make_schemas, process_environment
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
 from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
+from jsrl.workers.memory import make_watch
 
 ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
@@ -317,6 +319,28 @@ def test_a_folder_too_deep_for_sockets_is_told_with_the_way_out() -> None:
     e = experiment(road="zeromq")
     with pytest.raises(ConfigError, match=r"has 1[56]\d bytes, at most 107 .* export TMPDIR=/tmp"):
         bind_addresses(make_graph(e), e, Path("/" + "d" * 150))
+
+
+def test_the_memory_of_who_binds_streams_of_messages_is_watched() -> None:
+    """The addresses say it: an end in shared memory holds nothing that others send, also in a run over ZeroMQ."""
+    bound = {
+        road: {job.name: job for job in plan_of(road=road, num_actors=2).jobs} for road in ("shared-memory", "zeromq")
+    }
+    watched = {
+        road: [name for name, job in jobs.items() if make_watch(job, 1) is not None] for road, jobs in bound.items()
+    }
+    assert watched == {"shared-memory": [], "zeromq": ["learner", "parameter-server", "inference-0"]}
+    learner = bound["zeromq"]["learner"]
+    assert make_watch(learner, None) is None and make_watch(dataclasses.replace(learner, in_process=True), 1) is None
+    elsewhere = Hosts("10.0.0.1", {"actor-1": "10.0.0.7"})
+    job = dataclasses.replace(bound["shared-memory"]["learner"], ends=_ends_over(elsewhere))
+    assert make_watch(job, 1) is not None
+
+
+def _ends_over(hosts: Hosts):
+    e = experiment(num_actors=2)
+    graph = make_graph(e)
+    return ends_of(graph, graph.worker("learner"), bind_addresses(graph, e, MEMORY, hosts), "policy")
 
 
 def test_the_hosts_of_a_streams_ends_choose_its_road() -> None:
