@@ -1,7 +1,9 @@
 """Draw the learning curves of docs/algorithms from benchmarks/results: `python benchmarks/curves.py`.
 
 Each picture has one curve per seed: the mean return of greedy evaluation episodes over env steps, with a band of 95%
-confidence over those episodes. The files were written by benchmarks/keep.py.
+confidence over those episodes. The files were written by benchmarks/keep.py. Dashed curves are those of another library, one
+per seed (benchmarks/peers/run_curve.py and run_replay_curve.py). A dotted line is a published final score, or what planned
+play reaches.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import json
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,48 +20,124 @@ import numpy as np
 from jsrl.report.charts import LEFT, WIDE, Series, chart
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 COLOURS = ("#2563b0", "#d9822b", "#2a9d6f", "#b0426a", "#7a5bc0", "#6b7785")
-PICTURES = {  # picture -> (title, the seeds' files begin with)
-    "ppo_cartpole": ("PPO, CartPole-v1, placement served", "ppo_cartpole-served-seed"),
-    "ppo_pong": ("PPO, Pong from pixels", "ppo_pong-seed"),
-    "ppo_halfcheetah": ("PPO, HalfCheetah-v5", "ppo_halfcheetah-seed"),
-    "impala_pong": ("IMPALA, Pong from pixels", "impala_pong-seed"),
-    "dqn_pong": ("DQN, Pong from pixels", "dqn_pong-seed"),
-    "dqn_cartpole-c51": ("DQN with 51 atoms, CartPole-v1", "dqn_cartpole-c51-seed"),
-    "r2d2-memory": ("R2D2, probe:memory", "r2d2-memory-seed"),
-    "sac_halfcheetah": ("SAC, HalfCheetah-v5, stopped at 5,000", "sac_halfcheetah-seed"),
-    "sac_pendulum": ("SAC, Pendulum-v1", "sac_pendulum-seed"),
-    "td3-pendulum": ("TD3, Pendulum-v1", "td3-pendulum-seed"),
-    "ddpg-pendulum": ("DDPG, Pendulum-v1", "ddpg-pendulum-seed"),
-    "bc-expert": ("BC from 112 recorded episodes, CartPole-v1", "bc-expert-seed"),
+PEER, REFERENCE = 6, 7  # indices of their colours
+ZOO = "rl-baselines3-zoo"
+PLANNED = (-7.9, "planned play: -7.9")  # docs/results.md, several seats
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What one picture shows.
+
+    Attributes:
+      title: above the curves. start: the seeds' files begin with it. x_label: of the horizontal axis.
+      peer: another library's curves beside them: (what the legend says, their files begin with it).
+      reference: a score to compare with: (its value, whose it is).
+    """
+
+    title: str
+    start: str
+    x_label: str = "env steps"
+    peer: tuple[str, str] | None = None
+    reference: tuple[float, str] | None = None
+
+
+PICTURES = {
+    "ppo_cartpole": Picture(
+        "PPO, CartPole-v1, placement served",
+        "ppo_cartpole-served-seed",
+        peer=("SBX 0.28, same settings", "ppo_cartpole-sbx-seed"),
+        reference=(500.0, f"{ZOO}: 500 after 100k env steps"),
+    ),
+    "ppo_pong": Picture(
+        "PPO, Pong from pixels", "ppo_pong-seed", reference=(20.989, f"{ZOO}: 20.99 after 10M env steps")
+    ),
+    "ppo_halfcheetah": Picture(
+        "PPO, HalfCheetah-v5", "ppo_halfcheetah-seed", reference=(5819.0, f"{ZOO}: 5,819 after 1M env steps of v3")
+    ),
+    "impala_pong": Picture("IMPALA, Pong from pixels", "impala_pong-seed"),
+    "dqn_pong": Picture(
+        "DQN, Pong from pixels", "dqn_pong-seed", reference=(20.602, f"{ZOO}: 20.6 after 10M env steps")
+    ),
+    "dqn_cartpole-c51": Picture(
+        "DQN with 51 atoms, CartPole-v1",
+        "dqn_cartpole-c51-seed",
+        reference=(500.0, f"{ZOO}: 500 after 50k env steps, DQN"),
+    ),
+    "r2d2-memory": Picture("R2D2, probe:memory", "r2d2-memory-seed"),
+    "sac_halfcheetah": Picture(
+        "SAC, HalfCheetah-v5, stopped at 5,000",
+        "sac_halfcheetah-seed",
+        peer=("SBX 0.28, same settings", "sac_halfcheetah-sbx-same-seed"),
+        reference=(9535.0, f"{ZOO}: 9,535 after 1M env steps of v3"),
+    ),
+    "sac_pendulum": Picture(
+        "SAC, Pendulum-v1",
+        "sac_pendulum-seed",
+        peer=("SBX 0.28, same settings", "sac_pendulum-sbx-seed"),
+        reference=(-157.0, f"{ZOO}: -157 after 20k env steps"),
+    ),
+    "td3-pendulum": Picture(
+        "TD3, Pendulum-v1",
+        "td3-pendulum-seed",
+        peer=("SBX 0.28, same settings", "td3-pendulum-sbx-seed"),
+        reference=(-152.0, f"{ZOO}: -152 after 20k env steps"),
+    ),
+    "ddpg-pendulum": Picture(
+        "DDPG, Pendulum-v1",
+        "ddpg-pendulum-seed",
+        peer=("SBX 0.28, same settings", "ddpg-pendulum-sbx-seed"),
+        reference=(-152.0, f"{ZOO}: -152 after 20k env steps"),
+    ),
+    "bc-expert": Picture("BC from 112 recorded episodes, CartPole-v1", "bc-expert-seed", "rows trained on"),
+    "mappo-spread": Picture("MAPPO, simple_spread_v3", "mappo-spread-seed", reference=PLANNED),
+    "mappo_speaker_listener": Picture(
+        "MAPPO, simple_speaker_listener_v4", "mappo_speaker_listener-seed", reference=(-7.7, "planned play: -7.7")
+    ),
+    "happo": Picture("HAPPO, simple_spread_v3", "happo-seed", reference=PLANNED),
+    "vdn": Picture("VDN, simple_spread_v3", "vdn-seed", reference=PLANNED),
 }
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#5d6b7c}.title{font-size:13px;font-weight:600;fill:#1c2430}"
     ".grid{stroke:#dfe4ea}.axis{stroke:#5d6b7c}polyline{fill:none;stroke-width:1.8}circle{fill:#fff}polygon{opacity:.18;stroke:none}"
+    f".line{PEER}{{stroke:#6b7785;stroke-dasharray:6 3;stroke-width:1.2}}polygon.line{PEER}{{fill:#6b7785}}"
+    f".line{REFERENCE}{{stroke:#1c2430;stroke-dasharray:2 3;stroke-width:1.2}}"
 )
-TOP = 26  # of the title and legend, above the chart
+TOP, ROW = 26, 15  # of the title with the seeds, and of each further line of the legend
 
 
-def draw(title: str, files: list[Path]) -> str:
-    """Return one picture as a standalone SVG.
-
-    Args:
-      title: above the curves. files: one per seed, as benchmarks/keep.py writes them.
-    """
-    series = [_series(path) for path in files]
-    x_label = "rows trained on" if "BC" in title else "env steps"
-    inside = re.search(r"<svg[^>]*>(.*)</svg>", chart(title, x_label, series)).group(1)
+def draw(picture: Picture, results: Path = RESULTS) -> str:
+    """Return one picture as a standalone SVG, from the files of its seeds in a folder of results."""
+    series = [_series(path) for path in sorted(results.glob(f"{picture.start}?.json"))]
+    peers = [_peer(path) for path in sorted(results.glob(f"{picture.peer[1]}?.json"))] if picture.peer else []
+    drawn, notes = [*peers, *series], []
+    if picture.peer and peers:
+        notes.append((PEER, f"{picture.peer[0]}, seeds 0 to {len(peers) - 1}"))
+    if picture.reference:
+        value, text = picture.reference
+        ends = np.array([min(one.x.min() for one in drawn), max(one.x.max() for one in drawn)])
+        drawn.append(Series(text, ends, np.full(2, value), index=REFERENCE, faint=True))
+        notes.append((REFERENCE, text))
+    inside = re.search(r"<svg[^>]*>(.*)</svg>", chart(picture.title, picture.x_label, drawn)).group(1)
     width, height = WIDE
     colours = "".join(f".line{i}{{stroke:{c}}}.key{i},polygon.line{i}{{fill:{c}}}" for i, c in enumerate(COLOURS))
     keys = "".join(
         f'<text class="key{i}" x="{width - 12 - 48 * (len(series) - 1 - i)}" y="16" text-anchor="end">{one.name}</text>'
         for i, one in enumerate(series)
     )
+    legend = "".join(
+        f'<line class="line{index}" x1="{LEFT}" x2="{LEFT + 26}" y1="{TOP + ROW * row}" y2="{TOP + ROW * row}"/>'
+        f'<text x="{LEFT + 32}" y="{TOP + ROW * row + 4}">{text}</text>'
+        for row, (index, text) in enumerate(notes)
+    )
+    top = TOP + ROW * len(notes)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + TOP}" role="img">\n'
-        f"<style>{STYLE}{colours}</style>\n<title>{title}: return over {x_label}</title>\n"
-        f'<text class="title" x="{LEFT}" y="16">{title}</text>{keys}\n'
-        f'<g transform="translate(0 {TOP})">{inside}</g>\n</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + top}" role="img">\n'
+        f"<style>{STYLE}{colours}</style>\n<title>{picture.title}: return over {picture.x_label}</title>\n"
+        f'<text class="title" x="{LEFT}" y="16">{picture.title}</text>{keys}{legend}\n'
+        f'<g transform="translate(0 {top})">{inside}</g>\n</svg>\n'
     )
 
 
@@ -66,7 +145,18 @@ def _series(path: Path) -> Series:
     curves = json.loads(path.read_text())["curves"]
     points, halves = np.array(curves["evaluator/return_mean"]), np.array(curves["evaluator/return_ci95"])
     x, y, half = points[:, 0], points[:, 2], halves[:, 2]
-    return Series(f"seed {path.stem[-1]}", x, y, y - half, y + half)
+    number = int(path.stem[-1])
+    return Series(f"seed {number}", x, y, y - half, y + half, index=number)
+
+
+def _peer(path: Path) -> Series:
+    """Return the curve of another library; its points are (env steps, mean, half interval) or (env steps, seconds, mean)."""
+    kept = json.loads(path.read_text())
+    points = np.array(kept["points"], float)
+    if "task" not in kept:
+        return Series(path.stem, points[:, 0], points[:, 2], index=PEER, faint=True)
+    x, y, half = points.T
+    return Series(path.stem, x, y, y - half, y + half, index=PEER, faint=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,10 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures")
     folder = parser.parse_args(arguments).to
-    for name, (title, start) in PICTURES.items():
-        files = sorted((ROOT / "benchmarks" / "results").glob(f"{start}?.json"))
-        (folder / f"curve-{name}.svg").write_text(draw(title, files))
-        print(f"curve-{name}.svg: {', '.join(path.name for path in files)}")
+    for name, picture in PICTURES.items():
+        (folder / f"curve-{name}.svg").write_text(draw(picture))
+        print(f"curve-{name}.svg: {picture.title}")
     return 0
 
 

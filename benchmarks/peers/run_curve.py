@@ -1,0 +1,165 @@
+"""A learning curve of SBX (Stable-Baselines in JAX): `python run_curve.py ppo_cartpole --seed 0`, in its own environment.
+
+Each task has the environment, networks and hyperparameters of the experiment of jsrl that it is named after, as far as
+SBX has them (`note` says what differs). Greedy episodes are played every so many env steps. The points go to
+benchmarks/results/TASK-sbx-seedN.json, and benchmarks/curves.py draws them beside jsrl's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import measuring
+from environments import make_one
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, and how.
+
+    Attributes:
+      algorithm: class of SBX. settings: its arguments. env_steps: in all. every: env steps between evaluations.
+      episodes: greedy ones of an evaluation. goal: mean return that ends the run, if any. hidden: layers of every network.
+      relu: their activation; else tanh. noise: standard deviation of the noise on played actions. note: what differs from
+        jsrl's settings.
+    """
+
+    algorithm: str
+    env: str
+    settings: dict[str, Any]
+    env_steps: int
+    every: int
+    num_envs: int = 8
+    episodes: int = 20
+    goal: float | None = None
+    hidden: tuple[int, ...] = (256, 256)
+    relu: bool = True
+    note: str = ""
+    noise: float | None = None
+
+
+PENDULUM = {"batch_size": 256, "buffer_size": 1_000_000, "learning_starts": 1_000, "gamma": 0.99, "tau": 0.005}
+PPO = {"clip_range": 0.2, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
+TASKS = {
+    "ppo_cartpole": Task(
+        "PPO",
+        "CartPole-v1",
+        {"n_steps": 64, "batch_size": 256, "n_epochs": 8, "gamma": 0.98, "gae_lambda": 0.9, "learning_rate": 3e-3}
+        | PPO,
+        env_steps=100_000,
+        every=5_000,
+        num_envs=16,
+        goal=490.0,
+        hidden=(64, 64),
+        relu=False,
+        note="advantages are normalised per minibatch",
+    ),
+    "sac_pendulum": Task(
+        "SAC",
+        "Pendulum-v1",
+        PENDULUM | {"learning_rate": 1e-3, "tau": 0.01, "gamma": 0.98, "batch_size": 128, "buffer_size": 20_000},
+        env_steps=8_000,
+        every=1_000,
+        hidden=(64, 64),
+    ),
+    "td3-pendulum": Task(
+        "TD3", "Pendulum-v1", PENDULUM | {"learning_rate": 3e-4, "policy_delay": 2}, 10_000, 1_000, noise=0.1
+    ),
+    "ddpg-pendulum": Task("DDPG", "Pendulum-v1", PENDULUM | {"learning_rate": 3e-4}, 10_000, 1_000, noise=0.1),
+}
+
+
+def linear(first: float) -> Callable[[float], float]:
+    """Return a learning rate that falls to 0."""
+    return lambda left: left * first
+
+
+def model_of(task: Task, seed: int) -> Any:
+    """Return SBX's model of a task."""
+    import jax
+    import numpy as np
+    import sbx
+    from stable_baselines3.common.noise import NormalActionNoise
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    env: Any = DummyVecEnv([lambda: make_one({"env": task.env}) for _ in range(task.num_envs)])
+    settings = dict(task.settings)
+    if task.algorithm == "PPO":
+        settings["learning_rate"] = linear(settings["learning_rate"])
+    else:
+        settings |= {"train_freq": 1, "gradient_steps": task.num_envs}
+    if task.noise is not None:
+        size = env.action_space.shape
+        settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, task.noise))
+    if task.algorithm == "SAC":
+        settings["qf_learning_rate"] = settings["learning_rate"]
+    layers = {"pi": list(task.hidden), "vf" if task.algorithm == "PPO" else "qf": list(task.hidden)}
+    shape = {"net_arch": layers, "activation_fn": jax.nn.relu if task.relu else jax.numpy.tanh}
+    return getattr(sbx, task.algorithm)("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=shape, **settings)
+
+
+def learn(model: Any, task: Task) -> list[list[float]]:
+    """Learn until the goal or the end; return (env steps, mean return, half of its 95% interval) of each evaluation."""
+    import numpy as np
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    points: list[list[float]] = []
+    env: Any = DummyVecEnv([lambda: make_one({"env": task.env}) for _ in range(task.episodes)])
+
+    def evaluate() -> float:
+        returns, _ = evaluate_policy(
+            model, env, task.episodes, deterministic=True, return_episode_rewards=True, warn=False
+        )
+        half = 1.96 * float(np.std(returns, ddof=1)) / len(returns) ** 0.5
+        points.append([model.num_timesteps, round(float(np.mean(returns)), 2), round(half, 2)])
+        print(*points[-1], flush=True)
+        return float(np.mean(returns))
+
+    class Watch(BaseCallback):
+        """Evaluates between rollouts."""
+
+        next_steps, going = 0, True
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps >= self.next_steps:
+                self.next_steps += task.every
+                self.going = not (task.goal is not None and evaluate() >= task.goal)
+
+        def _on_step(self) -> bool:
+            return self.going
+
+    model.learn(total_timesteps=task.env_steps, callback=Watch(), log_interval=10**9)
+    if points[-1][0] != model.num_timesteps and model.num_timesteps >= task.env_steps:
+        evaluate()
+    return points
+
+
+def main() -> None:
+    """Learn, and write the curve."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
+    given = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    task = TASKS[given.task]
+    points = learn(model_of(task, given.seed), task)
+    packages = measuring.versions_of("sbx-rl", "stable-baselines3", "jax", "gymnasium")
+    command = f"python benchmarks/peers/run_curve.py {given.task} --seed {given.seed}"
+    kept = {"command": command, "packages": packages, "task": dataclasses.asdict(task), "points": points}
+    (given.to / f"{given.task}-sbx-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
+
+
+if __name__ == "__main__":
+    main()
