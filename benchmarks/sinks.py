@@ -167,6 +167,10 @@ def check(arm: str, log: str) -> None:
 def main() -> int:
     """Measure, print, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arms = ARMS[1:]
+    parser.add_argument(
+        "--arms", nargs="+", choices=arms, default=arms, metavar="ARM", help=f"of {', '.join(arms)}; all"
+    )
     parser.add_argument("--pairs", type=int, default=30, help="runs of each arm")
     parser.add_argument("--seconds", type=float, default=6.0, help="of one run")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "sinks.json")
@@ -178,11 +182,11 @@ def main() -> int:
         os.environ |= {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "WANDB_SILENT": "true"}
         try:
             block(NEITHER, experiment, folder)()  # compiles
-            alternate(record, [Arm(arm, block(arm, experiment, folder)) for arm in ARMS], given.pairs)
+            alternate(record, [Arm(arm, block(arm, experiment, folder)) for arm in (NEITHER, *given.arms)], given.pairs)
         finally:
             Hangs.released.set()
             shutil.rmtree(folder, ignore_errors=True)
-    for arm in ARMS[1:]:
+    for arm in given.arms:
         ratio = paired_ratio(record, NEITHER, arm)
         record.summary[arm] = ratio
         interval = f"{ratio['low']:.3f} - {ratio['high']:.3f}"
