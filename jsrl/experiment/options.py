@@ -137,8 +137,8 @@ class RunOptions:
     resume: str | None = None
     """Continue RUN from its latest snapshot; limits and placement may change, network and spaces may not."""
     init_from: str | None = None
-    """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0). RUN@TAG,NAME=RUN@TAG gives the policy NAME of a
-    run with several policies some as well."""
+    """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0). In a run with several
+    policies, RUN@TAG,NAME=RUN@TAG also gives the policy NAME params."""
     graph: str | None = None
     """Change the dataflow: MODULE:FUNCTION that is given the experiment's graph and returns the one to run."""
     hooks: tuple[str, ...] = ()
@@ -155,13 +155,13 @@ class RunOptions:
     plan_file: str | None = None
     """Draw the plan to this SVG file as well; `--plan graph.svg` is short for it."""
     hosts_file: str | None = None
-    """With --plan: lay the workers on the hosts that this JSON file lists, the first one that of `jsrl run`."""
+    """With --plan: show on which hosts of this JSON file the workers would run; the first entry is the host of `jsrl run`."""
     listen: str | None = None
-    """Let other hosts run workers: wait for them (`jsrl join`) at this IP address of this host, perhaps with a port."""
+    """Let other hosts run workers: IP address of this host, with a port or without, at which they join (`jsrl join`)."""
     num_hosts: int = 1
     """With --listen, --launcher slurm or --launcher ray: how many other hosts to wait for."""
     min_hosts: int | None = None
-    """With --listen, --hosts or --launcher slurm: begin when so many have joined; the others may come later (default: all)."""
+    """With --listen, --hosts or --launcher slurm: begin when this many have joined; others may come later (default: all)."""
     tokens_dir: str | None = None
     """With --listen: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
     launcher: typing.Literal["local", "slurm", "ray"] = "local"
@@ -172,11 +172,11 @@ class RunOptions:
     slurm: SlurmOptions = SlurmOptions()
     ray: RayOptions = RayOptions()
     hosts: str | None = None
-    """Let these hosts run workers, such as a,b,me@10.0.0.7: they are reached by ssh, with keys that are there."""
+    """Run workers on these hosts, such as a,b,me@10.0.0.7. They are reached by ssh, which must not ask for a password."""
     keep_here: tuple[str, ...] = ()
-    """With other hosts: kinds of workers that stay on this one though they may leave it, such as inference."""
+    """With other hosts: kinds of workers to keep on this host, such as inference."""
     host_python: str | None = None
-    """With --hosts or --launcher ray: the Python there that has jsrl (default: the path of this one)."""
+    """With --hosts or --launcher ray: the Python interpreter there that has jsrl (default: the path of this one)."""
     join_s: float = 600.0
     """With --listen, --hosts or --launcher ray: how long to wait for them, in seconds."""
     seeds: str | None = None
@@ -358,17 +358,16 @@ def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
 def full_help(default: Any) -> str:
     """Return every option with its default, its choices and its whole text, by part of the experiment."""
     options = options_of(default) | options_of(RunOptions())
-    lines: list[str] = []
-    title = None
+    parts: dict[str, list[Option]] = {"run": []}
     for option in options.values():
-        part = option.name.rpartition(".")[0] or "run"
-        if part != title:
-            lines += ["", f"{part}:"]
-            title = part
-        lines.append(f"  --{option.name}  (default {_shown(option)})")
-        lines += textwrap.wrap(
-            _explained(option, option.text), _width(), initial_indent=INDENT, subsequent_indent=INDENT
-        )
+        parts.setdefault(option.name.rpartition(".")[0] or "run", []).append(option)
+    lines: list[str] = []
+    for part, members in parts.items():
+        lines += ["", f"{part}:"]
+        for option in members:
+            lines.append(f"  --{option.name}  (default {_shown(option)})")
+            text = _explained(option, option.text)
+            lines += textwrap.wrap(text, _width(), initial_indent=INDENT, subsequent_indent=INDENT)
     return "\n".join(lines[1:])
 
 

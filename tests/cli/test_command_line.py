@@ -245,6 +245,8 @@ def test_the_full_help_has_every_option_once():
     names = [line.split()[0] for line in full_help(real()).splitlines() if line.startswith("  --")]
     assert len(names) == len(set(names)) > 80
     assert {"--agent.network.torso", "--learner.memory-share", "--env.atari.noop-max", "--seeds"} <= set(names)
+    titles = [line for line in full_help(real()).splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[:2] == ["run:", "agent:"] and len(titles) == len(set(titles))
 
 
 def test_the_full_help_shows_whole_texts_at_the_width_of_the_terminal(monkeypatch):
