@@ -140,7 +140,7 @@ class Arena:
           progress: called now and then with (names, games played, games).
 
         Raises:
-          ConfigError: they have not the seats for it.
+          ConfigError: they do not have the seats for it.
         """
         one, other = self._contestants[home], self._contestants[away]
         find_sides(self.spec, one, other)

@@ -1,4 +1,4 @@
-"""The tree of errors; every message says what happened, what was expected, and what to do next.
+"""All errors of jsrl; every message says what happened, what was expected, and what to do next.
 
 JsrlError
 ├── ConfigError            an experiment, option or reference that cannot work

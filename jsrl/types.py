@@ -1,4 +1,4 @@
-"""Arrays, specs and trajectories: the words that all rooms share. Imports numpy and nothing of jax.
+"""Arrays, specs and trajectories: the types that all parts of jsrl share. Imports numpy, never jax.
 
 Letters, fixed once: T rows, B environments, N agents, A actions, D devices, H core size. Trajectories are time-major.
 

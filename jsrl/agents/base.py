@@ -24,7 +24,7 @@ class ActParams(NamedTuple):
 
 
 class AgentState(NamedTuple):
-    """Everything an agent is: a pytree of arrays, nothing else.
+    """The whole state of an agent, as a pytree of arrays.
 
     Attributes:
       params: ActParams, published. learner_params: critics, targets; never published.
@@ -109,8 +109,8 @@ class Agent(NamedTuple):
 
     init: (key) -> AgentState, the same in every process. initial_core: (batch_size) -> core [B, ...], () without one.
     Optional: split (two updates for two devices); analyse (re-analysis of rows); adopt ((fresh state, another run's params) ->
-      the state that begins with them: target networks and schedules included; None: params take the place of the state's);
-      store_core (whether trajectories bring the core before row 0; False: only acting reads it).
+      a state that begins with these params, target networks and schedules included; None: `params` of the state is replaced);
+      store_core (whether trajectories carry the core before row 0; False: only acting reads it).
     """
 
     init: Callable[[Array], AgentState]

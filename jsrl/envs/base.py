@@ -38,7 +38,7 @@ class EnvStep(NamedTuple):
     Attributes:
       observation: tree of [B, ...]: o_{t+1}.
       is_first: bool [B]: row t+1 opens an episode (so row t was a last observation and its action was ignored).
-      reward: float32 [B]: r_t as the algorithm shall see it; 0 where is_first.
+      reward: float32 [B]: r_t as the algorithm gets it; 0 where is_first.
       discount: float32 [B]: 0 where row t terminated its episode, else 1.
       acts: uint8 [B]: kind of row t+1: 1 the agent acts on it (always, for a single agent), 0 it waits, 2 value-only.
       episodes: the episodes that ended with this step.
@@ -55,10 +55,10 @@ class EnvStep(NamedTuple):
 
 
 class TakesTasks(Protocol):
-    """What a vector offers beyond VectorEnv or VectorGame whose episodes may be about something."""
+    """A VectorEnv or VectorGame whose episodes can be given tasks."""
 
     def set_tasks(self, tasks: Mapping[int, Any]) -> None:
-        """Begin the next episode of each slot with its task, which `reset` is given as options; None: without any.
+        """Set the task of the next episode of each slot, passed to `reset` as options; None: no task.
 
         Raises:
           ConfigError: the environment's `reset` takes none.

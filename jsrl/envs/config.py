@@ -66,8 +66,8 @@ class EnvConfig:
         it has such parameters).
       kwargs: keyword arguments of the environment.
       wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
-      reward_scale, reward_clip: the reward that is learned from is clip(raw * scale, -clip, clip); episodes are
-        reported in raw reward.
+      reward_scale, reward_clip: agents learn from clip(raw * scale, -clip, clip); returns of episodes are reported in
+        raw reward.
       episode_metrics: keys of the environment's `info` to aggregate per episode: `key` (its last value) or `key:sum`,
         `key:mean`, `key:min`, `key:max`.
       max_episode_steps: env steps after which an episode is truncated; None leaves the environment's own limit.
@@ -76,11 +76,12 @@ class EnvConfig:
       backend: `auto` takes the fastest that fits; `native` asks for the environment's own vector entry point, `sync` for
         a loop over single environments, `envpool` for EnvPool.
       reseed_episodes: seed every reset by (seed, slot, episode) instead of only the first one (`sync` only).
-      on_fault: what follows when an environment of an actor raises, returns NaN or what does not fit its space, hangs, or ends
-        its process: `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; `restart-env`
-        rebuilds it and cuts its episode (what hangs or ends the process: as `auto`); `restart-actor` replaces the actor.
-      fault_limit: how often `restart-env` does so in each group, and `restart-actor` with each actor.
-      fault_window_s: seconds after which rebuilt environments no longer count (actors: supervision.window_s).
+      on_fault: what to do when an environment of an actor raises, returns NaN or a value outside its space, hangs, or ends its
+        process. `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; `restart-env` rebuilds
+        the environment and cuts its episode (if it hangs or ends the process: as `auto`); `restart-actor` replaces the actor.
+      fault_limit: most environments that `restart-env` rebuilds in each group, and most times that `restart-actor` replaces
+        each actor.
+      fault_window_s: seconds after which a rebuilt environment no longer counts (actors: supervision.window_s).
       atari: options of `ALE/...` ids.
     """
 

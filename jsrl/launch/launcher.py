@@ -1,4 +1,4 @@
-"""What starts workers, and what is known of one that was started: nothing else of the launching side knows processes.
+"""Launchers: they start workers and return a handle for each. No other part of the controller deals with processes.
 
 `jsrl.launch.local.launcher.Local` starts them as processes of this host, `jsrl.launch.hosts.launcher.JoinedHosts` on others.
 """
@@ -24,8 +24,8 @@ class Hosts:
 
     Attributes:
       own: IP address of this host, at which workers on others reach the controller and the workers here; empty: there are
-        no others. of: worker -> IP address of its host, where its streams listen; who is absent lives on this host.
-      relayed: the launcher carries the control road to other hosts; else their workers reach it over TCP, with keys.
+        no others. of: worker -> IP address of its host, where its streams listen; workers not listed run on this host.
+      relayed: the launcher forwards the control messages of other hosts; else their workers connect over TCP, with keys.
     """
 
     own: str = ""
@@ -62,14 +62,14 @@ class Need:
     """What one worker needs of a host.
 
     Attributes:
-      device: what it uses an accelerator for, where there is one. gpus: how many of one host it wants at least; 0: any
-        number. alone: it wants one that no learner uses.
-      cores: that it keeps busy; None: all that there are. memory_mb: about.
-      stays: why it may not live on a host that does not see the run folder; empty: it may.
-      spreads: it and its like take whatever the others leave, in proportion to the cores of hosts.
-      answers: those that spread ask it and its like for actions, so that these are shared out alike. asks: whom it asks
-        first; empty: nobody.
-      beside: a worker whose host is the best for it; empty: the one with the most idle cores.
+      device: what it uses an accelerator for, if there is one. gpus: least number of accelerators of its host; 0: any.
+        alone: its accelerator must not be used by a learner.
+      cores: cores that it keeps busy; None: all cores of its host. memory_mb: an estimate.
+      stays: why it must run on a host that sees the run folder; empty: it need not.
+      spreads: workers of its kind share the cores that other kinds leave, in proportion to the cores of the hosts.
+      answers: workers that spread ask workers of its kind for actions, so these are distributed in the same proportion.
+        asks: the worker that it asks first; empty: none.
+      beside: the worker whose host suits it best; empty: the host with the most idle cores.
     """
 
     worker: str
@@ -197,7 +197,7 @@ class Launcher(Protocol):
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
         """Return on which host each worker of a run will live; asked once, before anything starts.
 
-        What binds a stream stays at its address in all its lives. `needs`: of the workers, in the graph's order.
+        A worker that binds a stream keeps its address when it is restarted. `needs`: of the workers, in the graph's order.
         `stop_asked`: whether somebody asked for the run's end meanwhile, for a launcher that waits here.
 
         Raises:

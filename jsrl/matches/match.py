@@ -115,7 +115,7 @@ class Match:
       score: of the games that ended so far.
 
     Raises:
-      ConfigError: the players have not the seats for it.
+      ConfigError: the players do not have the seats for it.
     """
 
     def __init__(

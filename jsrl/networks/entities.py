@@ -1,8 +1,8 @@
-"""A torso that attends over sets of entities: other agents, objects, whatever an observation lists in rows, with masks.
+"""A torso that attends over sets of entities: other agents, objects or other rows of an observation, with masks.
 
-Each entity is read together with what the agent knows of itself; entities look at each other in one residual layer of masked
-self-attention, and the mean over those that are there is joined to the agent's own embedding. Rows that a mask leaves out
-change nothing, whatever they hold, and the order of the rows does not matter.
+Each entity is embedded together with the agent's own features. The entities attend to each other in one residual layer of
+masked self-attention, and their masked mean is joined to the agent's own embedding. Masked rows have no effect, and the order
+of the rows does not matter.
 
 Source: Baker et al., 2020, arXiv 1909.07528, section 5 and appendix B.7.
 Differs: weights are initialised orthogonally but for the attention's; the two parts of the layer that reads entities (the
@@ -35,12 +35,12 @@ class EntityConfig:
     """What the torso `entities` reads, and how.
 
     Attributes:
-      leaves: sets of entities: a leaf [k, F] of the observation, and where there is one its mask [k] (1: read it), as
-        `box_obs:mask_ab_obs`. Those that an observation does not have are passed over, but one must be there.
+      leaves: sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: read the entity) if it has one, as in
+        `box_obs:mask_ab_obs`. Leaves that the observation lacks are ignored, but one of them must exist.
       value_leaves: the same for a value function with a torso of its own, which may see more; (): as `leaves`.
-      rays: leaves [n] that go around a circle, as a lidar's; passed over where they are not there.
-      heads: of the attention; they divide the first of the network's `hidden`, which is the size of an embedding. The others
-        are layers after the pooling.
+      rays: leaves [n] around a circle, such as a lidar's. Leaves that the observation lacks are ignored.
+      heads: attention heads. Their number divides the first entry of the network's `hidden`, the size of an embedding; the
+        other entries are layers after the pooling.
     """
 
     leaves: tuple[str, ...] = ()

@@ -46,13 +46,13 @@ class NetworkConfig:
       torso: auto (images by nature_cnn, or impala_resnet where smaller than 36 pixels; all else by mlp), mlp,
         nature_cnn, impala_resnet, entities (attention over sets of entities, see jsrl.networks.entities), a flax module that
         maps observations [..., *shape] to features [..., F], or `module:Class` of one that needs no arguments.
-      hidden: layer sizes of the MLP that reads all leaves that are not images. activation: its activation.
+      hidden: layer sizes of the MLP that reads all leaves that are not images. activation: of that MLP.
       entities: what the torso `entities` reads; its `hidden` are the size of an embedding and of the layers after it.
       core: recurrent core: none, gru or lstm. core_size: units of the core.
       shared: share torso and core between policy and value. None: share them for images and recurrent networks.
       log_std_init: initial log standard deviation of continuous actions.
-      precision: float32, or bfloat16: the torso's layers round what they multiply and sum in float32, but for the layer that
-        reads numbers. Weights, optimizer, core and heads stay in float32.
+      precision: float32, or bfloat16: the torso's layers multiply in bfloat16 and sum in float32, except the first layer of
+        inputs that are not images. Weights, optimizer, core and heads stay in float32.
     """
 
     torso: Any = "auto"

@@ -1,4 +1,4 @@
-"""What all workers share: setup / step / close, the loop around them, reports, and the last words of a crash."""
+"""What all workers share: setup / step / close, the loop around them, reports, and the report of a crash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT_S = 0.5
 
 
 class Reporter(Protocol):
-    """Where a worker's words go: the control road in processes, a plain list of calls in serial mode."""
+    """Takes what a worker reports: to the controller in processes, as direct calls in serial mode."""
 
     def stage(self, stage: str) -> None:
         """Say which stage of the start this worker is in."""
@@ -30,11 +30,11 @@ class Reporter(Protocol):
         ...
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Note what may hang (its `str` says that), and for how long it may."""
+        """Note the start of a call that may hang (`str(what)` names it), and the seconds that it may take."""
         ...
 
     def left(self) -> None:
-        """Note that it did not."""
+        """Note that the call has ended."""
         ...
 
 
@@ -48,10 +48,10 @@ class NullReporter:
         """Say nothing."""
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Watch nothing."""
+        """Do nothing."""
 
     def left(self) -> None:
-        """Nothing was watched."""
+        """Do nothing."""
 
 
 class Worker(Protocol):
@@ -122,7 +122,7 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
 
 
 def _closed(error: StreamClosed, control: ControlClient) -> int:
-    """A stream's other end is gone: in order when the run is stopping, else a crash, told after that of its cause."""
+    """Handle a stream whose other end is gone: expected while the run stops, else a crash, reported after its cause."""
     if control.stop.wait(3.0):
         control.send(Bye)
         return 0

@@ -82,23 +82,23 @@ class Kind(NamedTuple):
       device: whether it learns or serves on an accelerator, where there is one. threads: CPU threads of its products,
         from the experiment; None: as many as there are cores.
       state: `snapshot`: a replaced worker begins at the run's last committed snapshot, like a resumed one.
-      saves: its orderly end may take as long as writing a snapshot. must_finish: the run fails where it does not succeed.
-      least_restarts: how many restarts an experiment's other options promise it.
-      may_restart: whether a death may be repaired at all, from (job, exit status, name of its last error or None).
+      saves: its shutdown may take as long as writing a snapshot. must_finish: the run fails if its shutdown fails.
+      least_restarts: restarts that other options of an experiment grant it, from (experiment).
+      may_restart: whether it may be replaced after a death, from (job, exit status, name of its last error or None).
       loss_ends_run: False: the run goes on without it when its restarts are exhausted.
       forks: one process may fork several of them, where they load no jax.
-      declares: what its streams and state may take in bytes beyond what it has once it is ready, from (job), where others
-        connect to it; None: nobody does.
-      keeps: about the bytes that a worker keeps beside libraries, params and what is on its way, from (job); for the plan.
-      final: from (experiment, why the run ends): what its command `final` is told, None: it has no last task. It says that it
-        is done with an event whose name ends with `finally`. final_is_limited: within `deadlines.snapshot_s`.
+      declares: bytes that its streams and state may use beyond its memory after start-up, from (job); None: no other worker
+        connects to it.
+      keeps: estimate of the bytes that it keeps besides libraries, params and streams, from (job); for the plan.
+      final: the facts of its command `final`, from (experiment, why the run ends); None: it has no task after the training. It
+        ends this task with an event whose name ends with `finally`. final_is_limited: within `deadlines.snapshot_s`.
       when_due: in serial mode it works after updates, until it is no longer `due`.
-      death_hint: what else is worth saying of a death without an error.
-      headline: its row of the live display. is_hit: chaos hits it unless told otherwise.
-      hears: events of other workers that it is told of, as commands of the same name; it may tell other workers commands.
-      relays: it lives on the host of what it reads, for workers on other hosts.
-      needs_folder: what a worker does in the run folder, such as `it writes snapshots`, and therefore lives where it is.
-        Empty: it may live on other hosts. Who reads samples counts them in the run folder, and needs it in any case.
+      death_hint: text added to the message of a death without an error, from (job).
+      headline: its row of the live display. is_hit: `jsrl chaos` kills it by default.
+      hears: names of other workers' events that are passed on to it as commands; it may send commands to other workers.
+      relays: it runs on the host of the stream that it reads, for workers on other hosts.
+      needs_folder: what it does in the run folder, such as `it writes snapshots`; it then runs on a host that sees the folder.
+        Empty: it may run on other hosts. A worker that reads samples counts them in the run folder and always needs it.
       check: refuses a worker of a graph whose ports or settings cannot work.
     """
 
