@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from jsrl.cli.main import program
-from jsrl.errors import JsrlError
+from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.comparison import compare_runs
-from jsrl.runs.runs import load_runs
+from jsrl.runs.runs import Run, load_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,9 +19,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs-dir", default="runs")
     options = parser.parse_args(arguments)
     try:
-        left, right = load_runs(options.runs, options.runs_dir)
+        runs = load_runs(options.runs, options.runs_dir)
+        if len(runs) != 2:
+            names = " and ".join(options.runs)
+            raise ConfigError(
+                f"{names} name {len(runs)} run(s), {_names(runs)}; give two. `jsrl report` compares several."
+            )
+        left, right = runs
         print(compare_runs(left, right))
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _names(runs: Sequence[Run]) -> str:
+    return ", ".join(run.name for run in runs[:3]) + (", ..." if len(runs) > 3 else "")

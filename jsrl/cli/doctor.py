@@ -91,7 +91,8 @@ def shared_memory() -> Iterator[Finding]:
     owner = path / f"jsrl-{os.getuid()}"
     left = [folder for folder in owner.glob("*-*") if not _lives(folder)] if owner.is_dir() else []
     if left:
-        yield Finding("note", f"{len(left)} folder(s) of runs that are over lie in {owner}", f"rm -r {owner}/*")
+        text = f"{owner} holds memory of {len(left)} run(s) that were killed; the next run removes it, or you do"
+        yield Finding("note", text, f"rm -r {' '.join(map(str, left))}")
 
 
 def _lives(folder: Path) -> bool:

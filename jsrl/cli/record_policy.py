@@ -73,8 +73,8 @@ def record_policy(
     e = played[0].experiment
     changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
     changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
-    e = dataclasses.replace(e, director=None, evaluator=EvaluatorConfig(enabled=False), replay=None, recording=None)
-    e = dataclasses.replace(e, **changes, learner=type(e.learner)(), record=str(folder))
+    e = dataclasses.replace(e, director=None, evaluator=EvaluatorConfig(enabled=False), stop_at_return=None)
+    e = dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=None, recording=None, record=str(folder))
     schemas = make_schemas(e, played[0].spec)
     begin_record(e, schemas, source=f"{run}@{tag}")
     recorder, told = Recorder(ACTOR.prefix), list[str]()

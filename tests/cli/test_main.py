@@ -171,3 +171,13 @@ def test_a_new_project_runs_and_passes_its_tests_as_it_is(tmp_path, monkeypatch)
         ended = subprocess.run(command, cwd=tmp_path / "walker", capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "3 passed" in ended.stdout
+
+
+def test_doctor_names_only_the_memory_of_killed_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "Path", lambda name: tmp_path if name == "/dev/shm" else Path(name))
+    owner = tmp_path / f"jsrl-{os.getuid()}"
+    killed, living = owner / "999999999-a", owner / f"{os.getpid()}-b"
+    killed.mkdir(parents=True)
+    living.mkdir()
+    found = [finding for finding in doctor.shared_memory() if "killed" in finding.text]
+    assert [finding.cure for finding in found] == [f"rm -r {killed}"]
