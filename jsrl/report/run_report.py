@@ -116,6 +116,13 @@ class RunReport:
         return float(finite[-1]) if finite.size else None
 
     @property
+    def training_s(self) -> float:
+        """Return the seconds, over all resumes, at which the last line before the last update was written."""
+        updates, wall_s = (self.columns.get(name, np.zeros(0)) for name in ("updates", "wall_s"))
+        before = wall_s[updates < updates.max(initial=0)]
+        return float(before[-1]) if before.size else 0.0
+
+    @property
     def score(self) -> tuple[str, float, float | None] | None:
         """Return (title, mean return, half of its 95% interval) of the final evaluation, else of the newest one.
 

@@ -199,6 +199,13 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_lives(run_folder: RunFolde
     assert "20 updates in 30.5 s\n" in document(make_report(run_folder))
 
 
+def test_a_long_final_evaluation_is_not_a_resume(run_folder: RunFolder):
+    late = [*lines(10), {"env_steps": 1000, "updates": 20, "wall_s": 90.0, "evaluator/final_return_mean": 1.0}]
+    write_lines(run_folder, late)
+    end(run_folder, wall_s=10.0)
+    assert "20 updates in 10 s\n" in document(make_report(run_folder))
+
+
 def test_a_run_that_never_trained_has_a_report(run_folder: RunFolder):
     write_report(run_folder)
     assert "too short" in (run_folder.path / "report.txt").read_text()
