@@ -184,8 +184,8 @@ FAULTS = (
     # -- transport
     Fault(
         "an incarnation is let in twice",
-        "        if producer.incarnation <= latest:\n",
-        "        if producer.incarnation < latest:\n",
+        "        if guest.incarnation <= latest:\n",
+        "        if guest.incarnation < latest:\n",
         (f"{SAMPLES}::test_a_life_is_admitted_once_and_lives_only_rise[shm]",),
     ),
     Fault(
