@@ -78,13 +78,14 @@ def join(
       ConfigError: the address or the token cannot be used.
     """
     from jsrl.launch.local.agent import Agent, agent_folder, check_address
+    from jsrl.launch.run import own_memory_folder
     from jsrl.transport.meeting.keys import load_client_keys
 
     if not Path(token_file).is_file():
         raise ConfigError(f"there is no token file {token_file}; take one of those that `jsrl run --listen` wrote.")
     address, keys = check_address(address), load_client_keys(token_file)
-    with agent_folder() as folder:
-        return Agent(address, keys, name, folder, _tell, patience_s, most, drain_s).run()
+    with agent_folder() as folder, own_memory_folder() as memory:
+        return Agent(address, keys, name, folder, memory, _tell, patience_s, most, drain_s).run()
 
 
 def _tell(line: str) -> None:

@@ -22,7 +22,10 @@ from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, stays_here, tcp
 from jsrl.references.reference import to_json
+from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import hex_of, make_host_keys
+from jsrl.transport.params.relay import ancestors
+from jsrl.transport.stream import name_at
 from jsrl.workers.jobs import Job, kind_of
 
 JOIN_S = 600.0
@@ -89,6 +92,7 @@ class JoinedHosts:
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._guests: dict[int, Path] = {}  # host epoch -> the file that lets its keys in to the streams
+        self._params: dict[str, set[str]] = {}  # name of a params stream -> who reads it
         self._serves = self._closed = False
         self._keeper: Keeper | None = None
         self.token_files: list[Path] = []
@@ -144,6 +148,7 @@ class JoinedHosts:
         self._home = {worker: host for worker, host in layout.of.items() if host != self._own.name}
         addresses = {host.name: host.address for host in facts}
         found = Hosts(self._own.address, {worker: addresses[host] for worker, host in self._home.items()}, relayed=True)
+        self._params = readers_of_params(graph)
         self._movable = {need.worker for need in needs if need.spreads and not need.stays}
         self._movable = {worker for worker in self._movable if may_move(graph, worker, found)}
         return found
@@ -192,7 +197,7 @@ class JoinedHosts:
             self._at[job.name] = self._own.name
             return self._start_here(job, start)
         if not self._serves:
-            self._port.serve(start.control, Path(job.registry), Path(job.folder), self._guest_names)
+            self._port.serve(start.control, Path(job.registry), Path(job.folder), self._guest_names, self._parents)
             self._serves = True
         with self._port.changed:
             host = self._host_for(job.name)
@@ -214,6 +219,19 @@ class JoinedHosts:
             self._home.pop(job.name, None)
         elif target is not None:
             self._home[job.name] = target
+
+    def _parents(self, names: Mapping[str, Registration]) -> dict[int, dict[str, list[str]]]:
+        """Return where hosts fetch the params that their workers read: they form a tree under who publishes them."""
+        found: dict[int, dict[str, list[str]]] = {}
+        for name, readers in self._params.items():
+            if name not in names or not names[name].address.startswith("tcp://"):
+                continue
+            with self._port.changed:
+                hosts = [h for h in self.members.hosts if any(life.worker in readers for life in h.living_lives)]
+            for place, host in enumerate(hosts):
+                above = [hosts[at].relays[name] for at in ancestors(place) if name in hosts[at].relays]
+                found.setdefault(host.epoch, {})[name] = [*above, names[name].address]
+        return found
 
     def _guest_names(self) -> list[str]:
         return [guest.name for guest in list(self._guests.values())]
@@ -291,6 +309,15 @@ class JoinedHosts:
             for guest in self._guests.values():
                 guest.unlink(missing_ok=True)
         self._here.close()
+
+
+def readers_of_params(graph: Graph) -> dict[str, set[str]]:
+    """Return name of each params stream, as it is registered -> who reads it."""
+    found: dict[str, set[str]] = {}
+    for stream in (stream for stream in graph.streams if stream.sort == "params"):
+        readers = {worker.name for worker, _ in graph.sinks(stream.name)}
+        found |= {name_at(stream.name, worker.name): readers for worker, _ in graph.sources(stream.name)}
+    return found
 
 
 def may_move(graph: Graph, worker: str, hosts: Hosts) -> bool:

@@ -71,6 +71,7 @@ class JoinedHost:
       lives: of workers, by (worker, incarnation). answers: to questions, by their numbers.
       wanted: frozen players that its workers wait for; see Beat. leaves: why it gets no workers any more; empty: it does.
       server_key: public key of what its workers bind, 64 hexadecimal digits. names: under which they have bound streams.
+      relays: params stream -> where it passes it on.
     """
 
     facts: HostFacts
@@ -86,6 +87,7 @@ class JoinedHost:
     answers: dict[int, str] = field(default_factory=dict)
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
+    relays: dict[str, str] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
     leaves: str = ""
     joined_s: float = 0.0
@@ -148,6 +150,7 @@ class Members:
         if isinstance(message, Beat):
             self.words += message.words
             host.names = [entry for entry in message.names if _is_of(host, entry)]
+            host.relays = {name: address for name, address in message.relays.items() if _is_bound_by(host, address)}
             host.wanted = message.wanted
             for usage in message.usage:
                 self._note_usage(host, usage)
@@ -257,10 +260,14 @@ class Members:
         self.news.append(f"host {host.name} is gone: {why}{f' ({more})' if more else ''}")
 
 
+def _is_bound_by(host: JoinedHost, address: str) -> bool:
+    """Return whether an address says that who listens there has the key of a host."""
+    return address.startswith(f"tcp://{host.server_key}@") and bool(host.server_key)
+
+
 def _is_of(host: JoinedHost, entry: Registration) -> bool:
     """Return whether a name is of a living worker of a host, and bound with that host's key: others it may not speak for."""
-    bound = entry.address.startswith(f"tcp://{host.server_key}@") and bool(host.server_key)
-    if not bound or len(entry.name) > MAX_STREAM_CHARS:
+    if not _is_bound_by(host, entry.address) or len(entry.name) > MAX_STREAM_CHARS:
         return False
     return any(
         life.exit is None and entry.incarnation == life.incarnation and entry.name.endswith(f".{life.worker}")

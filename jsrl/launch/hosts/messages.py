@@ -20,6 +20,7 @@ BEAT_S = 0.5
 LEASE_S, LOST_S = 15.0, 20.0  # silence after which an agent ends its workers; after which the controller replaces them
 MAX_TAIL_CHARS = 64_000
 _WORKER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _WANTED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}")
 _PLAYER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}-[0-9a-f]{32}\.npz")
 _GUEST = re.compile(r"[0-9a-f]{80}")
@@ -77,7 +78,8 @@ class Beat(Up, tag="beat"):
       sent_s: the agent's clock, which the answer repeats: the lease runs from there.
       names: under which living workers of the host have bound streams, all of them. wanted: frozen players that they wait
         for, as POLICY/VERSION, or VERSION of the first policy.
-      leaves: why the host wants to leave once its workers have moved; empty: it stays.
+      leaves: why the host wants to leave once its workers have moved; empty: it stays. relays: params stream -> where this
+        host passes it on.
     """
 
     sent_s: float
@@ -86,6 +88,7 @@ class Beat(Up, tag="beat"):
     names: list[Registration] = []
     wanted: list[str] = []
     leaves: str = ""
+    relays: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         """Refuse what could be a path to anything else."""
@@ -163,16 +166,23 @@ class Code(Down, tag="code"):
 
 
 class Names(Down, tag="names"):
-    """All names of the run, and the keys of hosts that streams let in, as their files are called (see show_guests)."""
+    """All names of the run, and the keys of hosts that streams let in, as their files are called (see show_guests).
+
+    parents: params stream -> where this host fetches it for its workers, the nearest address first.
+    """
 
     entries: list[Registration]
     guests: list[str]
+    parents: dict[str, list[str]] = {}
 
     def __post_init__(self) -> None:
         """Refuse what could be a path."""
         wrong = [guest for guest in self.guests if not _GUEST.fullmatch(guest)]
         if wrong:
             raise ValueError(f"guest {wrong[0][:80]!r}")
+        wrong = [name for name in self.parents if not _STREAM.fullmatch(name) or ".." in name]
+        if wrong:
+            raise ValueError(f"stream {wrong[0][:80]!r}")
 
 
 class Player(Down, tag="player"):

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from socket import socketpair
 from typing import Any
@@ -31,7 +31,7 @@ from jsrl.launch.hosts.messages import (
 )
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.runs.control import RELAY
-from jsrl.runs.names import FileNames
+from jsrl.runs.names import FileNames, Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
 
@@ -41,6 +41,8 @@ NAMES_S = 5.0  # after which all names are told again: what was said while a con
 CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; silence after which it is made anew
 _MOST_AT_ONCE = 1_000
 PLAYER_S = 10.0  # after which a player that was sent and did not come is sent again
+Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
+"""Names of the run -> host epoch -> params stream -> addresses to fetch it from, the nearest first."""
 _PARTS_AT_ONCE = 8  # of a player, at each look
 
 
@@ -67,6 +69,7 @@ class HostPort:
         self._control: zmq.Socket | None = None  # to the control road, as the relay of all hosts
         self._registry: FileNames | None = None
         self._guests: Callable[[], list[str]] = list
+        self._parents: Parents = lambda names: {}
         self._shown: dict[int, Names] = {}  # host epoch -> what it was told
         self._told_s = 0.0
         self._folder = Path()  # of the run
@@ -79,12 +82,16 @@ class HostPort:
 
     # -- called by the launcher's thread
 
-    def serve(self, control: str, registry: Path, folder: Path, guests: Callable[[], list[str]]) -> None:
+    def serve(
+        self, control: str, registry: Path, folder: Path, guests: Callable[[], list[str]], parents: Parents
+    ) -> None:
         """Carry the messages of workers to the control road at this address, and names between a registry and the hosts.
 
-        Hosts get the frozen players of the run in `folder`. `guests` returns the keys of hosts that streams let in.
+        Hosts get the frozen players of the run in `folder`. `guests` returns the keys of hosts that streams let in,
+        `parents` where each host fetches the params that its workers read.
         """
-        self._do(lambda: self._join_control(control, registry, folder, guests))
+        self._guests, self._parents, self._folder = guests, parents, folder
+        self._do(lambda: self._join_control(control, registry))
 
     def tell_names(self) -> None:
         """Tell the hosts at once what has changed of names and guests."""
@@ -244,15 +251,16 @@ class HostPort:
             self._told_s, self._shown = time.monotonic(), {}
         with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next look sees it
             self._registry.show(self._members.names())
-            entries, guests = list(self._registry.names().values()), sorted(self._guests())
+            known, guests = self._registry.names(), sorted(self._guests())
+            parents = self._parents(known)
             for host in list(self._members.hosts):
-                names = Names(host.epoch, entries, guests)
+                names = Names(host.epoch, list(known.values()), guests, parents.get(host.epoch, {}))
                 if self._shown.get(host.epoch) != names:
                     self._shown[host.epoch] = names
                     self._send(host.identity, names)
 
-    def _join_control(self, control: str, registry: Path, folder: Path, guests: Callable[[], list[str]]) -> None:
+    def _join_control(self, control: str, registry: Path) -> None:
         self._control = self._context.socket(zmq.DEALER)
         self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
         self._control.connect(control)
-        self._registry, self._folder, self._guests = FileNames(registry), folder, guests
+        self._registry = FileNames(registry)

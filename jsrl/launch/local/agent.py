@@ -57,6 +57,7 @@ from jsrl.launch.links import KEYS
 from jsrl.launch.local.children import Children, ChildrenRoad, kept_words
 from jsrl.launch.local.facts import address_towards, boot_id, own_facts
 from jsrl.launch.local.processes import LocalHandle
+from jsrl.launch.local.relays import HostRelays
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, outgoing
@@ -79,7 +80,8 @@ class Agent:
 
     Args:
       address: `HOST:PORT` of the controller. keys: of the join token. name: of this host.
-      folder: for the files of the run here, of mode 0700. tell: shows a line to people.
+      folder, memory: for the files of the run here, and for what its workers share in memory, of mode 0700.
+      tell: shows a line to people.
       patience_s: how long it looks for the controller before it gives up.
       most: cores and MB of memory of this host that workers may use; 0: all.
       drain_s: how long its workers may take to leave in order when it is told to end.
@@ -91,6 +93,7 @@ class Agent:
         keys: ClientKeys,
         name: str,
         folder: Path,
+        memory: Path,
         tell: Callable[[str], None],
         patience_s: float = PATIENCE_S,
         most: tuple[int, int] = (0, 0),
@@ -108,6 +111,8 @@ class Agent:
         self._context = zmq.Context()
         self._road = ChildrenRoad(self._context, folder)
         self._children = Children(folder, self._road.address)
+        self._relays = HostRelays(memory, folder / KEYS, tell)
+        self._own_address = ""
         self._connect()
 
     def _connect(self) -> None:
@@ -130,6 +135,7 @@ class Agent:
                 self._turn()
         finally:
             self._children.kill_all()
+            self._relays.close()
             self._handshakes.close()
             self._context.destroy(linger=1_000)
         status, why = self._end
@@ -184,6 +190,7 @@ class Agent:
         silent_s = now_s() - self._lease_from_s
         if self._epoch and silent_s > self._lease_s:
             count = self._children.kill_all()
+            self._relays.close()
             self._tell(f"the controller was not heard of for {silent_s:.0f} s: {count} worker(s) ended; joining again")
             self._epoch = 0
         elif not self._epoch and silent_s > self._patience_s:
@@ -210,11 +217,12 @@ class Agent:
         names = FileNames(self._folder / "names").own() if self._children.count else []
         words = kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
-        self._say(Beat(self._epoch, now_s(), words, usage, names, wanted, leaves))
+        self._say(Beat(self._epoch, now_s(), words, usage, names, wanted, leaves, self._relays.addresses))
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
-        facts = own_facts(self._name, address_towards(host.strip("[]"), int(port)))
+        self._own_address = address_towards(host.strip("[]"), int(port))
+        facts = own_facts(self._name, self._own_address)
         return Hello(
             0,
             session=self._session,
@@ -261,7 +269,8 @@ class Agent:
             self._keep_code(message)
         elif isinstance(message, Names):
             show_guests(make_folder(self._folder / KEYS), message.guests)
-            FileNames(self._folder / "names").show(message.entries)
+            self._relays.follow(message.parents, self._own_address)
+            FileNames(self._folder / "names").show(self._relays.shown(message.entries))
         elif isinstance(message, Player):
             keep_player(self._folder / PLAYERS_FOLDER / message.name, message)
         elif isinstance(message, Begin):

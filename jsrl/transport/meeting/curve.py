@@ -185,11 +185,12 @@ class Handshakes:
     Attributes:
       monitor: readable when there is something new; then `look`.
       made: whether a connection was made. changed: whether a connection was made or lost since it was set back.
-      broken: whether a connection that had been made was lost. keys: of this end; None: it has none.
+      broken: whether a connection that had been made was lost. there: whether one stands now. keys: of this end; None: it has
+        none.
     """
 
     def __init__(self, socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> None:
-        self.made = self.changed = self.broken = False
+        self.made = self.changed = self.broken = self.there = False
         self.keys = keys
         self._socket, self._endpoint, self._has_keys = socket, endpoint, keys is not None
         self._failures, self._first_s = 0, 0.0
@@ -205,9 +206,9 @@ class Handshakes:
             event, value = struct.unpack("=Hi", self.monitor.recv_multipart()[0])
             self.changed = True
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.made, self._failures = True, 0
+                self.made, self.there, self._failures = True, True, 0
             elif event == zmq.EVENT_DISCONNECTED:
-                self.broken = self.broken or self.made
+                self.broken, self.there = self.broken or self.made, False
             elif event & _FAILURES:
                 self._fail(event, value)
 

@@ -12,25 +12,31 @@ from jsrl.errors import ConfigError
 from jsrl.transport.meeting.unix_socket import is_alive
 
 _HEARTBEAT_MS = 1000
-_SILENCE_MS = 10000
+SILENCE_MS = 10000
 _MOST_WAITING = 1000
 
 
 def configure(
-    socket: zmq.Socket, max_message_bytes: int, *, most_waiting: int = _MOST_WAITING, buffer_bytes: int = 0
+    socket: zmq.Socket,
+    max_message_bytes: int,
+    *,
+    most_waiting: int = _MOST_WAITING,
+    buffer_bytes: int = 0,
+    silence_ms: int = SILENCE_MS,
 ) -> None:
     """Bound the frames of a socket and what waits in it, and have it notice a host that fell silent.
 
     Args:
       max_message_bytes: of one frame. most_waiting: messages in a connection, each way; 0: no bound, where both ends know
-        each other and count themselves. buffer_bytes: of the kernel, each way; 0: as it likes.
+        each other and count themselves. buffer_bytes: of the kernel, each way; 0: as it likes. silence_ms: without a sign
+        of the other end, after which the connection counts as lost.
     """
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, most_waiting)
     socket.setsockopt(zmq.RCVHWM, most_waiting)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, min(_HEARTBEAT_MS, silence_ms // 4))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
     if buffer_bytes:
         socket.setsockopt(zmq.SNDBUF, buffer_bytes)
         socket.setsockopt(zmq.RCVBUF, buffer_bytes)

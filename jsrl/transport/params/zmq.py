@@ -31,7 +31,7 @@ from jsrl.transport.meeting.curve import (
     shut,
 )
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.sockets import configure
+from jsrl.transport.meeting.sockets import SILENCE_MS, configure
 from jsrl.transport.params.local import LatestStore
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import Leaf, compare_schemas, flatten_schema
@@ -192,6 +192,10 @@ class _SubscriberThread(_Thread):
         self._asked: set[int] = set()
         self.failure: StreamError | None = None
 
+    @property
+    def there(self) -> bool:
+        return self._handshakes.there
+
     def sources(self) -> list[zmq.Socket]:
         return [self.socket, self._handshakes.monitor]
 
@@ -245,9 +249,12 @@ class _SubscriberThread(_Thread):
 
 
 class ZmqParamsSubscriber:
-    """The reading end of `tcp://HOST:PORT` and `ipc://PATH`; a policy is fetched from its first poll or wait on."""
+    """The reading end of `tcp://HOST:PORT` and `ipc://PATH`; a policy is fetched from its first poll or wait on.
 
-    def __init__(self, endpoint: str, *, keys: KeyPath | ClientKeys = None):
+    `silence_ms`: without a sign of the publisher, after which the connection counts as lost and is made anew.
+    """
+
+    def __init__(self, endpoint: str, *, keys: KeyPath | ClientKeys = None, silence_ms: int = SILENCE_MS):
         own_keys = keys_to_connect(keys)
         self.address = endpoint
         self._store = LatestStore()
@@ -255,7 +262,7 @@ class ZmqParamsSubscriber:
         self._closed = False
         self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)
-        configure(socket, _MAX_MESSAGE_BYTES)
+        configure(socket, _MAX_MESSAGE_BYTES, silence_ms=silence_ms)
         socket.setsockopt(zmq.ROUTING_ID, b"r" + uuid.uuid4().bytes)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
@@ -274,6 +281,16 @@ class ZmqParamsSubscriber:
         """Block until a version with at least `min_updates` updates can be polled. Raises StreamTimeout."""
         self._want(policy)
         self._store.wait(policy, min_updates, timeout_s, self.address, check=self._check)
+
+    @property
+    def there(self) -> bool:
+        """Return whether a connection to the publisher stands."""
+        return self._thread.there
+
+    def rest(self, timeout_s: float) -> None:
+        """Wait until something new has come, or for so long."""
+        with self._store.changed:
+            self._store.changed.wait(timeout_s)
 
     def _want(self, policy: int) -> None:
         self._check()

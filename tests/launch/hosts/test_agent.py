@@ -30,6 +30,7 @@ from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import ControlServer, Heartbeat, Stacks, Stage
+from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
 from jsrl.transport.memory.segment import make_folder
 from tests.launch.hosts.agents import Agent, await_that, lives
@@ -301,6 +302,26 @@ def test_a_worker_of_a_lost_host_goes_where_its_gpu_is_and_few_workers_live(tmp_
         assert launcher._variables_on(hosts[1], job, start) == {"CUDA_VISIBLE_DEVICES": "0"}  # type: ignore[arg-type]
         assert asked == [(["0"], {"inference-0", "inference-1", "inference-2"})]
     finally:
+        launcher.close()
+
+
+def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) -> None:
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    try:
+        for i in range(6):
+            host = JoinedHost(HostFacts(f"h{i}", 4, 100), i, "", "", "", "", b"", 0.0)
+            worker = "actor-x" if i == 1 else f"inference-{i}"
+            host.lives[worker, 0] = RemoteLife(host, worker, 0)
+            host.relays = {"params.learner": f"relay {i}"} if i != 2 else {}
+            launcher.members.hosts.append(host)
+        launcher._params = {"params.learner": {f"inference-{i}" for i in range(6)}, "params.other": set()}
+        names = {"params.learner": Registration("params.learner", "tcp://10.0.0.1:7", 0, 1, "here")}
+        parents = {epoch: found["params.learner"] for epoch, found in launcher._parents(names).items()}
+        root = names["params.learner"].address
+        assert parents == {0: [root], 2: [root], 3: [root], 4: ["relay 0", root], 5: ["relay 0", root]}
+        assert launcher._parents({}) == {}
+    finally:
+        launcher.members.hosts.clear()
         launcher.close()
 
 

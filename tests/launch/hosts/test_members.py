@@ -18,6 +18,7 @@ from jsrl.launch.hosts.messages import (
     Farewell,
     Hello,
     Leaving,
+    Names,
     Refused,
     Said,
     Usage,
@@ -224,6 +225,18 @@ def test_a_host_speaks_for_the_streams_of_its_living_workers_alone(world: World)
     assert world.members.names() == fine[1:]
     world.members.lose(host, "gone")
     assert not world.members.names()
+
+
+def test_a_host_passes_params_on_with_its_own_key_alone(world: World):
+    host = world.join()
+    host.server_key = KEY
+    own, foreign = f"tcp://{KEY}@10.0.0.2:8", f"tcp://{'cd' * 32}@10.0.0.2:9"
+    beat = Beat(host.epoch, 1.0, [], relays={"params.learner": own, "params.other": foreign})
+    world.members.hear(host.token, b"id", beat)
+    assert host.relays == {"params.learner": own}
+    for wrong in ("../x", "a/b", "a..b"):
+        with pytest.raises(ValueError, match="stream"):
+            Names(1, [], [], {wrong: ["tcp://10.0.0.1:7"]})
 
 
 def test_of_two_hosts_that_name_a_stream_the_later_life_counts(world: World):

@@ -1,0 +1,75 @@
+"""The params of a joined host: fetched once for all its workers, and passed on to the hosts below it in the tree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from jsrl.errors import JsrlError
+from jsrl.launch.links import tcp
+from jsrl.runs.names import Registration
+from jsrl.transport.meeting.keys import named_by_key
+from jsrl.transport.params.relay import ParamsRelay
+
+
+class HostRelays:
+    """A relay for each params stream that workers of this host read.
+
+    Args:
+      memory: folder in shared memory. keys: folder of this host's keys. tell: shows a line to people.
+
+    Attributes:
+      addresses: stream -> where relays of other hosts connect to, with the key of this host in it.
+    """
+
+    def __init__(self, memory: Path, keys: Path, tell: Callable[[str], None]) -> None:
+        self._memory, self._keys, self._tell = memory, keys, tell
+        self._relays: dict[str, ParamsRelay] = {}
+        self._failed: set[str] = set()
+        self.addresses: dict[str, str] = {}
+
+    def follow(self, parents: Mapping[str, Sequence[str]], own_address: str) -> None:
+        """Relay these streams and no others: stream -> addresses to fetch it from, the parent's first."""
+        for name in set(self._relays) - set(parents):
+            self._end(name)
+        for name in set(parents) - self._failed:
+            if name not in self._relays:
+                self._begin(name, own_address)
+            if name in self._relays:
+                self._relays[name].follow(parents[name])
+        for name, relay in list(self._relays.items()):
+            if relay.failure:
+                self._fail(name, relay.failure)
+
+    def _begin(self, name: str, own_address: str) -> None:
+        try:
+            relay = ParamsRelay(f"shm:{self._memory}/{name}", tcp(own_address), self._keys)
+        except (JsrlError, OSError) as error:
+            self._fail(name, str(error))
+            return
+        self._relays[name], self.addresses[name] = relay, named_by_key(relay.address, self._keys)
+
+    def _fail(self, name: str, why: str) -> None:
+        self._end(name)
+        self._failed.add(name)
+        self._tell(f"each worker here fetches {name} for itself, because this host cannot relay it: {why}")
+
+    def _end(self, name: str) -> None:
+        self.addresses.pop(name, None)
+        if (relay := self._relays.pop(name, None)) is not None:
+            relay.close()
+
+    def shown(self, entries: Iterable[Registration]) -> list[Registration]:
+        """Return the names of a run as workers of this host see them: they read what is relayed in shared memory."""
+        return [
+            dataclasses.replace(entry, address=f"shm:{self._memory}/{entry.name}")
+            if entry.name in self._relays
+            else entry
+            for entry in entries
+        ]
+
+    def close(self) -> None:
+        """End all relays. May be called twice."""
+        for name in list(self._relays):
+            self._end(name)
