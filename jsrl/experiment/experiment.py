@@ -95,6 +95,8 @@ class Experiment:
     Streams over TCP are encrypted and accept only holders of the run's keys; 127.0.0.1 without a port uses no TCP."""
     encrypt: bool = False
     """With road zeromq: streams over TCP with keys, also on loopback, instead of over Unix sockets."""
+    compress: bool = False
+    """Compress trajectories that go over TCP (to other hosts) with LZ4, for links that are slower than the cores."""
     deterministic: bool = False
     """Give the same bits with any placement and number of actors (for the same num_groups): groups are never
     merged, and taken in order. Serial placement always does."""

@@ -96,6 +96,7 @@ class InProcess(Road):
         """See Road."""
         from jsrl.transport.samples.local import LocalSampleConsumer
 
+        options.pop("packing", None)
         return LocalSampleConsumer(parse_address(address).name, schema, **options)
 
     def connect_samples(
@@ -148,6 +149,7 @@ class SharedMemory(Road):
         from jsrl.transport.samples.shared import SharedSampleConsumer
 
         parsed = parse_address(address)
+        options.pop("packing", None)
         return SharedSampleConsumer(parsed.folder, parsed.name, schema, **options)
 
     def connect_samples(

@@ -18,6 +18,7 @@ from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import begin_life
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.samples.packing import Packing
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at
 from jsrl.types import Tree
@@ -32,7 +33,14 @@ def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None)
     guests, blocks = guests_of(job, end), end.blocks_per_producer
     hop = hop_folder(Path(job.folder), end.hop) if end.hop else None
     consumer = bind_samples(
-        end.address, schema, blocks_per_producer=blocks, ledger=ledger, keys=job.keys, guests=guests, hop=hop
+        end.address,
+        schema,
+        blocks_per_producer=blocks,
+        ledger=ledger,
+        keys=job.keys,
+        guests=guests,
+        hop=hop,
+        packing=Packing(job.schemas.env.frames, job.experiment.compress),
     )
     job.announce(name_at(end.stream.name, job.name), consumer.address)
     return consumer

@@ -9,6 +9,7 @@ from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProduc
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.roads import road_of
+from jsrl.transport.samples.packing import PLAIN, Packing
 from jsrl.types import Tree
 
 
@@ -21,6 +22,7 @@ def bind_samples(
     ledger: Ledger | None = None,
     guests: JoinRules = ANYBODY,
     hop: Path | None = None,
+    packing: Packing = PLAIN,
 ) -> SampleConsumer:
     """Return the reading end of a sample stream; its `address` is what producers connect to.
 
@@ -34,6 +36,7 @@ def bind_samples(
       ledger: to count in, such as that of the learner's lives before this one; None: a new one.
       guests: who may join, and with how many groups.
       hop: folder for the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
+      packing: what need not cross the network; tcp alone looks at it.
 
     Raises:
       ConfigError: the address is unknown, in use, or too little memory is left.
@@ -43,6 +46,7 @@ def bind_samples(
         "ledger": ledger,
         "guests": guests,
         "hop": hop,
+        "packing": packing,
     }
     return road_of(address).bind_samples(address, schema, keys=keys, **options)
 

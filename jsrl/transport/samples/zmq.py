@@ -37,6 +37,7 @@ from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd
 from jsrl.transport.samples.local import aligned_zeros
+from jsrl.transport.samples.packing import Packer, Packing, read_packing
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Trajectory, Tree
@@ -91,7 +92,8 @@ class ZmqSampleProducer(ProducerEnd):
         self._stop = threading.Event()
         handshakes = Handshakes(self._socket, endpoint, own_keys)
         try:
-            num_blocks, life = self._join(endpoint, num_groups, timeout_s, handshakes)
+            num_blocks, life, packing = self._join(endpoint, num_groups, timeout_s, handshakes)
+            self._packer = Packer(schema, packing) if packing else None
             self._page = HopPage.attach(hop, producer, life)
             handshakes.close()
         except BaseException:
@@ -110,14 +112,16 @@ class ZmqSampleProducer(ProducerEnd):
         self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
         self._thread.start()
 
-    def _join(self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes) -> tuple[int, int]:
+    def _join(
+        self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes
+    ) -> tuple[int, int, Packing]:
         self._socket.connect(endpoint)
         hello = hello_of_producer(self.producer, num_groups, self.leaves)
         welcome = meet(self._socket, hello, handshakes, timeout_s, again_s=_SYNC_S)
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
             raise StreamError(f"{endpoint} welcomed {self.producer.name} with {num_blocks!r} blocks.")
-        return num_blocks, read_life(welcome.fields.get("life"))
+        return num_blocks, read_life(welcome.fields.get("life")), read_packing(welcome.fields.get("packing"))
 
     def reserve(self, timeout_s: float) -> OpenBlock:
         """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
@@ -218,7 +222,8 @@ class ZmqSampleProducer(ProducerEnd):
 
     def _send_block(self, number: int) -> None:
         block = self._blocks[number]
-        *pieces, last = outgoing(encode("sample", block.fields, block.raw), self._keys)
+        packed, raw = ({}, block.raw) if self._packer is None else self._packer.pack(block.raw)
+        *pieces, last = outgoing(encode("sample", block.fields | packed, raw), self._keys)
         for piece in pieces:
             self._send_frame(piece, zmq.SNDMORE, block)
         self._send_frame(last, 0, block)

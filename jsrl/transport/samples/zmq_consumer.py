@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zmq
 
 from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, StreamError
@@ -23,6 +22,7 @@ from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.memory.allocator import reuse_freed_memory
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
+from jsrl.transport.samples.packing import PLAIN, Packer, Packing
 from jsrl.transport.samples.zmq import BUFFER_BYTES, read_number
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
@@ -67,8 +67,11 @@ class ZmqSampleConsumer:
         ledger: Ledger | None = None,
         guests: JoinRules = ANYBODY,
         hop: Path | None = None,
+        packing: Packing = PLAIN,
     ):
         self._keys = own_keys = keys_to_bind(endpoint, keys)
+        self._packing = packing if own_keys is not None else PLAIN  # what does not leave this host travels as it is
+        self._packer = Packer(schema, self._packing)
         self.schema = schema
         self.leaves = flatten_schema(schema)
         self._layout = make_layout(self.leaves)
@@ -254,7 +257,8 @@ class ZmqSampleConsumer:
         self._owe(route, self._welcome_frames(num_blocks))
 
     def _welcome_frames(self, num_blocks: int) -> list[Any]:
-        return encode(WELCOME, {"blocks": num_blocks, "life": self._life})
+        packing = {"packing": self._packing.fields} if self._packing else {}
+        return encode(WELCOME, {"blocks": num_blocks, "life": self._life, **packing})
 
     def _take_sample(self, peer: _Peer, message: Message) -> None:
         index = read_number(message, "index")
@@ -274,9 +278,7 @@ class ZmqSampleConsumer:
                 "It was fenced."
             )
         origin = _read_origin(message)
-        raw = message.arrays
-        if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8 or raw.shape != (self._layout.size_bytes,):
-            raise CodecError(f"{peer.producer.name} sent a sample that is not {self._layout.size_bytes} raw bytes.")
+        raw = self._packer.unpack(message.fields, message.arrays)
         if raw.ctypes.data % 8:  # small messages lie anywhere in ZeroMQ's buffer; arrays of 8-byte numbers must not
             raw = raw.copy()
         peer.received += 1

@@ -1,0 +1,166 @@
+"""Measure what leaving out old frames and LZ4 are worth on links of several speeds: trajectories/s, bytes sent, CPU seconds.
+
+Run: python benchmarks/packing.py [--seconds S] [--rates 100 1000] [--output FILE]
+
+A producer sends trajectories of Pong (84x84, stacks of 4 frames, 20 rows of 16 games, random play) over TCP with keys to a
+consumer, which copies all arrays, as a learner does. Each lives in a network namespace of its own (root is needed) on a link
+that sends so many Mbit/s (tbf; 0: unshaped). All arms take turns in rounds; medians are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make
+from jsrl.transport.base import ProducerId
+from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.samples.packing import Packing
+from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.types import ArraySpec, Trajectory, leaves, make_trajectory_spec, zeros
+
+ROWS, GAMES, VARIANTS = 20, 16, 8
+ARMS = {"whole": Packing(), "newest": Packing(4), "newest + lz4": Packing(4, True), "whole + lz4": Packing(None, True)}
+
+
+def recorded() -> list[Trajectory]:
+    """Return trajectories of random play."""
+    env = make(EnvConfig("ALE/Pong-v5"), GAMES, 0, group=0)
+    spec, rng = env.spec, np.random.default_rng(0)
+    schema = make_trajectory_spec(spec, {"value": ArraySpec((), "float32")}, (), num_rows=ROWS, num_envs=GAMES)
+    latest, found = env.reset(), []
+    for _ in range(VARIANTS):
+        trajectory = zeros(schema)
+        for t in range(ROWS + 1):
+            trajectory.observation[t], trajectory.is_first[t] = latest.observation, latest.is_first
+            if t < ROWS:
+                latest = env.step(rng.integers(0, 6, GAMES))
+                trajectory.reward[t] = latest.reward
+        found.append(trajectory)
+    env.close()
+    return found
+
+
+def cpu_s() -> float:
+    """Return the CPU seconds of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def sent_bytes() -> int:
+    """Return the bytes that this network namespace has sent, also to itself."""
+    lines = [line.split(":")[1].split() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
+    return sum(int(counts[8]) for counts in lines)
+
+
+def produce(address: str, keys: str, seconds: float) -> dict[str, float]:
+    """Send trajectories for so long; return how many, and what that took."""
+    trajectories = recorded()
+    producer = connect_samples(address, trajectories[0], ProducerId("actor-0", 0), 2, 30.0, keys=keys)
+    count, begin_s, begin_cpu, begin_bytes = 0, 0.0, 0.0, 0
+    while count < 4 or time.monotonic() - begin_s < seconds:
+        if count == 3:  # after a warm-up
+            begin_s, begin_cpu, begin_bytes = time.monotonic(), cpu_s(), sent_bytes()
+        block = producer.reserve(60.0)
+        for target, leaf in zip(leaves(block.trajectory), leaves(trajectories[count % VARIANTS]), strict=True):
+            target[...] = leaf
+        block.commit(count % 2)
+        count += 1
+    producer.close()
+    took_s = time.monotonic() - begin_s
+    return {"count": count - 3, "s": took_s, "cpu_s": cpu_s() - begin_cpu, "bytes": sent_bytes() - begin_bytes}
+
+
+def consume(address: str, keys: str, arm: str) -> dict[str, float]:
+    """Print the address, and copy what comes until it ends; return the CPU seconds of a trajectory."""
+    trajectories = recorded()
+    consumer = bind_samples(address, trajectories[0], keys=keys, packing=ARMS[arm])
+    print(json.dumps(consumer.address), flush=True)
+    staging, count, begin_cpu = zeros(trajectories[0]), 0, cpu_s()
+    lease = consumer.get(60.0)
+    while lease is not None:
+        for target, leaf in zip(leaves(staging), leaves(lease.trajectory), strict=True):
+            target[...] = leaf
+        assert np.array_equal(staging.observation, trajectories[count % VARIANTS].observation) or count >= VARIANTS
+        consumer.release(lease)
+        begin_cpu = cpu_s() if count == VARIANTS else begin_cpu
+        count += 1
+        try:
+            lease = consumer.get(3.0)
+        except Exception:
+            lease = None
+    consumer.close()
+    return {"count": count - VARIANTS - 1, "cpu_s": cpu_s() - begin_cpu}
+
+
+def measure(arm: str, rate: int, seconds: float) -> dict[str, float]:
+    """Return what an arm does on a link of so many Mbit/s."""
+    from tests.launch.hosts.agents import namespaces
+
+    with namespaces(2) as (address, names), tempfile.TemporaryDirectory() as folder:
+        if not names:
+            raise SystemExit("network namespaces are not allowed here; run this as root")
+        net, keys = address.rpartition(".")[0], make_keys(Path(folder, "keys"))
+        for i, name in enumerate(names if rate else []):
+            shape = ["tc", "qdisc", "add", "dev", f"ji{os.getpid() % 100_000}{i}", "root", "tbf"]
+            words = ["rate", f"{rate}mbit", "burst", "256kb", "latency", "100ms"]
+            subprocess.run(["ip", "netns", "exec", name, *shape, *words], check=True)
+        reader = start(names[0], "consume", f"tcp://{net}.2:0", str(keys), arm)
+        assert reader.stdout is not None
+        writer = start(names[1], "produce", json.loads(reader.stdout.readline()), str(keys), str(seconds))
+        made, took = (json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in (writer, reader))
+    return {
+        "trajectories_per_s": made["count"] / made["s"],
+        "mb_each": made["bytes"] / made["count"] / 1e6,
+        "cpu_ms_each": 1e3 * (made["cpu_s"] / made["count"] + took["cpu_s"] / max(took["count"], 1)),
+    }
+
+
+def start(namespace: str, *words: str) -> subprocess.Popen[str]:
+    """Start a side of the stream in a namespace."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))}
+    command = ["ip", "netns", "exec", namespace, sys.executable, __file__, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def main() -> None:
+    """Measure all arms on all links, and print a table."""
+    if len(sys.argv) > 1 and sys.argv[1] in ("produce", "consume"):
+        address, keys, last = sys.argv[2:]
+        found = produce(address, keys, float(last)) if sys.argv[1] == "produce" else consume(address, keys, last)
+        print(json.dumps(found), flush=True)
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rates", type=int, nargs="+", default=[100, 1000, 0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output")
+    options = parser.parse_args()
+    sys.path.insert(0, os.getcwd())
+    results: dict[str, Any] = {"machine": platform.platform(), "cores": os.cpu_count(), "rounds": {}}
+    for _ in range(options.rounds):
+        for rate in options.rates:
+            for arm in ARMS:
+                results["rounds"].setdefault(f"{rate} {arm}", []).append(measure(arm, rate, options.seconds))
+    for name, rounds in results["rounds"].items():
+        row = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+        print(f"{name:>20}: " + ", ".join(f"{key} {value:.2f}" for key, value in row.items()))
+    if options.output:
+        Path(options.output).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""How a block of trajectories travels between hosts: only the newest frame of each stack, and compressed where that is wanted.
+
+A stack of frames repeats what the rows before it hold, so the first row's travels whole and of the others the newest frame;
+the reader stacks them again. Who binds the stream chooses, and says so in its welcome. LZ4 comes before the encryption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jsrl.errors import CodecError
+from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
+from jsrl.types import Trajectory, Tree, leaves
+
+THIN, LZ4 = "newest", "lz4"  # fields of a message
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What is left out on the way.
+
+    Attributes:
+      frames: that an observation stacks on its last axis, older ones black (0) where an episode begins; None: all travels.
+      compress: with LZ4, where that makes it smaller.
+    """
+
+    frames: int | None = None
+    compress: bool = False
+
+    def __bool__(self) -> bool:
+        """Return whether anything is done."""
+        return self.frames is not None or self.compress
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return it as a welcome has it."""
+        return {"frames": self.frames, "compress": self.compress}
+
+
+PLAIN = Packing()
+
+
+def read_packing(fields: object) -> Packing:
+    """Return the packing that a welcome asks for; no `fields`: none.
+
+    Raises:
+      CodecError: it asks for something else.
+    """
+    if fields is None:
+        return PLAIN
+    try:
+        return msgspec.convert(fields, Packing)
+    except msgspec.ValidationError as error:
+        raise CodecError(f"a welcome that asks for the packing {str(fields)[:80]}: {error}.") from error
+
+
+class Packer:
+    """Packs and unpacks the blocks of a stream.
+
+    Args:
+      schema: of the stream. packing: what to leave out; frames count only where the observation is one array of such stacks.
+    """
+
+    def __init__(self, schema: Tree, packing: Packing) -> None:
+        self._schema, self._layout = schema, make_layout(flatten_schema(schema))
+        self._frames = packing.frames if _stacks(schema, packing.frames) else None
+        self._compress = packing.compress
+        self._thin = make_layout(_thinned(self._layout.leaves) if self._frames else ())
+        self._at = next((i for i, leaf in enumerate(self._layout.leaves) if leaf.name == "observation"), -1)
+
+    def pack(self, raw: np.ndarray) -> tuple[dict[str, bool], Any]:
+        """Return (fields for the message, bytes to send) of a block [size_bytes]; the bytes are `raw` or new memory."""
+        fields, packed = {}, raw
+        if self._frames:
+            fields[THIN], packed = True, np.empty(self._thin.size_bytes, np.uint8)
+            first, newest, *others = self._thin.views(packed)
+            whole = self._layout.views(raw)
+            observation = whole.pop(self._at)
+            first[...], newest[...] = observation[0], observation[1:, ..., -1]
+            for target, leaf in zip(others, whole, strict=True):
+                target[...] = leaf
+        if self._compress:
+            smaller = np.frombuffer(_lz4().compress(packed, store_size=False), np.uint8)
+            if smaller.nbytes < packed.nbytes:
+                fields[LZ4], packed = True, smaller
+        return fields, packed
+
+    def unpack(self, fields: Mapping[str, Any], packed: Any) -> np.ndarray:
+        """Return the block [size_bytes] that these bytes hold.
+
+        Raises:
+          CodecError: they hold none.
+        """
+        thin = fields.get(THIN) is True and self._frames is not None
+        size = self._thin.size_bytes if thin else self._layout.size_bytes
+        if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
+            raise CodecError(f"a sample of {type(packed).__name__}, expected raw bytes.")
+        if fields.get(LZ4) is True and self._compress:
+            try:
+                packed = np.frombuffer(_lz4().decompress(packed, uncompressed_size=size), np.uint8)
+            except (ValueError, _lz4().LZ4BlockError) as error:
+                raise CodecError(f"a sample that LZ4 cannot read: {error}.") from error
+        if packed.nbytes != size:
+            raise CodecError(f"a sample of {packed.nbytes} bytes, expected {size}.")
+        return self._stacked(packed) if thin else packed
+
+    def _stacked(self, packed: np.ndarray) -> np.ndarray:
+        """Return a block whose observations are stacked again."""
+        raw = np.zeros(self._layout.size_bytes, np.uint8)
+        first, newest, *others = self._thin.views(packed, writeable=False)
+        whole = self._layout.views(raw)
+        trajectory = self._layout.tree(self._schema, raw)
+        observation = whole.pop(self._at)
+        for target, leaf in zip(whole, others, strict=True):
+            target[...] = leaf
+        observation[0] = first
+        stack(observation, newest, trajectory.is_first.astype(bool))
+        return raw
+
+
+def stack(observation: np.ndarray, newest: np.ndarray, begins: np.ndarray) -> None:
+    """Fill rows 1 to T of `observation` [T+1, B, ..., frames] from row 0 and the newest frames [T, B, ...].
+
+    Older frames are black where an episode begins (`begins`, bool [T+1, B]).
+    """
+    frames, last = observation.shape[-1], observation[..., -1]
+    if observation.dtype == np.uint8 and frames in (2, 4, 8):  # a stack is one number: much faster than its bytes
+        words = observation.view(f"<u{frames}")[..., 0]
+        for t in range(1, len(words)):
+            np.right_shift(words[t - 1], 8, out=words[t])
+            words[t, begins[t]] = 0
+            last[t] = newest[t - 1]
+        return
+    for t in range(1, len(observation)):
+        observation[t, ..., :-1] = observation[t - 1, ..., 1:]
+        observation[t, begins[t], ..., :-1] = 0
+        last[t] = newest[t - 1]
+
+
+def _stacks(schema: Tree, frames: int | None) -> bool:
+    """Return whether the observations of a stream are stacks of so many frames, which is worth leaving some out."""
+    if frames is None or frames < 2 or not isinstance(schema, Trajectory):
+        return False
+    found = leaves(schema.observation)
+    return len(found) == 1 and not isinstance(schema.observation, dict) and found[0].shape[-1] == frames
+
+
+def _thinned(every: tuple[Leaf, ...]) -> list[Leaf]:
+    """Return the leaves that travel: the first row's stacks [B, ..., frames], newest frames [T, B, ...], all others."""
+    observation = next(leaf for leaf in every if leaf.name == "observation")
+    rows, *shape = observation.shape
+    first = Leaf("first", tuple(shape), observation.dtype)
+    newest = Leaf("newest", (rows - 1, *shape[:-1]), observation.dtype)
+    return [first, newest, *(leaf for leaf in every if leaf is not observation)]
+
+
+def _lz4() -> Any:
+    import lz4.block
+
+    return lz4.block

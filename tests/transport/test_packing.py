@@ -1,0 +1,119 @@
+"""Blocks between hosts: the newest frame of each stack, LZ4, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jsrl.errors import CodecError
+from jsrl.transport.base import ProducerId
+from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.samples.packing import LZ4, PLAIN, THIN, Packer, Packing, read_packing
+from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.wire.schema import flatten_schema, make_layout
+from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
+
+ROWS, ENVS = 9, 3
+
+
+def schema_of(frames: int, dtype: str = "uint8") -> Trajectory:
+    env = EnvSpec(ArraySpec((6, 5, frames), dtype), Discrete(3), frames=frames)
+    return make_trajectory_spec(env, {"value": ArraySpec((), "float32")}, (), num_rows=ROWS, num_envs=ENVS)
+
+
+def filled(schema: Trajectory, seed: int = 0) -> np.ndarray:
+    """Return a block whose observations are stacks, in episodes of a few rows."""
+    rng, layout = np.random.default_rng(seed), make_layout(flatten_schema(schema))
+    raw = np.zeros(layout.size_bytes, np.uint8)
+    trajectory = layout.tree(schema, raw)
+    for leaf in leaves(trajectory):
+        leaf[...] = rng.integers(0, 2, leaf.shape).astype(leaf.dtype)
+    trajectory.is_first[...] = rng.random((ROWS + 1, ENVS)) < 0.3
+    seen = rng.integers(0, 4, trajectory.observation[0].shape).astype(trajectory.observation.dtype)
+    for t in range(ROWS + 1):
+        seen = np.roll(seen, -1, axis=-1)
+        seen[trajectory.is_first[t]] = 0
+        seen[..., -1] = rng.integers(0, 4, seen[..., -1].shape)
+        trajectory.observation[t] = seen
+    return raw
+
+
+@pytest.mark.parametrize(("frames", "dtype"), [(2, "uint8"), (4, "uint8"), (8, "uint8"), (3, "uint8"), (4, "float32")])
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_block_comes_as_it_was_sent(frames: int, dtype: str, compress: bool) -> None:
+    if compress:
+        pytest.importorskip("lz4.block")
+    schema = schema_of(frames, dtype)
+    packer = Packer(schema, Packing(frames, compress))
+    for seed in range(5):
+        raw = filled(schema, seed)
+        fields, packed = packer.pack(raw)
+        assert fields == ({THIN: True, LZ4: True} if compress else {THIN: True})
+        assert packed.nbytes < raw.nbytes / (2 if frames > 3 else 1)
+        assert packer.unpack(fields, packed).tobytes() == raw.tobytes()
+
+
+def test_what_has_no_stacks_or_does_not_shrink_travels_as_it_is() -> None:
+    schema = schema_of(1)
+    packer = Packer(schema, Packing(4))
+    raw = filled(schema)
+    assert packer.pack(raw) == ({}, raw) and packer.unpack({}, raw) is raw
+    pytest.importorskip("lz4.block")
+    noise = np.random.default_rng(0).integers(0, 256, raw.shape).astype(np.uint8)
+    assert Packer(schema, Packing(None, True)).pack(noise)[0] == {}
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    schema = schema_of(4)
+    packer, raw = Packer(schema, Packing(4)), filled(schema)
+    _, packed = packer.pack(raw)
+    for fields, found in [({}, packed), ({THIN: True}, raw), ({}, raw[:-1]), ({}, raw.view(np.int8)), ({}, ())]:
+        with pytest.raises(CodecError):
+            packer.unpack(fields, found)
+    with pytest.raises(CodecError):
+        Packer(schema, PLAIN).unpack({THIN: True}, packed)  # it did not ask for that
+    with pytest.raises(CodecError, match="asks for the packing"):
+        read_packing({"frames": "many"})
+    assert read_packing(Packing(4, True).fields) == Packing(4, True) and read_packing(None) == PLAIN
+
+
+def test_compressed_garbage_is_refused() -> None:
+    pytest.importorskip("lz4.block")
+    schema = schema_of(4)
+    packer = Packer(schema, Packing(4, True))
+    fields, packed = packer.pack(filled(schema))
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        wrong = packed.copy()
+        wrong[rng.integers(0, len(wrong), 8)] = rng.integers(0, 256, 8)
+        with contextlib.suppress(CodecError):
+            packer.unpack(fields, wrong[: rng.integers(1, len(wrong))])
+    with pytest.raises(CodecError):
+        packer.unpack(fields, packed[:5])
+
+
+@pytest.mark.parametrize("road", ["tcp", "ipc"])
+def test_a_stream_between_hosts_is_packed(road: str, tmp_path: Path) -> None:
+    schema = schema_of(4)
+    address = "tcp://127.0.0.1:0" if road == "tcp" else f"ipc://{tmp_path}/samples"
+    keys = make_keys(tmp_path / "keys") if road == "tcp" else None
+    consumer = bind_samples(address, schema, keys=keys, packing=Packing(4))
+    producer = connect_samples(consumer.address, schema, ProducerId("actor-0", 0), 1, 10.0, keys=keys)
+    assert (producer._packer is not None) == (road == "tcp")  # type: ignore[attr-defined]
+    for seed in range(6):
+        raw = filled(schema, seed)
+        block = producer.reserve(10.0)
+        for target, leaf in zip(
+            leaves(block.trajectory), leaves(make_layout(flatten_schema(schema)).tree(schema, raw)), strict=True
+        ):
+            target[...] = leaf
+        block.commit(0)
+        lease = consumer.get(10.0)
+        assert lease.trajectory.observation.tobytes() == block.trajectory.observation.tobytes()
+        assert np.array_equal(lease.trajectory.reward, block.trajectory.reward)
+        consumer.release(lease)
+    producer.close()
+    consumer.close()
