@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples.packing import LZ4, PLAIN, THIN, Packer, Packing, read_packing
 from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.wire.codec import Message
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
 
@@ -93,6 +96,27 @@ def test_compressed_garbage_is_refused() -> None:
             packer.unpack(fields, wrong[: rng.integers(1, len(wrong))])
     with pytest.raises(CodecError):
         packer.unpack(fields, packed[:5])
+
+
+def test_what_is_still_being_sent_is_not_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = bind_samples(f"ipc://{tmp_path}/samples", schema_of(4))
+    producer: Any = connect_samples(consumer.address, schema_of(4), ProducerId("actor-0", 0), 1, 10.0)
+    again: list[int] = []
+    monkeypatch.setattr(producer, "_send_block", again.append)
+    credit = Message("credit", {"received": 0, "released": 0, "resend": True})
+    with producer._lock:
+        for number in range(2):
+            producer._on_the_way.append((number, number))
+        producer._blocks[0].trackers.append(SimpleNamespace(done=False))
+        producer._take_in(credit)
+        assert again == [1]
+        producer._blocks[0].trackers.clear()
+        producer._resent_s = 0.0
+        producer._take_in(credit)
+        assert again == [1, 0, 1]
+        producer._on_the_way.clear()
+    producer.close()
+    consumer.close()
 
 
 @pytest.mark.parametrize("road", ["tcp", "ipc"])

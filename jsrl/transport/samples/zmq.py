@@ -263,7 +263,8 @@ class ZmqSampleProducer(ProducerEnd):
             if message.fields.get("resend") and time.monotonic() - self._resent_s > _SYNC_S / 2:
                 self._resent_s = time.monotonic()
                 for index, number in list(self._on_the_way):
-                    if index >= self._received:
+                    # what ZeroMQ still has is not lost: a link may take seconds for a block
+                    if index >= self._received and self._blocks[number].untouched():
                         self._send_block(number)
 
 
