@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 
 from jsrl.errors import JsrlError
-from jsrl.transport.meeting.address import parse_address
-from jsrl.transport.meeting.keys import KeyPath, keys_for
-from jsrl.transport.params.roads import bind_params
+from jsrl.transport.meeting.keys import KeyPath
+from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.transport.params.zmq import ZmqParamsSubscriber
 
 FAN_OUT = 3
@@ -118,9 +117,9 @@ class ParamsRelay:
         if parent == self.parent and self._subscriber is not None and self._subscriber.there:
             return
         self._hang_up()
-        self.parent, parsed = parent, parse_address(parent)
-        keys = keys_for(parsed.server, self._keys)
-        self._subscriber = ZmqParamsSubscriber(parsed.endpoint, keys=keys, silence_ms=SILENCE_MS)
+        self.parent, subscriber = parent, connect_params(parent, keys=self._keys, silence_ms=SILENCE_MS)
+        assert isinstance(subscriber, ZmqParamsSubscriber)  # of another host
+        self._subscriber = subscriber
 
     def _hang_up(self) -> None:
         if self._subscriber is not None:
