@@ -46,7 +46,7 @@ class Picture:
 
 PICTURES = {
     "ppo_cartpole": Picture(
-        "PPO, CartPole-v1, placement served",
+        "PPO, CartPole-v1 (served)",
         "ppo_cartpole-served-seed",
         peer=("SBX 0.28, same settings", "ppo_cartpole-sbx-seed"),
         reference=(500.0, f"{ZOO}: 500 after 100k env steps"),
