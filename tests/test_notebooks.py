@@ -106,7 +106,7 @@ def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_dataflow_of_ones_own_runs(tmp_path: Path) -> None:
     printed = process("execute", NAMES[2], tmp_path)
-    assert "nobody answers the stream inference" in printed and "norm of the params" in printed
+    assert "no worker answers the stream inference" in printed and "norm of the params" in printed
     hops = re.findall(r"ledger.*: produced (\d+) .*: balanced", printed)
     assert len(hops) == 2 and min(map(int, hops)) > 0, printed
     kinds = [cell for cell in code(read(NAMES[2])) if cell.startswith("%%writefile")]

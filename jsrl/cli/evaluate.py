@@ -60,7 +60,10 @@ def _parser() -> argparse.ArgumentParser:
         "--tournament", nargs="+", metavar="RUN@TAG", help="players; one RUN: its frozen players and latest"
     )
     parser.add_argument(
-        "--most", type=int, default=20, help="of more frozen players than this, so many are drawn evenly"
+        "--most",
+        type=int,
+        default=20,
+        help="most frozen players that meet; of more, this many are taken, evenly spaced",
     )
     parser.add_argument("--episodes", type=int, default=100, help="episodes; games of each pair of players")
     parser.add_argument("--num-envs", type=int, default=20)

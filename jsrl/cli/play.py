@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog=program("play"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
-    parser.add_argument("--episodes", type=int, help="end after so many (default: when the window is closed)")
+    parser.add_argument("--episodes", type=int, help="stop after this many (default: when the window is closed)")
     parser.add_argument("--seed", type=int, default=12345)
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument("--speed", type=float, default=1.0, help="times the environment's own speed")

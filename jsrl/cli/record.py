@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument("--to", required=True, help="folder of the recording; one of the same kind is added to")
     parser.add_argument(
-        "--episodes", type=int, default=100, help="at least so many; all rows of all environments count"
+        "--episodes", type=int, default=100, help="least number of episodes; rows of unfinished ones are recorded too"
     )
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--rollout-length", type=int, default=128, help="rows of a trajectory")

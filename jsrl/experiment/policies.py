@@ -30,7 +30,7 @@ class PolicyConfig:
     against: tuple[str, ...] = ()
     """Opponents that it is scored against, so that its score is a win rate; none: those of evaluator.against."""
     stop_at_return: float | None = None
-    """The score that it shall reach; None: the run's stop_at_return. The run stops once all that shall reach one have."""
+    """The score that is the goal of this policy; None: the run's stop_at_return. The run stops when all goals are reached."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -112,6 +112,6 @@ def find_seats(
                 )
     if free := [name for name in names if name not in owner]:
         raise ConfigError(
-            f"nobody plays the seats {', '.join(free)} of {spec.name!r}; add them to the seats of a policy, or give them one."
+            f"no policy plays seats {', '.join(free)} of {spec.name!r}; add them to the seats of a policy, or give them one."
         )
     return found

@@ -87,13 +87,13 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
             raise ConfigError(f"the params {stream.name} are published by {_names(sources)}; exactly one worker must.")
     elif not sources:
         raise ConfigError(
-            f"nobody writes to the stream {stream.name}, which {_names(sinks)} would wait for; add a worker that does, or "
+            f"no worker writes to the stream {stream.name}, which {_names(sinks)} would wait for; add a worker that does, or "
             "join them to another stream."
         )
     if not sinks and stream.sort != "params":
         does = "answers" if stream.sort == "inference" else "reads"
         raise ConfigError(
-            f"nobody {does} the stream {stream.name}, which {_names(sources)} would wait for; add a worker that does, or "
+            f"no worker {does} the stream {stream.name}, which {_names(sources)} would wait for; add a worker that does, or "
             "join them to another stream."
         )
     if stream.sort == "samples" and not stream.feedback:
@@ -135,7 +135,7 @@ def _check_policies(graph: Graph) -> None:
         if stream.policy not in learners.values():
             there = ", ".join(learners.values())
             raise ConfigError(
-                f"{stream.name} is of the policy {stream.policy!r}, which nobody trains; there are: {there}."
+                f"{stream.name} is of the policy {stream.policy!r}, which no learner trains; there are: {there}."
             )
     for worker in graph.workers:
         _check_one_policy(graph, worker, is_learner=worker.name in learners)
@@ -181,7 +181,7 @@ def _check_groups(graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Lin
     for group in stream.groups:
         if counts[group] != 1:
             by = [worker.name for worker, link in ends if group in graph.groups(link)]
-            who = f"by {' and '.join(by)}" if by else "by nobody"
+            who = f"by {' and '.join(by)}" if by else "by no worker"
             raise ConfigError(f"group {group} of the stream {stream.name} is {done} {who}; each must be {expected}.")
 
 
@@ -199,4 +199,4 @@ def _check_whole_writers(
 
 
 def _names(ends: list[tuple[WorkerNode, Link]]) -> str:
-    return " and ".join(worker.name for worker, _ in ends) or "nobody"
+    return " and ".join(worker.name for worker, _ in ends) or "no worker"

@@ -104,7 +104,9 @@ class Graph:
         for stream in self.streams:
             left, right = ([w.name for w, _ in ends] for ends in (self.sources(stream.name), self.sinks(stream.name)))
             arrow = "<->" if stream.sort == "inference" else "->"
-            lines.append(f"{stream.name:<{wide}}  {', '.join(left) or 'nobody'} {arrow} {', '.join(right) or 'nobody'}")
+            lines.append(
+                f"{stream.name:<{wide}}  {', '.join(left) or 'no worker'} {arrow} {', '.join(right) or 'no worker'}"
+            )
         return "\n".join(lines)
 
     # -- reading ------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def check_groups(graph: Graph, experiment: Experiment) -> None:
     }
     if missing := sorted(wanted - stepped):
         raise ConfigError(
-            f"nobody steps the groups {missing} of the experiment's {len(wanted)}; give them to an actor."
+            f"no actor steps the groups {missing} of the experiment's {len(wanted)}; give them to an actor."
         )
     if unknown := sorted(stepped - wanted):
         raise ConfigError(f"the experiment has no groups {unknown}; it has {len(wanted)} (num_groups).")

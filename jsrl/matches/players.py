@@ -57,7 +57,7 @@ def find_sides(
     sides = places_of_sides(spec)
     if len(sides) < 2:
         raise ConfigError(
-            f"all seats of {spec.name!r} are on one side, so that nobody plays against anybody; evaluate without an opponent."
+            f"all seats of {spec.name!r} are on one side, so there are no opponents; evaluate without one."
         )
     every = frozenset(range(len(spec.seats)))
     found = tuple(

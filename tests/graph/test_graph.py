@@ -219,9 +219,9 @@ def broken(change: str) -> Graph:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("nobody reads", "nobody reads the stream samples, which actor-0 .* would wait for"),
-        ("nobody answers", "no stream 'inference'|nobody answers the stream inference"),
-        ("nobody steps", "group 0 of the stream samples is written by nobody"),
+        ("nobody reads", "no worker reads the stream samples, which actor-0 .* would wait for"),
+        ("nobody answers", "no stream 'inference'|no worker answers the stream inference"),
+        ("nobody steps", "group 0 of the stream samples is written by no worker"),
         ("twice", "group 0 of the stream samples is written by actor-0 and actor-9"),
         ("same name", "2 workers are called 'actor-0'"),
         ("no port", "actor-0 has no port 'nose'; a worker of kind actor has: samples, inference, params"),
@@ -253,7 +253,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(change: str, words: str) -> N
 def test_a_graph_of_other_groups_than_the_experiments_is_refused() -> None:
     e = Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=8, placement="served")
     check_groups(make_graph(e), e)
-    with pytest.raises(ConfigError, match=r"nobody steps the groups \[4, 5, 6, 7\]"):
+    with pytest.raises(ConfigError, match=r"no actor steps the groups \[4, 5, 6, 7\]"):
         check_groups(make_graph(Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=4)), e)
 
 

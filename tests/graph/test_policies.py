@@ -90,7 +90,7 @@ def test_jobs_of_a_policy_have_its_schemas_seed_and_folders(tmp_path: Path) -> N
     ("change", "words"),
     [
         (lambda g: g.with_stream("params-b", policy="policy"), "learner and learner-b train the same policy 'policy'"),
-        (lambda g: g.with_stream("samples-b", policy="c"), "samples-b is of the policy 'c', which nobody trains"),
+        (lambda g: g.with_stream("samples-b", policy="c"), "samples-b is of the policy 'c', which no learner trains"),
         (
             lambda g: g.with_stream("samples-b", policy="policy"),
             r"actor-3 has samples \(6, 7\) of the policy 'policy', but params of 'b'; all policies that play in",

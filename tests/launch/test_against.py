@@ -108,7 +108,10 @@ def test_a_resume_cannot_play_against_first_params_that_nobody_kept(tmp_path):
         ({"evaluator": {"enabled": False}}, "the evaluator is off"),
         ({"stop_at_return": 20.0}, "give a number from 0 to 1"),
         ({"env": EnvConfig("probe:continuous")}, "one agent and no seats"),
-        ({"env": EnvConfig("tests.duel:Duel", {"sides": {"*": "team"}})}, "nobody plays against anybody"),
+        (
+            {"env": EnvConfig("tests.duel:Duel", {"sides": {"*": "team"}})},
+            "there are no opponents; evaluate without one",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_start(changes, expected, tmp_path):

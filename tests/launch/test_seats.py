@@ -161,7 +161,7 @@ def test_policies_see_their_seats_alone() -> None:
         ),
         (
             {"a": PolicyConfig(PPO, "scout"), "b": PolicyConfig(PPO, "boss")},
-            "nobody plays the seats carrier_0, carrier_1 of",
+            "no policy plays seats carrier_0, carrier_1 of",
         ),
         ({"a": PolicyConfig(PPO, "*")}, "scout and carrier_0 of 'depot' cannot be played by one policy: observation"),
     ],

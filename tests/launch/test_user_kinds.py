@@ -166,7 +166,7 @@ def test_a_users_workers_are_shown_like_ours_and_go_on_after_a_resume(tmp_path: 
 @pytest.mark.slow
 def test_a_kept_graph_that_other_options_contradict_is_named(tmp_path: Path) -> None:
     first = run(small(num_groups=None), runs_dir=tmp_path, name="one", graph="my_workers:passed_on", display="log-only")
-    words = r"nobody steps the groups \[1, 2, 3\] .* goes on with the changed graph .* or give --graph"
+    words = r"no actor steps the groups \[1, 2, 3\] .* goes on with the changed graph .* or give --graph"
     with pytest.raises(ConfigError, match=words):
         more = small(num_groups=None, placement="inline", num_actors=4)
         run(more, runs_dir=tmp_path, resume="one", display="log-only")

@@ -69,7 +69,7 @@ class Task:
 
 
 class Spread(Task):
-    """N agents shall cover N landmarks without touching each other.
+    """N agents must cover N landmarks without touching each other.
 
     Args:
       N: agents, and landmarks. local_ratio: share of an agent's own collisions in its reward; the rest is the team's.
@@ -98,7 +98,7 @@ class Spread(Task):
 
 
 class SpeakerListener(Task):
-    """A speaker that cannot move sees which of three landmarks the listener shall go to, and may say one of three symbols."""
+    """A speaker that cannot move sees which of three landmarks the listener must go to, and may say one of three symbols."""
 
     goals = 1
     colors = np.array([(0.65, 0.15, 0.15), (0.15, 0.65, 0.15), (0.15, 0.15, 0.65)])
