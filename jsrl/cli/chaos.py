@@ -22,8 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=program("chaos"), description=__doc__, epilog="All other options are those of `jsrl run`."
     )
-    parser.add_argument("--storm-s", type=float, default=60.0, help="seconds that the storm lasts")
-    parser.add_argument("--calm-s", type=float, default=10.0, help="seconds before it, to measure against")
+    parser.add_argument("--storm-s", type=float, default=60.0, help="seconds during which faults are injected")
+    parser.add_argument(
+        "--calm-s", type=float, default=10.0, help="seconds without faults before that, as the baseline"
+    )
     parser.add_argument(
         "--flood-s", type=float, default=10.0, help="seconds of unauthorised messages before the first fault"
     )
@@ -31,11 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--messages-per-s", type=float, default=200.0, help="most unauthorised messages per second; 0: none"
     )
     parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault")
+    parser.add_argument("--kinds", help="kinds of workers to hit, such as actor,learner (default: all but recorders)")
     parser.add_argument(
-        "--kinds", help="kinds of workers that are hit, such as actor,learner (default: all but recorders)"
+        "--pauses", type=float, default=0.25, help="share of faults that stop a process instead of killing it"
     )
-    parser.add_argument("--pauses", type=float, default=0.25, help="share of faults that stop a process, not kill it")
-    parser.add_argument("--hangs", type=float, default=0.0, help="share of faults that stop a main thread alone")
+    parser.add_argument("--hangs", type=float, default=0.0, help="share of faults that stop only the main thread")
     parser.add_argument("--storm-seed", type=int, default=0)
     parser.add_argument("--patience-s", type=float, default=60.0, help="seconds within which the run must recover")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))

@@ -22,21 +22,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("address", nargs="?", help="HOST:PORT of the controller, as `jsrl run --listen` prints it")
     parser.add_argument("--token-file", help="one of the files that `jsrl run --listen` wrote; each host needs its own")
     parser.add_argument(
-        "--from", dest="folder", help="folder of tokens of a run, seen from here: take one, and wait for it"
+        "--from", dest="folder", help="folder with a run's token files: take a free one, and wait until there is one"
     )
     parser.add_argument(
-        "--name", default=socket.gethostname(), help="of this host, unique in the run (default: its own)"
+        "--name", default=socket.gethostname(), help="name of this host, unique in the run (default: its host name)"
     )
-    parser.add_argument("--patience-s", type=float, default=120.0, help="how long to look for the controller")
-    parser.add_argument("--cores", type=int, default=0, help="that workers may use of this host (default: all)")
-    parser.add_argument("--memory-mb", type=int, default=0, help="that workers may use of this host (default: all)")
+    parser.add_argument("--patience-s", type=float, default=120.0, help="seconds to wait for the controller")
+    parser.add_argument("--cores", type=int, default=0, help="cores that workers may use here (default: all)")
+    parser.add_argument(
+        "--memory-mb", type=int, default=0, help="MB of memory that workers may use here (default: all)"
+    )
     parser.add_argument(
         "--drain-s",
         type=float,
         default=30.0,
-        help="after SIGTERM or Ctrl-C: seconds for workers to leave in order (default: 30); a second one ends them at once",
+        help="seconds for workers to stop in order after SIGTERM or Ctrl-C (default: 30); a second signal ends them at once",
     )
-    parser.add_argument("--parent", type=int, help="leave the run when this process, which started it, ends (Linux)")
+    parser.add_argument("--parent", type=int, help="process ID: leave the run when this process ends (Linux)")
     parser.add_argument("--facts", action="store_true", help="print what this host has, and do not join")
     options = parser.parse_args(arguments)
     if options.facts:

@@ -22,8 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "worker", nargs="?", default=CONTROLLER, help="such as learner or actor-0 (default: controller)"
     )
-    parser.add_argument("--follow", action="store_true", help="go on until the run has ended, or Ctrl-C")
-    parser.add_argument("--lines", type=int, default=50, metavar="N", help="from the end (default: 50)")
+    parser.add_argument("--follow", action="store_true", help="keep printing until the run ends, or Ctrl-C")
+    parser.add_argument(
+        "--lines", type=int, default=50, metavar="N", help="number of last lines to print (default: 50)"
+    )
     options = parser.parse_args(arguments)
     if options.lines < 0:
         parser.error(f"argument --lines: {options.lines}, expected 0 or more")

@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, help="stop after this many (default: when the window is closed)")
     parser.add_argument("--seed", type=int, default=12345)
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument("--speed", type=float, default=1.0, help="times the environment's own speed")
+    parser.add_argument("--speed", type=float, default=1.0, help="speed, as a multiple of the environment's own")
     parser.add_argument("--runs-dir", default="runs")
     options = parser.parse_args(arguments)
     if options.episodes is not None and options.episodes < 1:

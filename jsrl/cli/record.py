@@ -19,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Record and say what was written."""
     parser = argparse.ArgumentParser(prog=program("record"), description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
-    parser.add_argument("--to", required=True, help="folder of the recording; one of the same kind is added to")
+    parser.add_argument(
+        "--to", required=True, help="folder of the recording; an existing one of the same kind is extended"
+    )
     parser.add_argument(
         "--episodes", type=int, default=100, help="least number of episodes; rows of unfinished ones are recorded too"
     )

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--to", type=Path, help="file of the page of several runs (default: RUNS_DIR/comparison.html)")
     parser.add_argument(
-        "--marl-eval", type=Path, metavar="FILE", help="write the runs as marl-eval reads them, instead"
+        "--marl-eval", type=Path, metavar="FILE", help="write the runs in the format of marl-eval instead"
     )
     options = parser.parse_args(arguments)
     try:

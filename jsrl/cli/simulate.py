@@ -38,14 +38,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--from", dest="run", metavar="RUN", help="take the service times from a run's metrics instead (see --runs-dir)"
     )
-    made.add_argument("--times", type=Path, metavar="FILE", help="of service times (default: times-NAME.json)")
+    made.add_argument("--times", type=Path, metavar="FILE", help="file of service times (default: times-NAME.json)")
     made.add_argument(
-        "--trial-seconds", type=float, default=6.0, metavar="S", help="that each calibrating run is measured"
+        "--trial-seconds", type=float, default=6.0, metavar="S", help="seconds measured of each calibration run"
     )
-    made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="to simulate (default: 10)")
-    made.add_argument("--fan-out", type=int, default=0, metavar="N", help="hand params down a tree of hosts, N each")
-    made.add_argument("--deaths-per-hour", type=float, default=0.0, metavar="N", help="of each actor")
-    made.add_argument("--restart-s", type=float, default=10.0, metavar="S", help="until a dead actor works again")
+    made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="seconds to simulate (default: 10)")
+    made.add_argument(
+        "--fan-out", type=int, default=0, metavar="N", help="send params down a tree of hosts, to N hosts each"
+    )
+    made.add_argument("--deaths-per-hour", type=float, default=0.0, metavar="N", help="deaths of each actor per hour")
+    made.add_argument(
+        "--restart-s", type=float, default=10.0, metavar="S", help="seconds until a dead actor works again"
+    )
     made.add_argument("--page", type=Path, metavar="FILE.html", help="draw the outcome")
     return made
 

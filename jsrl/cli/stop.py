@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=float,
         default=60.0,
         metavar="S",
-        help="seconds to wait for its end (default: 60; 0: do not wait)",
+        help="seconds to wait for the end of the run (default: 60; 0: do not wait)",
     )
     options = parser.parse_args(arguments)
     if options.wait < 0:

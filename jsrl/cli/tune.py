@@ -27,12 +27,14 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         epilog="All other options are those of `jsrl run NAME`, such as --tune-minutes 5 or --placement inline.",
     )
-    made.add_argument("--from", dest="saved", metavar="FILE", type=Path, help="only advise, from saved measurements")
     made.add_argument(
-        "--output", metavar="FILE", type=Path, help="where to write the measurements (default: by the profile)"
+        "--from", dest="saved", metavar="FILE", type=Path, help="only print advice, from saved measurements"
     )
     made.add_argument(
-        "--trial-seconds", type=float, metavar="S", help="measured per trial (default: by the time there is)"
+        "--output", metavar="FILE", type=Path, help="where to write the measurements (default: beside the profile)"
+    )
+    made.add_argument(
+        "--trial-seconds", type=float, metavar="S", help="seconds measured per trial (default: from --tune-minutes)"
     )
     return made
 
