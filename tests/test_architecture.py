@@ -139,11 +139,12 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "references",
             "report",
             "runs",
+            "transport",
             "tuning",
             "types",
             "workers",
         },
-        {"msgspec", "numpy"},
+        {"jax", "msgspec", "numpy"},
     ),
     "cli": (
         {

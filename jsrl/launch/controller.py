@@ -27,6 +27,7 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind
 
 POLL_S = 0.05
+CHECK_S = 0.0002  # between two looks at all workers, for each of them
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 
 
@@ -46,6 +47,7 @@ class Controller:
         self._deadlines = plan.experiment.deadlines
         self._supervision = Supervision(plan.experiment)
         self._restarts: list[Restart] = []
+        self._check_s = 0.0
         self._watchdog = Watchdog(session, self._lives, lambda life: self._tell(life.name, "stacks"), self._listen)
 
     def run(self) -> Result:
@@ -135,7 +137,7 @@ class Controller:
         self._listen(POLL_S)
         for worker, why in self._launcher.moves().items():
             self._move(self._lives[worker], why)
-        for life in list(self._lives.values()):
+        for life in self._due_checks():
             if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all, which is no death
                 self._check(life)
         self._start_due()
@@ -144,6 +146,14 @@ class Controller:
             self._session.hub.receive("controller", "controller", usage)
             self._watchdog.tell_standstill(self._deadlines.still_s)
         self._session.tick()
+
+    def _due_checks(self) -> list[Life]:
+        """Return the workers that are looked at now: all of them, or none where the last look at very many was just now."""
+        now_s = time.monotonic()
+        if now_s < self._check_s:
+            return []
+        self._check_s = now_s + CHECK_S * len(self._lives)
+        return list(self._lives.values())
 
     def _listen(self, timeout_s: float) -> None:
         """Hear what workers say, waiting so long for the first; look at them all where somebody asked for that."""

@@ -20,6 +20,7 @@ from jsrl.runs.stacks import all_stacks
 
 FOLDER = "watchdog"  # of a run
 KEPT = 50  # reports; the oldest go
+MOST_LOOKED_AT = 50  # workers, the first of each kind: with thousands a look would take minutes
 ANSWER_S, INSIST_S, LOOK_S = 0.4, 0.4, 0.02
 FRESH_S = 2.0  # for so long a worker that is not the subject is not asked again
 TAIL_LINES, MOST_CHARS = 20, 500
@@ -55,7 +56,8 @@ class Watchdog:
     def look(self, subject: Life | None = None) -> str:
         """Return what every worker is doing, `subject` first; takes less than a second."""
         now_s = time.monotonic()
-        workers = sorted(self._lives.values(), key=lambda life: life is not subject)
+        everybody = sorted(self._lives.values(), key=lambda life: (life is not subject, life.job.index))
+        workers, rest = everybody[:MOST_LOOKED_AT], len(everybody) - MOST_LOOKED_AT
         asked = [life for life in workers if can_answer(life) and self._is_due(life, subject, now_s)]
         for life in asked:
             self._asked_s[life.name] = now_s
@@ -65,7 +67,8 @@ class Watchdog:
                 self._insist(silent)
                 break
             self._listen(LOOK_S)
-        return "\n".join(section(life) for life in workers)
+        others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
+        return "\n".join([*(section(life) for life in workers), *others])
 
     def _is_due(self, life: Life, subject: Life | None, now_s: float) -> bool:
         """Return whether a worker is asked now: many that hang at once must not add up their silences."""

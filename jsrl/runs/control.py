@@ -122,6 +122,7 @@ class ControlClient:
       stuck_s: how long one turn of the worker's loop may take (None: forever). turned_s: when the present turn began, by
         the monotonic clock; 0: the worker is not at work, nothing is expected of it.
       memory: what watches this process's memory; None: nothing does.
+      slowness: how many times as long as usual it is from one heartbeat, or report, to the next.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class ControlClient:
         self.stuck_s: float | None = None
         self.turned_s = 0.0
         self.memory: MemoryWatch | None = None
+        self.slowness = 1.0
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -194,12 +196,12 @@ class ControlClient:
                 if closing:
                     return
                 if time.monotonic() >= beat_at:
-                    beat_at = time.monotonic() + HEARTBEAT_S
+                    beat_at = time.monotonic() + HEARTBEAT_S * self.slowness
                     self._beat(socket)
                 self._check_memory(socket)
-                pause_s = min(
-                    beat_at - time.monotonic(), _HURRY_S if self.memory and self.memory.hurries else HEARTBEAT_S
-                )
+                pause_s = beat_at - time.monotonic()
+                if self.memory and self.memory.hurries:
+                    pause_s = min(pause_s, _HURRY_S)
                 ready = dict(poller.poll(max(0, int(1000 * pause_s) + 1)))
                 if self._rung.fileno() in ready:
                     self._rung.recv(1 << 16)

@@ -21,6 +21,7 @@ from jsrl.experiment.experiment import PlacementKind
 from jsrl.launch.plan import accelerators, usable_cores
 from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder, read_metrics
+from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
 from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
@@ -37,7 +38,8 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       placement, far (streams over TCP with keys), actors, ring, group_size, rows (of a trajectory), batch_rows: the run.
-      steps: of groups. updates, calls: of the learner's batches and of servers. call_rows: mean rows of a call.
+      steps: of groups. updates, calls: of the learner's batches (each trained on
+        `reuse` times) and of servers. call_rows: mean rows of a call.
       actor_cpu, server_cpu, learner_cpu, relay_cpu, launcher_cpu: cores that all of a kind keep busy.
       shares: of time, by name of the metric (`actor/env_share`). env_steps_per_s: trained.
     """
@@ -59,6 +61,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learner_cpu: float = 0.0
     relay_cpu: float = 0.0
     launcher_cpu: float = 0.0
+    reuse: int = 1
     shares: dict[str, float] = {}
 
     def share(self, name: str) -> float:
@@ -85,6 +88,11 @@ class Variant:
         e = self.experiment
         road = "TCP with keys" if self.far else "shared memory"
         return f"{self.placement}, {e.actors} actor(s), {e.num_envs} environments, {road}"
+
+
+def acting_sizes(experiment: Experiment) -> list[int]:
+    """Return the rows of the batches whose acting is timed: from 1 to four times the environments of the calibration."""
+    return [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if size <= max(4, 4 * experiment.num_envs)]
 
 
 def variants(experiment: Experiment, placements: Sequence[PlacementKind], roads: Sequence[bool]) -> list[Variant]:
@@ -164,6 +172,7 @@ def calibrate(
         )
     env = time_environments(experiment, [run.experiment.group_size for run in runs])
     tell(f"environments: {_text(env.step)} on a core, {_text(env.step_idle)} asleep, for each step of a group")
+    acting = time_acting(experiment, acting_sizes(experiment)) if SERVED in placements else []
     found = []
     for number, run in enumerate(runs, 1):
         speed = measure(run.experiment, Limits(seconds=seconds, longest_s=4 * seconds))
@@ -171,7 +180,7 @@ def calibrate(
             raise ConfigError(f"the calibration with {run.text} failed: {speed.error}")
         found.append(measured(run, speed))
         tell(f"{number} of {len(runs)}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s")
-    times = fitted(found, env)
+    times = fitted(found, env, acting)
     return msgspec.structs.replace(
         times,
         experiment=experiment.name,
@@ -207,6 +216,7 @@ def measured(run: Variant, speed: Speed) -> Measured:
         learner_cpu=means.get("system/learner_cpu_share", 0.0),
         relay_cpu=means.get("system/parameter_server_cpu_share", 0.0),
         launcher_cpu=speed.launcher_cores,
+        reuse=e.learner.reuse,
         shares={name: round(value, 5) for name, value in means.items() if name.endswith("_share")},
     )
 
@@ -239,31 +249,59 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
     return msgspec.structs.replace(times, experiment=experiment.name, measured=[msgspec.to_builtins(seen)])
 
 
-def fitted(found: Sequence[Measured], env: EnvTimes) -> ServiceTimes:
-    """Return the service times that explain some runs; `env`: of their environments, timed alone."""
+def fitted(found: Sequence[Measured], env: EnvTimes, acting: Sequence[tuple[int, float]] = ()) -> ServiceTimes:
+    """Return the service times that explain some runs.
+
+    Args:
+      found: what they showed. env: of their environments, timed alone. acting: (rows, CPU seconds) of calls, timed alone;
+        none: the runs say it.
+    """
     near = [one for one in found if not one.far] or list(found)
     far = [one for one in found if one.far]
-    inline, served = _of(near, INLINE), _of(near, SERVED)
-    act = fit((one.group_size, _act_s(one)) for one in inline)
-    own = fit((one.group_size, _actor_s(one) - env.cpu_s(one.group_size) - act.of(one.group_size)) for one in inline)
-    asking = fit((one.group_size, _actor_s(one) - env.cpu_s(one.group_size)) for one in served)
-    far_rows = fit(
-        (one.group_size, _actor_s(one) - env.cpu_s(one.group_size) - (act.of(one.group_size) + own.of(one.group_size)))
-        for one in _of(far, INLINE)
-    )
-    asked = fit((one.group_size, _actor_s(one) - env.cpu_s(one.group_size)) for one in _of(far, SERVED))
-    far_asks = Cost(
-        max(0.0, asked.call_s - asking.call_s - far_rows.call_s), max(0.0, asked.row_s - asking.row_s - far_rows.row_s)
-    )
     return ServiceTimes(
-        env=env,
-        actor=ActorTimes(act, own, asking, far_rows if far else Cost(), far_asks if _of(far, SERVED) else Cost()),
-        server=_server(served, _of(far, SERVED)),
+        env=_as_in_runs(env, near),
+        actor=_actor(near, far, env),
+        server=_server(_of(near, SERVED), _of(far, SERVED), acting),
         learner=_learner(near, far),
-        hop_s=_hop_s(served),
+        hop_s=_hop_s(_of(near, SERVED)),
         far_hop_s=_hop_s(_of(far, SERVED)),
+        relay_cores=_relay(far).call_s,
         host_cores=sum(one.launcher_cpu for one in found) / len(found),
     )
+
+
+def _as_in_runs(env: EnvTimes, near: Sequence[Measured]) -> EnvTimes:
+    """Return what environments take where they wait as long in runs as these show, over what they did alone."""
+    ratios = []
+    for one in near:
+        seen_s = one.share("actor/env_share") * one.actors / one.steps
+        alone_s = env.idle_s(one.group_size)
+        if alone_s > 0.0:
+            ratios.append(min(max((seen_s - env.cpu_s(one.group_size)) / alone_s, 0.5), 2.0))
+    ratio = sum(ratios) / len(ratios) if ratios else 1.0
+    idle, reset = env.step_idle, env.reset_idle
+    return msgspec.structs.replace(
+        env,
+        step_idle=Cost(ratio * idle.call_s, ratio * idle.row_s),
+        reset_idle=Cost(ratio * reset.call_s, ratio * reset.row_s),
+    )
+
+
+def _actor(near: Sequence[Measured], far: Sequence[Measured], env: EnvTimes) -> ActorTimes:
+    """Return what actors take for a step, environments apart."""
+
+    def beside_env(one: Measured) -> float:
+        return _actor_s(one) - env.cpu_s(one.group_size)
+
+    inline, served = _of(near, INLINE), _of(near, SERVED)
+    act = fit((one.group_size, _act_s(one)) for one in inline)
+    own = fit((one.group_size, beside_env(one) - act.of(one.group_size)) for one in inline)
+    asking = fit((one.group_size, beside_env(one)) for one in served)
+    alone = Cost(act.call_s + own.call_s, act.row_s + own.row_s)
+    far_rows = fit((one.group_size, beside_env(one) - alone.of(one.group_size)) for one in _of(far, INLINE))
+    before = Cost(asking.call_s + far_rows.call_s, asking.row_s + far_rows.row_s)
+    far_asks = fit((one.group_size, beside_env(one) - before.of(one.group_size)) for one in _of(far, SERVED))
+    return ActorTimes(act, own, asking, far_rows, far_asks)
 
 
 def _of(found: Iterable[Measured], placement: str) -> list[Measured]:
@@ -280,45 +318,54 @@ def _act_s(one: Measured) -> float:
     return min(one.share("actor/act_share") * one.actors / one.steps, _actor_s(one))
 
 
-def _server(near: Sequence[Measured], far: Sequence[Measured]) -> ServerTimes:
-    """Return what servers take: acting by the call, all else by the request."""
-    asked = [one for one in near if one.calls]
-    act = fit((one.call_rows, one.share("inference/act_share") / one.calls) for one in asked)
-    cpu_act = fit((one.call_rows, min(one.share("inference/act_share"), one.server_cpu) / one.calls) for one in asked)
-    request = fit((one.group_size, _request_s(one)) for one in near if one.calls)
-    idle = (
-        Cost(max(0.0, act.call_s - cpu_act.call_s), max(0.0, act.row_s - cpu_act.row_s)) if accelerators() else Cost()
+def _server(near: Sequence[Measured], far: Sequence[Measured], acting: Sequence[tuple[int, float]]) -> ServerTimes:
+    """Return what servers take: acting and half of the rest by the call, the other half by the request."""
+    asked, asked_far = [one for one in near if one.calls], [one for one in far if one.calls]
+    if not asked:
+        return ServerTimes()
+    alone = fit(acting or ((one.call_rows, _served_act_s(one)) for one in asked))
+    beyond = min(max(0.0, _served_act_s(one) - alone.of(one.call_rows)) for one in asked)
+    act = Cost(alone.call_s + beyond, alone.row_s)
+    rest = min(max(0.0, _call_s(one) - act.of(one.call_rows)) for one in asked)
+    request_s = rest / 2 / min(one.steps / one.calls for one in asked)
+    further = [max(0.0, _call_s(one) - act.of(one.call_rows) - rest) * one.calls / one.steps for one in asked_far]
+    device = max(0.0, act.call_s - min(_call_s(one) for one in asked)) if accelerators() else 0.0
+    return ServerTimes(
+        act=Cost(act.call_s + rest / 2 - device, act.row_s),
+        act_idle=Cost(device),
+        request=Cost(request_s),
+        far_request=Cost(min(further)) if further else Cost(),
     )
-    over = fit((one.group_size, _request_s(one)) for one in far if one.calls)
-    further = Cost(max(0.0, over.call_s - request.call_s), max(0.0, over.row_s - request.row_s))
-    return ServerTimes(cpu_act, idle, request, further if far else Cost())
 
 
-def _request_s(one: Measured) -> float:
-    """Return the CPU seconds of a server for a request, acting apart."""
-    return max(0.0, one.server_cpu - one.share("inference/act_share")) / one.steps
+def _served_act_s(one: Measured) -> float:
+    return one.share("inference/act_share") / one.calls
+
+
+def _call_s(one: Measured) -> float:
+    """Return the CPU seconds of a server for a call, with the requests that it answers."""
+    return one.server_cpu / one.calls
 
 
 def _learner(near: Sequence[Measured], far: Sequence[Measured]) -> LearnerTimes:
     """Return what the learner takes; its CPU time is that of updates but for what joining took."""
+
+    def cpu_s(one: Measured) -> float:
+        return one.learner_cpu / one.updates
+
     take = fit((one.rows * one.group_size, _join_s(one)) for one in near)
-    work = [(one, one.learner_cpu / one.updates - take.of(one.rows * one.group_size) * _each(one)) for one in near]
-    cpu = fit((one.batch_rows, seconds) for one, seconds in work)
+    joined = sum(_join_s(one) for one in near) / len(near)
+    cpu = fit((one.batch_rows, (cpu_s(one) - joined * _each(one)) / one.reuse) for one in near)
     wall = fit((one.batch_rows, _update_s(one)) for one in near)
-    rows = [one.batch_rows for one in near]
-    threads = min(max(cpu.of(max(rows)) / max(wall.of(max(rows)), 1e-9), 0.2), float(usable_cores()))
-    update = wall if accelerators() else Cost(cpu.call_s / threads, cpu.row_s / threads)
-    over = [
-        (one.rows * one.group_size, (one.learner_cpu / one.updates - cpu.of(one.batch_rows)) / _each(one))
-        for one in far
-    ]
-    whole = fit(over)
+    most = max(one.batch_rows for one in near)
+    threads = min(max(cpu.of(most) / max(wall.of(most), 1e-9), 0.2), float(usable_cores()))
+    further = [max(0.0, (cpu_s(one) - one.reuse * cpu.of(one.batch_rows)) / _each(one) - joined) for one in far]
     return LearnerTimes(
-        update=update,
+        update=wall if accelerators() else Cost(cpu.call_s / threads, cpu.row_s / threads),
         threads=0.0 if accelerators() else threads,
         take=take,
-        far_take=Cost(max(0.0, whole.call_s - take.call_s), max(0.0, whole.row_s - take.row_s)) if over else Cost(),
-        relay=Cost(sum(_relay_s(one) for one in far) / len(far)) if far else Cost(),
+        far_take=Cost(sum(further) / len(further)) if further else Cost(),
+        relay=Cost(_relay(far).row_s),
     )
 
 
@@ -333,12 +380,12 @@ def _join_s(one: Measured) -> float:
 
 def _update_s(one: Measured) -> float:
     """Return the seconds of the learner's main thread for a batch, waiting apart."""
-    return max(1.0 - one.share("learner/wait_batch_share"), 0.0) / one.updates
+    return max(1.0 - one.share("learner/wait_batch_share"), 0.0) / one.updates / one.reuse
 
 
-def _relay_s(one: Measured) -> float:
-    readers = one.actors if one.placement == INLINE else 1
-    return one.relay_cpu / one.updates / readers
+def _relay(far: Sequence[Measured]) -> Cost:
+    """Return the cores that a parameter server keeps busy at rest, and the CPU seconds of each version for each reader."""
+    return fit((one.updates * (one.actors if one.placement == INLINE else 1), one.relay_cpu) for one in far)
 
 
 def _hop_s(served: Sequence[Measured]) -> float:

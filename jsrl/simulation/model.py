@@ -134,7 +134,8 @@ class Model:
         self.machines: list[tuple[str, Shared, float, float]] = []  # name, cores, how many, taken by reports
         for hosts in machines.values():
             count = max(s.hosts[i].cores for i in hosts)
-            busy = sum(self.times.host_cores + self.times.process_cores * workers[i] for i in hosts if workers[i])
+            busy = sum(self.times.host_cores for i in hosts if workers[i])
+            busy += self.times.relay_cores if s.far_params and s.learner in hosts else 0.0
             cores = Shared(clock, max(count - busy, 0.05 * count), 1.0)
             self.cores |= dict.fromkeys(hosts, cores)
             name = s.hosts[hosts[0]].machine or s.hosts[hosts[0]].name
@@ -396,7 +397,7 @@ class Model:
             for lease in batch:
                 self.lags[max(0, self.updates - lease.oldest)] += 1
             self.learner.enter("update")
-            seconds = cost.update.of(s.batch_rows)
+            seconds = s.reuse * cost.update.of(s.batch_rows)
             if cost.threads:
                 yield self.cores[s.learner].use(seconds * cost.threads, cost.threads)
             else:

@@ -49,7 +49,8 @@ class System:
 
     Attributes:
       hosts: all. actors, servers (host of each), learner (its host): numbers count `hosts`.
-      group_size: environments of a group. rows: T. batch_groups: trajectories of a batch. updates: made with one batch.
+      group_size: environments of a group. rows: T. batch_groups: trajectories of a batch. updates: made with one batch, in
+        `reuse` calls.
       by_group: a batch has one trajectory of each group; else those that came first.
       wait_lag: a group's trajectory n begins with params of n x updates - wait_lag updates or more; None: it does not wait.
       max_lag: rows that are older, in updates, are dropped; None: none are.
@@ -69,6 +70,7 @@ class System:
     rows: int = 1
     batch_groups: int = 1
     updates: int = 1
+    reuse: int = 1
     by_group: bool = False
     wait_lag: int | None = None
     max_lag: int | None = None
@@ -136,6 +138,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
         rows=e.rollout_length,
         batch_groups=e.batch_columns // e.group_size,
         updates=e.updates_per_batch,
+        reuse=e.learner.reuse,
         by_group=e.order == "by_group",
         wait_lag=e.min_updates_lag,
         max_lag=e.max_policy_lag,

@@ -45,6 +45,10 @@ class EnvTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     episode_steps: float = 1e9
     shape: tuple[float, ...] = (1.0,)
 
+    def idle_s(self, rows: float) -> float:
+        """Return the mean seconds of a step of a group in which it uses no core, resets included."""
+        return self.step_idle.of(rows) + self.reset_idle.of(rows / self.episode_steps)
+
     def cpu_s(self, rows: float) -> float:
         """Return the mean CPU seconds of a step of a group, resets included."""
         return self.step.of(rows) + self.reset.of(rows / self.episode_steps)
@@ -83,8 +87,8 @@ class LearnerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the learner takes.
 
     Attributes:
-      update: seconds of an update by its rows (env steps of the batch), publishing included. threads: cores that an update
-        keeps busy; 0: it waits for an accelerator.
+      update: seconds of an update by its rows (env steps of the batch), what lies between updates included.
+      threads: cores that an update keeps busy; 0: it waits for an accelerator.
       take: CPU seconds of the joining thread for a trajectory. far_take: what comes on top over TCP with keys.
       relay: CPU seconds of handing one version of the params to one worker over TCP, or to one host of a tree.
     """
@@ -102,8 +106,8 @@ class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       experiment: its name, and the options that it was calibrated with (as JSON of the experiment).
       hop_s, far_hop_s: from a message's commit until its reader runs, over shared memory and over TCP.
-      process_cores: cores that each worker's heartbeats and reports keep busy; host_cores: that the controller, or a host's
-        agent, does.
+      host_cores: cores that the controller, or a host's agent, keeps busy. relay_cores: that the parameter server does, where
+        params go over TCP.
       measured: what the calibration saw, trial by trial; not used by the model.
     """
 
@@ -114,7 +118,7 @@ class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learner: LearnerTimes = LearnerTimes()
     hop_s: float = 0.0
     far_hop_s: float = 0.0
-    process_cores: float = 0.0
+    relay_cores: float = 0.0
     host_cores: float = 0.0
     settings: dict[str, Any] = {}
     machine: dict[str, Any] = {}

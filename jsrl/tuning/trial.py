@@ -216,14 +216,14 @@ class Progress:
         if self._first is None:
             self._first, self.start_s = line, waited_s
         self._last = line
-        if self._warm is not None:
+        if self.warm:
             self._lines.append(line)
         if self._warm is None and line["learner/trained_s"] - self._first["learner/trained_s"] >= self._limits.warm_s:
             self._warm = line
 
     def used(self, cpu_s: float, waited_s: float) -> None:
         """Note the CPU seconds of the launching process, once the run is warm."""
-        if self._warm is not None:
+        if self.warm:
             self._used[1:] = [(cpu_s, waited_s)] if self._used else []
             self._used = self._used or [(cpu_s, waited_s)]
 
@@ -231,6 +231,11 @@ class Progress:
     def begun(self) -> bool:
         """Return whether an update was made."""
         return self._first is not None
+
+    @property
+    def warm(self) -> bool:
+        """Return whether what comes now is measured."""
+        return self._warm is not None
 
     def settle(self) -> None:
         """Count from the first line on, where the time was over before the run was warm."""

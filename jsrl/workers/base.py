@@ -139,7 +139,7 @@ def _watch_memory(worker: Worker, control: ControlClient) -> bool:
 
 
 def _loop(worker: Worker, control: ControlClient) -> None:
-    report_at = time.monotonic() + REPORT_S
+    report_at = time.monotonic() + REPORT_S * control.slowness
     watched = _watch_memory(worker, control)
     while not control.stop.is_set():
         control.turned_s = time.monotonic()
@@ -149,7 +149,7 @@ def _loop(worker: Worker, control: ControlClient) -> None:
         while not control.commands.empty():
             worker.command(control.commands.get())
         if time.monotonic() >= report_at:
-            report_at = time.monotonic() + REPORT_S
+            report_at = time.monotonic() + REPORT_S * control.slowness
             metrics, facts = worker.report()
             control.send(Report, metrics=metrics, facts=facts)
     control.turned_s = 0.0  # leaving has a deadline of its own

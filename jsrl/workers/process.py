@@ -12,8 +12,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsrl.workers.base import Reporter, Worker, die_with_parent, run, show_name
+
+if TYPE_CHECKING:
+    from jsrl.workers.kinds import Kind
+
+QUICK_WORKERS = 100  # of a run: where there are more, actors say less often how they are
 
 
 def work(
@@ -46,6 +52,7 @@ def work(
         kind = find_kind(job.kind)
         control.stuck_s = job.experiment.deadlines.stuck_s
         control.memory = make_watch(job, kind.declares(job))
+        control.slowness = slowness(kind, job.workers)
         with no_collections():
             worker = build_worker(job, reporter)
         if not kind.loads_jax(job):
@@ -53,6 +60,14 @@ def work(
         return worker
 
     return run(build_from_file, control)
+
+
+def slowness(kind: Kind, workers: int) -> float:
+    """Return how many times less often than usual a worker of a run with so many says how it is.
+
+    That is more than 1 for kinds of which there may be thousands alone, so that these say as much together as 100 do.
+    """
+    return max(1.0, workers / QUICK_WORKERS) if kind.forks else 1.0
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -129,6 +130,17 @@ def test_what_a_worker_told_is_shown(tmp_path: Path, sleeper) -> None:
     seen = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda _: None, answer).look()
     assert "actor/wait_block_share 0.25; trajectories 17" in seen and "return_mean" not in seen
     assert "in its_own_words" in seen and "in nap" not in seen
+
+
+def test_of_very_many_workers_the_first_of_each_kind_are_looked_at(tmp_path: Path) -> None:
+    handle = SimpleNamespace(
+        alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda _: "", usage=lambda: None
+    )
+    lives = {f"actor-{n}": Life(dataclasses.replace(job(f"actor-{n}"), index=n), handle) for n in range(999)}
+    lives["learner"] = Life(job("learner", "learner"), handle)
+    seen = Watchdog(session_in(tmp_path), lives, lambda _: None, lambda _: None).look(lives["actor-700"])
+    assert seen.startswith("== actor-700:") and "== learner:" in seen and "== actor-0:" in seen
+    assert "== actor-99:" not in seen and "(950 other workers were not looked at.)" in seen
 
 
 def test_reports_are_numbered_and_the_newest_are_kept(tmp_path: Path) -> None:

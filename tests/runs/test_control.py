@@ -9,6 +9,8 @@ import pytest
 
 from jsrl.runs import control
 from jsrl.runs.control import Bye, ControlClient, ControlServer, Event, Heartbeat
+from jsrl.workers.kinds import find_kind
+from jsrl.workers.process import slowness
 
 DEADLINE_S = 10.0
 
@@ -68,3 +70,23 @@ def test_the_end_sends_what_is_queued_and_does_not_wait(road):
     assert heard(server, Bye).facts == {"rows": 3}
     client.send(Event, name="note", text="after the end")  # nobody hears it, and it is no error
     client.close()
+
+
+def test_a_slow_worker_beats_less_often(tmp_path, monkeypatch):
+    monkeypatch.setattr(control, "HEARTBEAT_S", 0.01)
+    server = ControlServer(f"ipc://{tmp_path}/control")
+    client = ControlClient(server.address, "actor-0", 0)
+    heard(server, Heartbeat)
+    client.slowness = 1e6
+    heard(server, Heartbeat)  # it was due already
+    time.sleep(0.3)
+    beats = [message for message in server.poll(0) if isinstance(message, Heartbeat)]
+    assert len(beats) <= 2  # of 30
+    client.close()
+    server.close()
+
+
+def test_thousands_of_actors_say_together_as_much_as_a_hundred():
+    actors, learner = find_kind("actor"), find_kind("learner")
+    assert [slowness(actors, workers) for workers in (3, 100, 1000)] == [1.0, 1.0, 10.0]
+    assert slowness(learner, 1000) == 1.0

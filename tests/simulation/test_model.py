@@ -62,6 +62,8 @@ def test_slow_updates_hold_actors_back_by_their_credits():
     outcome = simulate(inline(4), times)
     assert outcome.env_steps_per_s == pytest.approx(4 * SIZE * ROWS / 0.5, rel=0.02)
     assert outcome.bottleneck == (UPDATES, "") and outcome.shares["wait_block"] > 0.7
+    twice = simulate(inline(4, reuse=2, updates=2), times)
+    assert twice.env_steps_per_s == pytest.approx(outcome.env_steps_per_s / 2, rel=0.06)  # whole batches
 
 
 def test_an_inference_server_answers_what_has_arrived_in_one_batch():

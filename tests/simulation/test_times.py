@@ -85,7 +85,9 @@ def test_fitted_times_explain_the_runs_that_they_come_from():
     assert times.learner.threads == pytest.approx(1.0, rel=0.01)
     server = [seen(SERVED, 8, 1, calls=100.0, call_rows=8.0, server_cpu=0.2)]
     asked = fitted([*runs, *server], EnvTimes())
-    assert asked.server.request.of(8) == pytest.approx(0.002, rel=0.01)  # of a core's 0.2, 100 times a second
+    assert asked.server.act.of(8) + asked.server.request.of(8) == pytest.approx(0.002, rel=0.01)  # 100 times a second
+    timed = fitted([*runs, *server], EnvTimes(), [(1, 0.0001), (9, 0.0009)])  # acting alone: 0.1 ms a row
+    assert timed.server.act.row_s == pytest.approx(0.0001) and timed.server.act.of(8) >= 0.0008
 
 
 def test_what_was_not_measured_is_said():

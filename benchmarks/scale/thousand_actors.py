@@ -1,0 +1,242 @@
+"""Many actors under several host agents on this machine: start, fan-in, params, a storm of kills, and what control costs.
+
+    python benchmarks/scale/thousand_actors.py [--actors 1000] [--agents 4] [--kills 200] [--seconds 30] [--out FILE]
+
+Actors sleep in their environments and are forked by their agents; the controller, the learner and one inference server are
+those of any run with `--listen`. The controller is this process: its CPU time over the calm part is divided by the time that
+passed. Nothing may be lost: no trajectory is counted twice or missed in the ledger, and every killed actor comes back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from jsrl.agents.impala import IMPALAConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment, SupervisionConfig
+from jsrl.launch.hooks import STOP, LiveRun
+from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.local.launcher import Local
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.transport.ledger.hop_page import read_connections
+from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.page import read_page
+from jsrl.transport.ledger.reconcile import hop_ledger
+
+STEP_S, ROWS = 1.0, 4
+
+
+def experiment(actors: int) -> Experiment:
+    """Return a run of actors with one sleeping environment each."""
+    batch = next(size for size in range(min(100, actors), 0, -1) if actors % size == 0)
+    return Experiment(
+        name="scale",
+        agent=IMPALAConfig(network=NetworkConfig(hidden=(16,))),
+        env=EnvConfig("benchmarks.scale.sleeping:Sleeping", kwargs={"step_s": STEP_S, "size": 16}),
+        num_envs=actors,
+        num_actors=actors,
+        num_groups=actors,
+        rollout_length=ROWS,
+        batch_envs=batch,
+        max_policy_lag=None,
+        total_env_steps=10**12,
+        placement="served",
+        restart=5,
+        supervision=SupervisionConfig(backoff_s=0.1),
+        deadlines=DeadlineConfig(ready_s=600.0),
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+
+
+class Watch:
+    """A hook and a thread: waits for all actors, measures the calm part, kills, waits until all are back, and ends the run.
+
+    Args:
+      given: the options. agents: the processes of the agents.
+    """
+
+    def __init__(self, given: argparse.Namespace, agents: list[psutil.Process], folder: Path) -> None:
+        self._given, self._agents, self._folder = given, agents, folder
+        self._ready, self.restarts, self._over = 0, 0.0, False
+        self._began_s = time.monotonic()
+        self.found: dict[str, Any] = {}
+        self.problem = ""
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
+        self._thread.start()
+
+    def on_metrics(self, live: LiveRun, row: dict[str, Any]) -> str | None:
+        """Note how far the run is; see jsrl.launch.hooks."""
+        self.restarts = row.get("restarts/actor", self.restarts)
+        return STOP if self._over else None
+
+    def _guarded(self) -> None:
+        try:
+            self._measure()
+        except Exception as error:
+            self.problem = repr(error)
+        self._over = True
+
+    def _measure(self) -> None:
+        count, found = self._given.actors, self.found
+        self._await(lambda: self._working() >= count, "all actors to commit a trajectory", self._given.patience_s)
+        found["all_working_s"] = round(time.monotonic() - self._began_s, 1)
+        time.sleep(5.0)
+        found["calm"] = self._calm(self._given.seconds)
+        found["actor_pss_mb"] = round(sum(map(_pss_mb, self._actors()[:20])) / 20, 1)
+        victims = random.Random(0).sample(self._actors(), self._given.kills)
+        consumed, begin_s = self._consumed(), time.monotonic()
+        for victim in victims:
+            with contextlib.suppress(psutil.Error):
+                victim.kill()
+        self._await(lambda: self.restarts >= self._given.kills, "a next life of each", self._given.patience_s)
+        found["replaced_s"] = round(time.monotonic() - begin_s, 1)
+        self._await(lambda: len(self._actors()) >= count, "all actors", self._given.patience_s)
+        self._await(lambda: self._consumed() > consumed + 2 * count, "trajectories", self._given.patience_s)
+        found["back_s"] = round(time.monotonic() - begin_s, 1)
+        found["after"] = self._calm(min(10.0, self._given.seconds))
+
+    def _calm(self, seconds: float) -> dict[str, float]:
+        """Return cores that the controller and each agent keep busy, and rates, over a while."""
+        own = psutil.Process()
+        before = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
+        machine, consumed, begin_s = psutil.cpu_times(), self._consumed(), time.monotonic()
+        time.sleep(seconds)
+        passed_s = time.monotonic() - begin_s
+        after = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
+        cores = [round((b - a) / passed_s, 4) for a, b in zip(before, after, strict=True)]
+        busy = sum(psutil.cpu_times()[:3]) - sum(machine[:3])
+        return {
+            "seconds": round(passed_s, 1),
+            "controller_cores": cores[0],
+            "agent_cores": max(cores[1:]),
+            "agents_cores": round(sum(cores[1:]), 4),
+            "machine_cores": round(busy / passed_s, 2),
+            "trajectories_per_s": round((self._consumed() - consumed) / passed_s, 1),
+            "controller_rss_mb": round(own.memory_info().rss / 1e6),
+        }
+
+    def _cpu_s(self, process: psutil.Process) -> float:
+        times = process.cpu_times()
+        return times.user + times.system
+
+    def _actors(self) -> list[psutil.Process]:
+        """Return the living actors: children of the processes that fork them."""
+        forking = [
+            child for agent in self._agents for child in agent.children() if "actor-host" in " ".join(child.cmdline())
+        ]
+        return [actor for host in forking for actor in host.children()]
+
+    def _working(self) -> int:
+        """Return how many producers have committed a trajectory."""
+        return sum(connection.committed > 0 for connection in read_connections(hop_folder(self._folder, SAMPLES)))
+
+    def _consumed(self) -> int:
+        life = read_page(ledger_path(self._folder, SAMPLES))
+        return 0 if life is None else life.ledger.consumed
+
+    def _await(self, reached: Any, what: str, patience_s: float) -> None:
+        until = time.monotonic() + patience_s
+        while not reached():
+            if time.monotonic() > until:
+                raise TimeoutError(f"waited {patience_s:g} s for {what}: {len(self._actors())} actors live")
+            time.sleep(1.0)
+
+
+def _pss_mb(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        return process.memory_full_info().pss / 1e6
+    return 0.0
+
+
+@contextlib.contextmanager
+def agents_of(launcher: JoinedHosts, count: int, folder: Path) -> Iterator[list[psutil.Process]]:
+    """Start agents of this host under names of their own, and end them afterwards."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    started = []
+    try:
+        for number, token in zip(range(count), launcher.token_files, strict=True):
+            words = [sys.executable, "-m", "jsrl.cli.main", "join", launcher.address, "--token-file", str(token)]
+            log = (folder / f"agent-{number}.txt").open("wb")
+            words += ["--name", f"host-{number}", "--patience-s", "60", "--memory-mb", "16000"]
+            started.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))
+        yield [psutil.Process(agent.pid) for agent in started]
+    finally:
+        for agent in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.wait(20.0)
+            agent.kill()
+            agent.wait(10.0)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Run it and return what was found."""
+    with tempfile.TemporaryDirectory(prefix="jsrl-scale-") as name:
+        folder = Path(name)
+        own = HostFacts("here", 1, 16_000, "127.0.0.1")
+        told: list[str] = []
+        launcher = JoinedHosts(Local(), own, 0, given.agents, folder / "join", told.append, keep=("inference",))
+        run_folder = folder / "scale" / "many"
+        try:
+            with agents_of(launcher, given.agents, folder) as agents:
+                watch = Watch(given, agents, run_folder)
+                result = run(
+                    experiment(given.actors),
+                    runs_dir=folder,
+                    name="many",
+                    launcher=launcher,
+                    display="log-only",
+                    hooks=[watch],
+                )
+                launcher.close()
+        finally:
+            launcher.close()
+        ledger = hop_ledger(result.ledger)
+        return watch.found | {
+            "problem": watch.problem,
+            "ended": result.ended,
+            "ledger": {
+                name: getattr(ledger, name) for name in ("produced", "consumed", "dropped", "in_flight", "unknown")
+            },
+            "holds": ledger.holds,
+            "restarts": watch.restarts,
+            "updates": result.updates,
+        }
+
+
+def main() -> int:
+    """Measure, print and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--actors", type=int, default=1000)
+    parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of the calm part")
+    parser.add_argument("--patience-s", type=float, default=240.0, help="for all actors to start, and to come back")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found = {"actors": given.actors, "agents": given.agents, "kills": given.kills, **measure(given)}
+    found |= {"cores": os.cpu_count(), "python": platform.python_version()}
+    print(json.dumps(found, indent=1))
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    return int(bool(found["problem"]) or not found["holds"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Predict held-out layouts of the real system from a calibration with 1 to 4 actors, and compare with what they do.
+
+    python benchmarks/scale/validate.py calibrate DATA.json [--budget-s 450]   # service times of each work
+    python benchmarks/scale/validate.py measure DATA.json [--budget-s 450]     # three runs of each layout, as far as time goes
+    python benchmarks/scale/validate.py compare DATA.json                      # predict, and print every error
+
+`calibrate` and `measure` need a machine on which nothing else runs, and go on where they stopped. A layout whose runs differ
+by more than 10% is named and left out. Two rivals are compared: linear extrapolation of the largest calibrating run of the
+same placement and road by the number of environments, and, for the bottleneck, `always cores`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.scale.layouts import LAYOUTS, WORKS, Layout, experiment, experiment_of, hosts_of, place
+from jsrl.simulation.acting import time_acting
+from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, acting_sizes, fitted, measured, variants
+from jsrl.simulation.environments import time_environments
+from jsrl.simulation.outcome import CORES, Outcome, name_bottleneck, simulate
+from jsrl.simulation.system import lay_out_on
+from jsrl.simulation.times import EnvTimes, ServiceTimes
+from jsrl.tuning.trial import Limits
+from jsrl.tuning.trial import measure as try_out
+
+RUNS, SPREAD = 3, 0.10
+
+
+class Data:
+    """What was measured so far, in a file that is written after each piece."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {
+            "env": {},
+            "calibration": {},
+            "layouts": {},
+            "machine": {"cores": os.cpu_count()},
+        }
+        if path.exists():
+            self.content = json.loads(path.read_text())
+
+    def save(self) -> None:
+        """Write it."""
+        self.path.write_text(json.dumps(self.content, indent=1) + "\n")
+
+
+def runs_of(work: str) -> list[Variant]:
+    """Return the calibrating runs of a work."""
+    return variants(experiment(work), (INLINE, SERVED), (False, True))
+
+
+def calibrate(data: Data, until_s: float) -> bool:
+    """Time what is missing; return whether nothing is."""
+    for work in WORKS:
+        runs = runs_of(work)
+        if work not in data.content["env"]:
+            sizes = [run.experiment.group_size for run in runs]
+            data.content["env"][work] = msgspec.to_builtins(time_environments(experiment(work), sizes))
+            data.save()
+        if work not in data.content.setdefault("acting", {}):
+            data.content["acting"][work] = time_acting(experiment(work), acting_sizes(experiment(work)))
+            data.save()
+        found = data.content["calibration"].setdefault(work, [])
+        for run in runs[len(found) :]:
+            if time.monotonic() > until_s:
+                return False
+            speed = try_out(run.experiment, Limits(seconds=5.0, warm_s=1.5, longest_s=20.0))
+            if speed.error:
+                raise SystemExit(f"{work}, {run.text}: {speed.error}")
+            found.append(msgspec.to_builtins(measured(run, speed)))
+            print(f"  {work}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s", flush=True)
+            data.save()
+    return True
+
+
+def measure(data: Data, until_s: float) -> bool:
+    """Run layouts that lack runs, those with the fewest first; return whether none does."""
+    if not calibrate(data, until_s):
+        return False
+    while missing := [one for one in LAYOUTS if len(data.content["layouts"].get(one.name, [])) < RUNS]:
+        layout = min(missing, key=lambda one: len(data.content["layouts"].get(one.name, [])))
+        if time.monotonic() > until_s:
+            return False
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "one.json"
+            words = [sys.executable, str(Path(__file__).parent / "layouts.py"), layout.name, str(path)]
+            begin_s = time.monotonic()
+            subprocess.run(words, check=True, timeout=120, stdout=subprocess.DEVNULL)
+            found = json.loads(path.read_text())
+        data.content["layouts"].setdefault(layout.name, []).append(found)
+        took_s = time.monotonic() - begin_s
+        print(f"  {layout.name}: {found['env_steps_per_s']:,.0f} env steps/s ({took_s:.0f} s)", flush=True)
+        data.save()
+    return True
+
+
+def times_of(data: Data, work: str) -> ServiceTimes:
+    """Return the service times of a work."""
+    env, acting = msgspec.convert(data.content["env"][work], EnvTimes), data.content["acting"][work]
+    return fitted(calibration_of(data, work), env, [(rows, seconds) for rows, seconds in acting])
+
+
+def calibration_of(data: Data, work: str) -> list[Measured]:
+    """Return the calibrating runs of a work."""
+    return msgspec.convert(data.content["calibration"][work], list[Measured])
+
+
+def predict(data: Data, layout: Layout) -> Outcome:
+    """Return what the model says of a layout."""
+    _, system = lay_out_on(experiment_of(layout), hosts_of(layout), place)
+    return simulate(system, times_of(data, layout.work), seconds=8.0)
+
+
+def linear(data: Data, layout: Layout) -> float:
+    """Return the largest calibrating run of the same placement and road, times the number of environments."""
+    far = layout.keys or bool(layout.far)
+    runs = [run for run in calibration_of(data, layout.work) if (run.placement, run.far) == (layout.placement, far)]
+    largest = max(runs, key=lambda run: run.actors)
+    return largest.env_steps_per_s * layout.actors / largest.actors
+
+
+def key(text: str) -> tuple[str, str]:
+    """Return (what, where) of a name such as `network out host-0`."""
+    for what in ("cores", "network out", "network into"):
+        if text.startswith(what):
+            return what, text[len(what) + 1 :]
+    return text, ""
+
+
+def compare(data: Data) -> dict[str, Any]:
+    """Return each layout's prediction and truth, and the summary."""
+    rows, left_out = [], {}
+    for layout in LAYOUTS:
+        runs = data.content["layouts"].get(layout.name, [])
+        if not runs:
+            continue
+        rates = sorted(run["env_steps_per_s"] for run in runs)
+        truth = statistics.median(rates)
+        if (rates[-1] - rates[0]) / truth > SPREAD:
+            left_out[layout.name] = rates
+            continue
+        middle = min(runs, key=lambda run: abs(run["env_steps_per_s"] - truth))
+        outcome, guess = predict(data, layout), linear(data, layout)
+        seen = name_bottleneck({key(name): share for name, share in middle["used"].items()})
+        rows.append(
+            {
+                "layout": layout.name,
+                "measured": rates,
+                "predicted": round(outcome.env_steps_per_s, 1),
+                "error": round(outcome.env_steps_per_s / truth - 1, 4),
+                "linear_error": round(guess / truth - 1, 4),
+                "bottleneck": " ".join(seen).strip(),
+                "predicted_bottleneck": " ".join(outcome.bottleneck).strip(),
+                "used": middle["used"],
+                "predicted_used": {" ".join(k).strip(): round(v, 4) for k, v in outcome.used.items()},
+            }
+        )
+    return {"rows": rows, "left_out": left_out, "summary": summary(rows)}
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the errors over all layouts, ours and the rivals'."""
+    kinds = Counter(row["bottleneck"].split(" host")[0] for row in rows)
+    absolute = {name: [abs(row[name]) for row in rows] for name in ("error", "linear_error")}
+    right = [row["bottleneck"].split(" host")[0] == row["predicted_bottleneck"].split(" host")[0] for row in rows]
+    cores = [row["bottleneck"].startswith(CORES) for row in rows]
+    found = {f"median_{name}": round(statistics.median(values), 4) for name, values in absolute.items()}
+    found |= {f"worst_{name}": round(max(values), 4) for name, values in absolute.items()}
+    return found | {
+        "layouts": len(rows),
+        "bottleneck_right": round(sum(right) / len(rows), 3),
+        "always_cores_right": round(sum(cores) / len(rows), 3),
+        "kinds": dict(kinds),
+        "largest_share": round(max(kinds.values()) / len(rows), 3),
+    }
+
+
+def show(found: dict[str, Any]) -> str:
+    """Return a comparison as a table."""
+    lines = [f"{'layout':<26}{'measured':>10}{'predicted':>10}{'error':>8}{'linear':>8}  bottleneck (predicted)"]
+    for row in found["rows"]:
+        middle = statistics.median(row["measured"])
+        said = row["predicted_bottleneck"]
+        named = row["bottleneck"] + ("" if row["bottleneck"] == said else f" ({said})")
+        errors = f"{row['error']:>+8.1%}{row['linear_error']:>+8.1%}"
+        lines.append(f"{row['layout']:<26}{middle:>10,.0f}{row['predicted']:>10,.0f}{errors}  {named}")
+    lines += [f"left out, runs differ by more than 10%: {name} {rates}" for name, rates in found["left_out"].items()]
+    return "\n".join([*lines, json.dumps(found["summary"])])
+
+
+def main() -> int:
+    """Do one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["calibrate", "measure", "compare"])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--budget-s", type=float, default=3600.0, help="begin nothing later than this")
+    given = parser.parse_args()
+    data, until_s = Data(given.data), time.monotonic() + given.budget_s
+    if given.part == "compare":
+        found = compare(data)
+        print(show(found))
+        data.content["comparison"] = found
+        data.save()
+        return 0
+    whole = (calibrate if given.part == "calibrate" else measure)(data, until_s)
+    print("complete" if whole else "there is more to do: call it again")
+    return 0 if whole else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
