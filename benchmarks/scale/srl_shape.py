@@ -79,10 +79,15 @@ def unit(actors: int, ring: int, servers: int, gpus: int, *, nic_gbit: float = 0
 
 
 def row(
-    name: str, system: System, times: ServiceTimes, published: float | None = None, trainers: int = TRAINERS
+    name: str,
+    system: System,
+    times: ServiceTimes,
+    published: float | None = None,
+    trainers: int = TRAINERS,
+    seconds: float = 20.0,
 ) -> dict[str, Any]:
     """Return what one unit does, and as many as there are trainers."""
-    outcome: Outcome = simulate(system, times, seconds=20.0, warm_s=20.0)
+    outcome: Outcome = simulate(system, times, seconds=seconds, warm_s=seconds)
     found = {
         "what": name,
         "actors": trainers * len(system.actors),
@@ -128,12 +133,17 @@ def ours() -> list[dict[str, Any]]:
     actor = ActorTimes(act=Cost(0.0, 118e-6), own=Cost(0.0, 50e-6), far_rows=Cost(0.0, ROW_BYTES * byte_s))
     learner = LearnerTimes(update=Cost(0.0, TRAIN_S), threads=0.0, far_take=Cost(0.0, ROW_BYTES * byte_s))
     times = ServiceTimes(env=EnvTimes(step=Cost(0.0, 966e-6)), actor=actor, learner=learner, far_hop_s=3e-4)
-    inline = unit(480, 1, 0, 0, nic_gbit=100.0 / 8)
-    quick = LearnerTimes(update=Cost(0.0, 2e-6), threads=0.0, far_take=learner.far_take)
+    share = 8  # a unit is an eighth of a trainer, so that it is simulated in a minute
+    eighth = unit(480 // share, 1, 0, 0, nic_gbit=100.0 / 8 / share)
+    as_srl = LearnerTimes(update=Cost(0.0, share * TRAIN_S), threads=0.0, far_take=learner.far_take)
+    quick = LearnerTimes(update=Cost(0.0, share * 2e-6), threads=0.0, far_take=learner.far_take)
+    few = unit(18, 1, 0, 0, nic_gbit=100.0 / 8)
     return [
-        row("jsrl's actors, a trainer as fast as SRL's", inline, times),
-        row("jsrl's actors, a device that trains 500,000 rows/s", inline, _with(times, quick)),
-        row("as many actors as SRL's trainer takes", unit(18, 1, 0, 0, nic_gbit=100.0 / 8), times),
+        row("jsrl's actors, trainers as fast as SRL's", eighth, _with(times, as_srl), None, share * TRAINERS, 4.0),
+        row(
+            "jsrl's actors, devices that train 500,000 rows/s", eighth, _with(times, quick), None, share * TRAINERS, 4.0
+        ),
+        row("as many of jsrl's actors as SRL's trainers take", few, times, None, TRAINERS, 4.0),
     ]
 
 

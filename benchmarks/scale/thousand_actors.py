@@ -40,7 +40,7 @@ from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
 from jsrl.transport.ledger.page import read_page
 from jsrl.transport.ledger.reconcile import hop_ledger
 
-STEP_S, ROWS = 1.0, 4
+STEP_S, ROWS = 2.0, 4
 
 
 def experiment(actors: int) -> Experiment:
@@ -145,7 +145,7 @@ class Watch:
 
     def _working(self) -> int:
         """Return how many producers have committed a trajectory."""
-        return sum(connection.committed > 0 for connection in read_connections(hop_folder(self._folder, SAMPLES)))
+        return sum(connection.received > 0 for connection in read_connections(hop_folder(self._folder, SAMPLES)))
 
     def _consumed(self) -> int:
         life = read_page(ledger_path(self._folder, SAMPLES))
