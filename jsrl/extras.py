@@ -18,6 +18,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "games": (("pettingzoo", "mpe2", "lbforaging"), "environments with several agents"),
     "minigrid": (("minigrid",), "MiniGrid environments"),
     "openspiel": (("pyspiel",), "OpenSpiel games"),
+    "vizdoom": (("vizdoom",), "ViZDoom environments"),
     "tensorboard": (("tensorboardX",), "TensorBoard events"),
     "wandb": (("wandb",), "Weights & Biases"),
     "video": (("imageio_ffmpeg", "PIL", "pygame"), "videos"),

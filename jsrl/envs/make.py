@@ -34,6 +34,7 @@ Groups = Mapping[str, tuple[str, ...]] | None
 _REGISTERED_BY = (
     (("ALE/",), "ale_py", "ale-py", "atari"),
     (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid", "minigrid"),
+    (("Vizdoom",), "vizdoom.gymnasium_wrapper", "vizdoom", "vizdoom"),
 )
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 

@@ -128,11 +128,9 @@ def check_rendered(config: EnvConfig) -> None:
     scheme = config.id.partition(":")[0]
     if scheme == "probe":
         raise _draws_nothing(config, "probes have nothing to show")
-    if scheme == "envpool" or config.backend == "envpool":
-        raise _draws_nothing(config, "EnvPool's vectors are not drawn")
     if scheme in SUITES and scheme not in DRAWN_SUITES:
         raise _draws_nothing(config, f"{scheme}'s environments draw no pictures")
-    if is_console(config) or ":" in config.id:
+    if is_console(config) or ":" in config.id or config.backend == "envpool":
         return
     register_suites(config.id)
     for part, (module, extra) in DRAWN_WITH.items():
@@ -163,7 +161,7 @@ def _drawn(config: EnvConfig) -> EnvConfig:
     scheme = config.id.partition(":")[0] if isinstance(config.id, str) else ""
     if scheme in SUITES and scheme != "pettingzoo":
         return config  # what draws has render() as it is
-    if scheme == "pettingzoo":
+    if scheme in ("envpool", "pettingzoo") or config.backend == "envpool":
         return replace(config, kwargs=kwargs)
     if callable(config.id) or ":" in config.id:
         factory = config.id if callable(config.id) else import_target(config.id)

@@ -20,7 +20,10 @@ SUITES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "module", "extra"), [*SUITES, ("MiniGrid-DoorKey-5x5-v0", "minigrid", "minigrid")])
+SINGLE = [("MiniGrid-DoorKey-5x5-v0", "minigrid", "minigrid"), ("VizdoomBasic-v1", "vizdoom", "vizdoom")]
+
+
+@pytest.mark.parametrize(("name", "module", "extra"), [*SUITES, *SINGLE])
 def test_a_missing_suite_is_told_with_its_extra(name: str, module: str, extra: str, monkeypatch) -> None:
     for loaded in [key for key in sys.modules if key.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, loaded)

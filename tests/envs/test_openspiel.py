@@ -23,14 +23,16 @@ PLAYERS = ("player_0", "player_1")
         ("tic_tac_toe", {}, True),
         ("goofspiel(num_cards=4,imp_info=True)", {}, False),
         ("coop_box_pushing", {"horizon": 5}, False),
+        ("hanabi", {}, True),
     ],
 )
 def test_holds_the_protocol(name: str, kwargs: dict, waits: bool) -> None:
     report = check_env(EnvConfig(f"openspiel:{name}", kwargs=kwargs), steps=60, num_envs=3)
     assert report.episodes > 0 and ("no seat waited, so that was not seen" in report.notes) is not waits
     assert len(report.spec.seats) == kwargs.get("players", 2)
-    assert report.spec.zero_sum == (name != "coop_box_pushing")
-    assert {seat.side for seat in report.spec.seats} == ({"team"} if name == "coop_box_pushing" else {""})
+    shared = name in ("coop_box_pushing", "hanabi")
+    assert report.spec.zero_sum is not shared
+    assert {seat.side for seat in report.spec.seats} == ({"team"} if shared else {""})
 
 
 def test_kuhn_poker_by_hand() -> None:

@@ -60,6 +60,20 @@ def test_a_class_of_the_users_own_is_drawn_in_its_own_time():
     env.close()
 
 
+@pytest.mark.parametrize("config", [EnvConfig("envpool:CartPole-v1"), EnvConfig("CartPole-v1", backend="envpool")])
+def test_a_pool_draws_what_it_plays(config):
+    pytest.importorskip("envpool")
+    played, shown = make(config, 1, 3), make_rendered(config, 3)
+    np.testing.assert_array_equal(played.reset().observation, shown.reset().observation)
+    before = shown.picture().copy()
+    for _ in range(5):
+        steps = [env.step(np.ones(1, np.int32)) for env in (played, shown)]
+        np.testing.assert_array_equal(*(step.observation for step in steps))
+    assert before.shape == (400, 600, 3) and (shown.picture() != before).any()
+    played.close()
+    shown.close()
+
+
 def test_one_that_draws_nothing_is_refused():
     env = make_rendered(EnvConfig(HERE + "Blind"), 0)
     env.reset()
@@ -68,7 +82,9 @@ def test_one_that_draws_nothing_is_refused():
     env.close()
 
 
-@pytest.mark.parametrize(("name", "why"), [("probe:memory", "nothing to show"), ("envpool:CartPole-v1", "EnvPool")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("probe:memory", "nothing to show"), ("openspiel:hanabi", "draw no pictures")]
+)
 def test_what_can_never_be_drawn_is_refused_at_once(name, why):
     with pytest.raises(ConfigError, match=why) as caught:
         check_rendered(EnvConfig(name))

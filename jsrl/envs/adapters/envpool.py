@@ -46,9 +46,11 @@ def make_pool(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gro
         warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
         try:
             pool = envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seeds, **kwargs)
-            adapted = _Pool(pool, num_envs)
+            adapted = (_Football if name.startswith("gfootball/") else _Pool)(pool, num_envs)
         except (AssertionError, TypeError, ValueError) as error:
             raise ConfigError(f"EnvPool could not make {name!r} with {kwargs}: {error}. Check env.kwargs") from error
+        except ImportError as error:  # Procgen's need Qt 5 of the system
+            raise MissingExtra(f"environment {config.id!r} needs a library of the system: {error}") from error
     return GymVectorEnv(adapted, config, seed, group)
 
 
@@ -89,8 +91,31 @@ class _Pool(gymnasium.vector.VectorEnv):
         self._picture[...] = observation.transpose(0, 2, 3, 1)
         return self._picture
 
+    def render(self) -> Any:
+        """Return the pictures of all slots, uint8 [num_envs, height, width, 3]."""
+        return self._pool.render(range(self.num_envs))
+
     def close(self, **_: Any) -> None:
         """Stop the pool's threads."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.close()
+
+
+class _Football(_Pool):
+    """Google football, which EnvPool does not draw: its picture is what the player sees, planes of the pitch [72, 96, 4]."""
+
+    # of the planes: left side, right side, ball, the player in control
+    COLOURS = ((240, 220, 60), (70, 110, 240), (255, 255, 255), (230, 60, 60))
+    SCALE = 4
+
+    def _seen(self, observation: Any) -> Any:
+        self._planes = observation
+        return observation
+
+    def render(self) -> Any:
+        """Return the pictures of all slots, uint8 [num_envs, 288, 384, 3]."""
+        pictures = np.full((*self._planes.shape[:3], 3), (40, 130, 50), np.uint8)
+        for plane in (0, 1, 3, 2):  # the ball last, above the players
+            pictures[self._planes[..., plane] > 0] = self.COLOURS[plane]
+        return pictures.repeat(self.SCALE, axis=1).repeat(self.SCALE, axis=2)

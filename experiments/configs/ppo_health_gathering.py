@@ -1,0 +1,30 @@
+"""ViZDoom's health gathering from pixels: live on acid by medkits; needs the extra vizdoom"""
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
+
+
+def config() -> Experiment:
+    """Return the experiment: four grey screens of 60x80, a choice every 4 tics; each tic of life pays 1, death costs 100."""
+    return Experiment(
+        name="ppo_health_gathering",
+        env=EnvConfig(
+            "VizdoomHealthGathering-v1",
+            kwargs={"frame_skip": 4, "screen_resolution": "RES_160X120"},
+            wrappers=("jsrl.envs.adapters.vizdoom:GreyScreens",),
+            reward_scale=0.05,
+        ),
+        agent=PPOConfig(
+            learning_rate=5e-4,
+            schedule="linear",
+            num_epochs=2,
+            num_minibatches=16,
+            entropy_coef=0.01,
+        ),
+        num_envs=16,
+        rollout_length=128,
+        max_policy_lag=1,
+        total_env_steps=1_000_000,
+        evaluator=EvaluatorConfig(episodes=20, num_envs=10, period_env_steps=100_000, final_episodes=50),
+    )

@@ -1,0 +1,67 @@
+"""ViZDoom's environments (ids `VizdoomHealthGathering-v1`): a wrapper that makes their screens small, grey and stacked."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+TICS_PER_S = 35.0  # Doom's clock
+
+
+class GreyScreens(gymnasium.Wrapper):
+    """Show the last screens in grey: uint8 [height / shrink, width / shrink, frames], the newest last.
+
+    An episode that reaches its time limit is truncated, not terminated. ViZDoom shows a black screen after an episode's last
+    step; here the last screen stays. The engine's settings file goes to a temporary folder, as each engine writes one.
+
+    Args:
+      env: an environment of ViZDoom; its observation has a `screen`, uint8 [height, width, 1 or 3].
+      shrink: side of the squares of pixels that are averaged to one. frames: how many screens are stacked.
+    """
+
+    def __init__(self, env: gymnasium.Env, shrink: int = 2, frames: int = 4) -> None:
+        super().__init__(env)
+        height, width, _ = env.observation_space["screen"].shape  # type: ignore[index]
+        self._shrink = shrink
+        self._stack = np.zeros((height // shrink, width // shrink, frames), np.uint8)
+        self.observation_space = gymnasium.spaces.Box(0, 255, self._stack.shape, np.uint8)
+        doom: Any = env.unwrapped
+        self.metadata = {**env.metadata, "render_fps": TICS_PER_S / doom.frame_skip}
+        self._folder: str | None = tempfile.mkdtemp(prefix="vizdoom-")
+        doom.game.set_doom_config_path(str(Path(self._folder, "engine.ini")))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; its first screen fills the stack."""
+        seen, told = self.env.reset(seed=seed, options=options)
+        self._stack[:] = self._small(seen["screen"])[:, :, None]
+        return self._stack.copy(), told
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step and append the new screen."""
+        seen, reward, terminated, truncated, told = self.env.step(action)
+        terminated = terminated and not truncated
+        if not (terminated or truncated):
+            self._stack[:, :, :-1] = self._stack[:, :, 1:]
+            self._stack[:, :, -1] = self._small(seen["screen"])
+        return self._stack.copy(), reward, terminated, truncated, told
+
+    def _small(self, screen: np.ndarray) -> np.ndarray:
+        """Return the mean over squares of pixels and colours, uint8 [height / shrink, width / shrink]."""
+        k, (height, width) = self._shrink, self._stack.shape[:2]
+        light = np.zeros(screen.shape[:2], np.uint32)
+        for colour in range(screen.shape[2]):
+            light += screen[:, :, colour]
+        total = sum(light[i : height * k : k, j : width * k : k] for i in range(k) for j in range(k))
+        return (total // (k * k * screen.shape[2])).astype(np.uint8)
+
+    def close(self) -> None:
+        """End the engine and remove its settings file."""
+        super().close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

@@ -1,0 +1,69 @@
+"""EnvPool's Procgen and football: protocol, pictures, and what is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jsrl.envs.check import check_env
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.rendering import make_rendered
+from jsrl.errors import MissingExtra
+
+COINRUN = EnvConfig("envpool:CoinrunEasy-v0")
+FOOTBALL = EnvConfig("envpool:gfootball/academy_3_vs_1_with_keeper-v1")
+envpool = pytest.importorskip("envpool", reason="needs the extra envpool")
+
+
+def test_coinrun_holds_the_protocol_and_is_drawn() -> None:
+    try:
+        report = check_env(COINRUN, steps=150, num_envs=4, max_seconds=4)
+    except MissingExtra as error:
+        pytest.skip(str(error))
+    assert report.spec.observation.shape == (64, 64, 3) and "begin differently" in str(report)
+    env = make_rendered(COINRUN, 0)
+    seen = env.reset().observation[0]
+    np.testing.assert_array_equal(env.picture(), seen)
+    env.close()
+
+
+def test_a_library_that_the_system_lacks_is_named(monkeypatch) -> None:
+    def make(*args, **kwargs):
+        raise ImportError("needs the system Qt 5 runtime")
+
+    monkeypatch.setattr(envpool, "make", make)
+    with pytest.raises(MissingExtra, match=r"'envpool:CoinrunEasy-v0' needs a library of the system: .*Qt 5"):
+        check_env(COINRUN)
+
+
+@pytest.mark.nightly
+def test_football_holds_the_protocol_and_is_drawn() -> None:
+    report = check_env(FOOTBALL, steps=150, num_envs=2, max_seconds=60)
+    assert report.episodes > 0 and report.spec.action.num_actions == 19
+    env = make_rendered(FOOTBALL, 0)
+    env.reset()
+    picture = env.picture()
+    shades = {tuple(colour) for colour in picture.reshape(-1, 3).tolist()}
+    assert picture.shape == (288, 384, 3) and {(240, 220, 60), (255, 255, 255)} < shades
+    env.close()
+
+
+def test_football_is_drawn_from_its_planes() -> None:
+    """One plane for each side, then the ball, then the player in control."""
+    from jsrl.envs.adapters.envpool import _Football
+
+    class Pool:
+        observation_space = type("Space", (), {"shape": (72, 96, 4), "dtype": np.uint8})()
+        action_space = None
+
+        def reset(self):
+            planes = np.zeros((1, 72, 96, 4), np.uint8)
+            for place, plane in ((10, 0), (20, 1), (10, 3), (20, 2)):
+                planes[0, 5, place, plane] = 255
+            return planes, {}
+
+    env = _Football(Pool(), 1)
+    env.reset()
+    picture = env.render()[0]
+    assert picture.shape == (288, 384, 3) and picture[0, 0].tolist() == [40, 130, 50]
+    assert picture[23, 43].tolist() == [230, 60, 60] and picture[20, 80].tolist() == [255, 255, 255]
