@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
-    """Return the experiment: four grey screens of 60x80, a choice every 4 tics; each tic of life pays 1, death costs 100."""
+    """Return the experiment: four grey screens of 60x80 and the health; each tic of life pays 1, death costs 100."""
     return Experiment(
         name="ppo_health_gathering",
         env=EnvConfig(
@@ -17,13 +17,13 @@ def config() -> Experiment:
         ),
         agent=PPOConfig(
             learning_rate=5e-4,
-            schedule="linear",
             num_epochs=2,
-            num_minibatches=16,
+            num_minibatches=8,
             entropy_coef=0.01,
+            normalize_observations=True,
         ),
         num_envs=16,
-        rollout_length=128,
+        rollout_length=64,
         max_policy_lag=1,
         total_env_steps=1_000_000,
         evaluator=EvaluatorConfig(episodes=20, num_envs=10, period_env_steps=100_000, final_episodes=50),

@@ -25,7 +25,10 @@ SCREENS = EnvConfig(
 class Doom(gymnasium.Env):
     """Shows the number of its step as a colour; says of its third step what it is told to, with a black screen."""
 
-    observation_space = gymnasium.spaces.Dict(screen=gymnasium.spaces.Box(0, 255, (5, 6, 3), np.uint8))
+    observation_space = gymnasium.spaces.Dict(
+        screen=gymnasium.spaces.Box(0, 255, (5, 6, 3), np.uint8),
+        gamevariables=gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32),
+    )
     action_space = gymnasium.spaces.Discrete(2)
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     frame_skip = 5
@@ -38,7 +41,7 @@ class Doom(gymnasium.Env):
         screen = np.zeros((5, 6, 3), np.uint8)
         if self.steps < 3:
             screen[::2] = 40 * (self.steps + 1)
-        return {"screen": screen}
+        return {"screen": screen, "gamevariables": np.array([self.steps % 3], np.float32)}
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
@@ -52,13 +55,14 @@ class Doom(gymnasium.Env):
 @pytest.mark.parametrize("truncated", [False, True])
 def test_screens_are_averaged_and_stacked_and_the_last_one_stays(truncated: bool) -> None:
     env = GreyScreens(Doom(truncated), shrink=2, frames=3)
-    assert env.observation_space.shape == (2, 3, 3) and env.metadata["render_fps"] == 7.0
+    assert env.observation_space["screen"].shape == (2, 3, 3) and env.metadata["render_fps"] == 7.0
     seen = [env.reset()[0]]
     for _ in range(2):
         seen.append(env.step(0)[0])
-    assert [[int(x) for x in stack[1, 2]] for stack in seen] == [[20, 20, 20], [20, 20, 40], [20, 40, 60]]
+    assert [[int(x) for x in each["screen"][1, 2]] for each in seen] == [[20, 20, 20], [20, 20, 40], [20, 40, 60]]
     last, _, terminated, cut, _ = env.step(0)
-    np.testing.assert_array_equal(last, seen[-1])
+    np.testing.assert_array_equal(last["screen"], seen[-1]["screen"])
+    assert [float(each["variables"][0]) for each in (*seen, last)] == [0, 1, 2, 2]
     assert (terminated, cut) == (not truncated, truncated)
     folder = Path(env.unwrapped.settings).parent  # type: ignore[attr-defined]
     assert folder.is_dir()
@@ -69,8 +73,8 @@ def test_screens_are_averaged_and_stacked_and_the_last_one_stays(truncated: bool
 def test_health_gathering_holds_the_protocol(tmp_path, monkeypatch) -> None:
     pytest.importorskip("vizdoom", reason="needs the extra vizdoom")
     monkeypatch.chdir(tmp_path)  # its engine leaves an empty folder
-    report = check_env(SCREENS, steps=130, num_envs=2, max_seconds=4)
-    assert report.episodes > 0 and report.spec.observation.shape == (60, 80, 4)
+    report = check_env(SCREENS, steps=130, num_envs=2, max_seconds=120)
+    assert report.episodes > 0 and report.spec.observation["screen"].shape == (60, 80, 4)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     env = make_rendered(SCREENS, 0)
     env.reset()

@@ -1,4 +1,4 @@
-"""ViZDoom's environments (ids `VizdoomHealthGathering-v1`): a wrapper that makes their screens small, grey and stacked."""
+"""ViZDoom's environments (ids `VizdoomHealthGathering-v1`): a wrapper that shows small grey screens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import gymnasium
 import numpy as np
 
 TICS_PER_S = 35.0  # Doom's clock
+VARIABLES = "gamevariables"
 
 
 class GreyScreens(gymnasium.Wrapper):
-    """Show the last screens in grey: uint8 [height / shrink, width / shrink, frames], the newest last.
+    """Show `screen`, the last screens in grey, the newest last, and the game's `variables`, such as health, where it has some.
 
-    An episode that reaches its time limit is truncated, not terminated. ViZDoom shows a black screen after an episode's last
-    step; here the last screen stays. The engine's settings file goes to a temporary folder, as each engine writes one.
+    An episode that reaches its time limit is truncated, not terminated. ViZDoom shows zeros after an episode's last step; here
+    what was seen before stays. The engine's settings file goes to a temporary folder, as each engine writes one.
 
     Args:
       env: an environment of ViZDoom; its observation has a `screen`, uint8 [height, width, 1 or 3].
@@ -26,10 +27,14 @@ class GreyScreens(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, shrink: int = 2, frames: int = 4) -> None:
         super().__init__(env)
-        height, width, _ = env.observation_space["screen"].shape  # type: ignore[index]
+        seen: Any = env.observation_space
+        height, width, _ = seen["screen"].shape
         self._shrink = shrink
         self._stack = np.zeros((height // shrink, width // shrink, frames), np.uint8)
-        self.observation_space = gymnasium.spaces.Box(0, 255, self._stack.shape, np.uint8)
+        shown: dict[str, gymnasium.Space] = {"screen": gymnasium.spaces.Box(0, 255, self._stack.shape, np.uint8)}
+        if VARIABLES in seen.spaces:
+            shown["variables"] = seen[VARIABLES]
+        self.observation_space = gymnasium.spaces.Dict(shown)
         doom: Any = env.unwrapped
         self.metadata = {**env.metadata, "render_fps": TICS_PER_S / doom.frame_skip}
         self._folder: str | None = tempfile.mkdtemp(prefix="vizdoom-")
@@ -39,16 +44,22 @@ class GreyScreens(gymnasium.Wrapper):
         """Begin an episode; its first screen fills the stack."""
         seen, told = self.env.reset(seed=seed, options=options)
         self._stack[:] = self._small(seen["screen"])[:, :, None]
-        return self._stack.copy(), told
+        return self._shown(seen), told
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step and append the new screen."""
         seen, reward, terminated, truncated, told = self.env.step(action)
-        terminated = terminated and not truncated
-        if not (terminated or truncated):
-            self._stack[:, :, :-1] = self._stack[:, :, 1:]
-            self._stack[:, :, -1] = self._small(seen["screen"])
-        return self._stack.copy(), reward, terminated, truncated, told
+        if terminated or truncated:
+            return self._last, reward, terminated and not truncated, truncated, told
+        self._stack[:, :, :-1] = self._stack[:, :, 1:]
+        self._stack[:, :, -1] = self._small(seen["screen"])
+        return self._shown(seen), reward, False, False, told
+
+    def _shown(self, seen: Any) -> dict[str, np.ndarray]:
+        self._last = {"screen": self._stack.copy()}
+        if VARIABLES in seen:
+            self._last["variables"] = seen[VARIABLES]
+        return self._last
 
     def _small(self, screen: np.ndarray) -> np.ndarray:
         """Return the mean over squares of pixels and colours, uint8 [height / shrink, width / shrink]."""
