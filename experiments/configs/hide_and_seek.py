@@ -8,7 +8,8 @@ from jsrl.networks.model import NetworkConfig
 STATISTICS = (
     *("max_box_move_prep", "max_box_move", "num_box_lock_prep", "num_box_lock"),
     *("max_ramp_move_prep", "max_ramp_move", "num_ramp_lock_prep", "num_ramp_lock"),
-    *("hider_return", "seeker_return", "seen_share", "out_of_bounds_share", "grab_share", "discard_episode"),
+    *("hider_return", "seeker_return", "seen_share", "nearest_distance"),
+    *("out_of_bounds_share", "grab_share", "discard_episode"),
 )
 
 

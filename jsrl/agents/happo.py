@@ -57,6 +57,10 @@ class HAPPOConfig(MAPPOConfig):
             raise ConfigError("critic='own', but HAPPO's seats share one advantage; leave it out, or use ippo")
         if self.returns != "gae":
             raise ConfigError(f"returns={self.returns!r}, but HAPPO has one advantage of N policies; use returns='gae'")
+        if self.chunk_length is not None:
+            raise ConfigError(
+                f"chunk_length={self.chunk_length}, but HAPPO learns from whole trajectories; leave it out"
+            )
         if self.agent_ids:
             raise ConfigError("agent_ids=True, but each seat of HAPPO has a network of its own; leave it out")
 

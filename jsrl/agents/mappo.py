@@ -68,9 +68,10 @@ class MAPPOConfig(PPOConfig):
                 f"critic_network.core is {self.critic_network.core!r}; the value function of MAPPO has no recurrent state. "
                 "Leave it out (network.core is the policy's)"
             )
-        if self.network.shared:
+        if self.network.shared or (self.network.core != "none" and self.network.shared is False):
             raise ConfigError(
-                "network.shared=True, but policy and value function of MAPPO read different things; leave it out"
+                f"network.shared={self.network.shared}, but policy and value function of MAPPO read different things, and the "
+                "latter has no core; leave it out"
             )
         if self.values == "acting":
             raise ConfigError("values='acting' needs a value function that actors can compute; use values='learner'")

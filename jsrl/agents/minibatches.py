@@ -1,8 +1,8 @@
 """Cutting one update's rows into minibatches, inside the compiled update.
 
 A batch is a NamedTuple with leaves [T, C, ...] and a field `core` [C, ...]; its C columns are what minibatches are made
-of. Recurrent networks keep whole sequences together (a column is an environment); feed-forward ones make every row a
-column of its own (`flat`).
+of. Recurrent networks keep sequences together: a column is an environment, or a chunk of its rows (`chunked`);
+feed-forward ones make every row a column of its own (`flat`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,20 @@ def flat(batch: Any) -> Any:
     Leaves may have one more row, [T + 1, B, ...]: it is never selected, and large images need not be copied to drop it.
     """
     return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), batch)
+
+
+def chunked(batch: Any, length: int | None) -> Any:
+    """Return a recurrent batch [T, B, ...] as [length, T/length * B, ...], chunk by chunk; None: as it is.
+
+    Its core, [T/length * B, ...], is that of the first row of each chunk, in the same order.
+    """
+    if length is None:
+        return batch
+
+    def cut(x: Array) -> Array:
+        return jnp.moveaxis(x.reshape(-1, length, *x.shape[1:]), 0, 1).reshape(length, -1, *x.shape[2:])
+
+    return jax.tree.map(cut, batch._replace(core=()))._replace(core=batch.core)
 
 
 def take(batch: Any, columns: Array) -> Any:

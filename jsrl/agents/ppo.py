@@ -25,7 +25,7 @@ from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, masked_sum, psum
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
-from jsrl.agents.minibatches import flat, plan_minibatches, take
+from jsrl.agents.minibatches import chunked, flat, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
 from jsrl.errors import ConfigError, nearest_divisors
@@ -53,6 +53,9 @@ class PPOConfig:
       num_epochs: passes over the rows of a batch.
       num_minibatches: gradient steps per pass. Feed-forward networks shuffle rows; recurrent ones keep sequences together
         and shuffle environments.
+      chunk_length: rows of the sequences that recurrent networks learn from; minibatches shuffle these chunks. Gradients end
+        at the edges; each chunk begins with the state that the core has there before the first gradient step. It divides
+        the rows of a trajectory. None: whole trajectories.
       values: values of rows before the first gradient step are computed by the `learner` (a forward pass over the batch),
         or by `acting` (the actors send them, which saves that pass; equal where the policy lag is 0). `acting` needs
         `returns` gae, a feed-forward network and no normalize_values.
@@ -89,6 +92,7 @@ class PPOConfig:
     entropy_coef: float = 0.0
     num_epochs: int = 4
     num_minibatches: int = 4
+    chunk_length: int | None = None
     values: Literal["learner", "acting"] = "learner"
     normalize_advantages: bool = True
     normalize_observations: bool = False
@@ -103,6 +107,13 @@ class PPOConfig:
           ConfigError: they do not; with the nearest numbers that do.
         """
         number, what = (rows * columns, "rows") if self.network.core == "none" else (columns, "environments")
+        if self.chunk_length is not None:
+            if rows % self.chunk_length:
+                raise ConfigError(
+                    f"agent.chunk_length={self.chunk_length} does not divide the {rows} rows of a trajectory; use "
+                    f"{nearest_divisors(rows, self.chunk_length)}."
+                )
+            number, what = columns * rows // self.chunk_length, "chunks"
         if number % self.num_minibatches:
             nearest = nearest_divisors(number, self.num_minibatches)
             raise ConfigError(
@@ -120,12 +131,17 @@ class PPOConfig:
         ac.check_range("clip_ratio", self.clip_ratio, 1e-6)
         ac.check_range("num_epochs", self.num_epochs, 1)
         ac.check_range("num_minibatches", self.num_minibatches, 1)
+        ac.check_range("chunk_length", self.chunk_length, 1)
         ac.check_range("dual_clip", self.dual_clip, 1)
         ac.check_range("value_clip", self.value_clip, 0)
         ac.check_range("target_kl", self.target_kl, 0)
         ac.check_choice("returns", self.returns, ("gae", "vtrace"))
         ac.check_choice("value_loss", self.value_loss, ("mse", "huber"))
         ac.check_choice("values", self.values, ("learner", "acting"))
+        if self.chunk_length is not None and self.network.core == "none":
+            raise ConfigError(
+                f"chunk_length={self.chunk_length} is for recurrent networks, and network.core is 'none'; leave it out"
+            )
         if self.values == "acting" and (self.returns != "gae" or self.normalize_values or self.network.core != "none"):
             raise ConfigError(
                 "values='acting' needs returns='gae', normalize_values=False and a feed-forward network, got "
@@ -196,7 +212,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         weights, value_moments, batch = rescale_values(parts, weights, state.extra, batch, axis_name)
         # 3. Gradient steps over epochs and minibatches.
         rate = ac.learning_rate_at(config.learning_rate, config.schedule, config.total_updates, state.updates)
-        columns = _without_last_row(batch) if recurrent else flat(batch)
+        columns = chunked(_without_last_row(batch), config.chunk_length) if recurrent else flat(batch)
         options = {"key": key, "learning_rate": rate, "axis_name": axis_name}
         weights, opt_state, metrics = optimize(parts, weights, state.opt_state, columns, **options)
         # 4. The rows enter the observation moments, once.
@@ -227,16 +243,44 @@ def weights_of(parts: Components, state: AgentState) -> Weights:
     return Weights(state.params.weights, state.learner_params)
 
 
-def values_of(parts: Components, weights: Weights, observation: Tree, trajectory: Trajectory) -> tuple[Any, Array]:
-    """Return (head outputs, values) of all rows [T+1, B]; of row T only, and what acting said, where actors send values."""
+def values_of(
+    parts: Components, weights: Weights, observation: Tree, trajectory: Trajectory
+) -> tuple[Any, Array, Tree]:
+    """Return head outputs and values of all rows [T+1, B], and the cores that the columns of minibatches begin with.
+
+    Where actors send values, outputs are of row T only, and values what acting said.
+    """
     network, core = parts.network, trajectory.core
     if parts.config.values == "learner":
-        outputs, features, _ = network.policy(weights.policy, observation, trajectory.is_first, core)
-        return outputs, network.value(weights.value, observation, features)
+        read = (weights.policy, observation, trajectory.is_first, core)
+        if parts.config.chunk_length is None:
+            outputs, features, _ = network.policy(*read)
+        else:
+            outputs, features, core = read_in_chunks(network, *read, length=parts.config.chunk_length)
+        return outputs, network.value(weights.value, observation, features), core
     last = jax.tree.map(lambda x: x[-1:], observation)
     outputs, features, _ = network.policy(weights.policy, last, trajectory.is_first[-1:], core)
     value = network.value(weights.value, last, features)
-    return outputs, jnp.concatenate([trajectory.extras["value"][:-1], value])
+    return outputs, jnp.concatenate([trajectory.extras["value"][:-1], value]), core
+
+
+def read_in_chunks(
+    network: ActorCritic, weights: Tree, observation: Tree, is_first: Array, core: Tree, *, length: int
+) -> tuple[Any, Array, Tree]:
+    """Return head outputs and features of rows [T+1, B], and the cores before each chunk, [T/length * B, ...]."""
+
+    def read(core: Tree, rows: tuple[Tree, Array]) -> tuple[Tree, tuple[Any, Array, Tree]]:
+        outputs, features, after = network.policy(weights, *rows, core)
+        return after, (outputs, features, core)
+
+    rows = (observation, is_first)
+    chunks = jax.tree.map(lambda x: x[:-1].reshape(-1, length, *x.shape[1:]), rows)
+    core, (outputs, features, cores) = jax.lax.scan(read, core, chunks)
+    _, (*last, _) = read(core, jax.tree.map(lambda x: x[-1:], rows))
+    outputs, features = jax.tree.map(
+        lambda x, end: jnp.concatenate([x.reshape(-1, *x.shape[2:]), end]), (outputs, features), tuple(last)
+    )
+    return outputs, features, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), cores)
 
 
 def prepare(
@@ -245,7 +289,7 @@ def prepare(
     """Return the batch with advantages (normalised) and targets and old values (both still in raw units)."""
     config, _, chosen, _ = parts
     observation = norm.normalize(state.params.moments, trajectory.observation)
-    outputs, value = values_of(parts, weights, observation, trajectory)
+    outputs, value, core = values_of(parts, weights, observation, trajectory)
     if config.normalize_values:
         value = norm.denormalize_value(state.extra, value)
     margin = row_margin(trajectory, axis_name)
@@ -276,7 +320,7 @@ def prepare(
         advantage,
         target,
         value[:-1],
-        trajectory.core,
+        core,
     )
     return batch, metrics
 

@@ -1,7 +1,8 @@
 """The network of an actor-critic agent: from a config and an environment's spec to pure functions.
 
 Weights are plain nested dicts: policy_weights {torso, core, head}, value_weights {torso, head}, without the parts that are
-not there (no core; a value torso only when it is separate).
+not there (no core; a value torso only when it is separate). A value function with a recurrent core of its own has torso and
+core, {value_torso, value_core}, among policy_weights: acting carries the state of both cores from row to row.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ class NetworkConfig:
         maps observations [..., *shape] to features [..., F], or `module:Class` of one that needs no arguments.
       hidden: layer sizes of the MLP that reads all leaves that are not images. activation: of that MLP.
       entities: what the torso `entities` reads; its `hidden` are the size of an embedding and of the layers after it.
-      core: recurrent core: none, gru or lstm. core_size: units of the core.
-      shared: share torso and core between policy and value. None: share them for images and recurrent networks.
+      core: recurrent core: none, gru or lstm. core_size: units of the core. core_norm: layer normalisation of the
+        core's outputs.
+      shared: share torso and core between policy and value. None: share them for images and recurrent networks. With a core
+        and False each has a core of its own, and actors compute both.
       log_std_init: initial log standard deviation of continuous actions.
       precision: float32, or bfloat16: the torso's layers multiply in bfloat16 and sum in float32, except the first layer of
         inputs that are not images. Weights, optimizer, core and heads stay in float32.
@@ -61,6 +64,7 @@ class NetworkConfig:
     entities: EntityConfig = field(default_factory=EntityConfig)
     core: CoreName = "none"
     core_size: int = 128
+    core_norm: bool = False
     shared: bool | None = None
     log_std_init: float = 0.0
     precision: Precision = "float32"
@@ -85,11 +89,6 @@ class NetworkConfig:
         for name, size in sizes.items():
             if size < 1:
                 raise ConfigError(f"network {name} must be positive, got {getattr(self, name)}")
-        if self.core != "none" and self.shared is False:
-            raise ConfigError(
-                f"a network with core={self.core!r} shares torso and core between policy and value; "
-                "leave shared out, or choose core='none'"
-            )
 
 
 class ActorCritic(NamedTuple):
@@ -101,7 +100,8 @@ class ActorCritic(NamedTuple):
       policy: (policy_weights, observation [T, B, ...], is_first bool [T, B], core) -> (head outputs [T, B, ...], features
         [T, B, F], new core). Feed-forward, any leading axes will do.
       value: (value_weights, observation [T, B, ...], features [T, B, F]) -> value [T, B] in normalised units. Reads
-        features where torsos are shared, else the observation.
+        features where torsos are shared, or there is a core, else the observation. Features are those of the value
+        function where it has a core of its own.
       value_head: path in value_weights of the last linear layer (kernel [F, 1], bias [1]), which PopArt rescales.
       shared: whether policy and value share torso and core.
     """
@@ -115,17 +115,33 @@ class ActorCritic(NamedTuple):
 
 
 class _Policy(nn.Module):
-    """Torso, core and policy head."""
+    """Torso, core and policy head; and torso and core of the value function where they are separate and recurrent."""
 
     torso: nn.Module
     core: Any
     head: nn.Module
+    core_norm: Any = None
+    value_torso: Any = None
+    value_core: Any = None
+    value_core_norm: Any = None
 
     def __call__(self, observation: Tree, is_first: Array, core: Tree) -> tuple[Any, Array, Tree]:
         features = self.torso(observation)
-        if self.core is not None:
-            features, core = self.core(features, is_first, core)
-        return self.head(features), features, core
+        if self.core is None:
+            return self.head(features), features, core
+        if self.value_core is None:
+            features, core = _remember(self.core, self.core_norm, features, is_first, core)
+            return self.head(features), features, core
+        features, own = _remember(self.core, self.core_norm, features, is_first, core["policy"])
+        of_value = self.value_torso(observation)
+        of_value, values = _remember(self.value_core, self.value_core_norm, of_value, is_first, core["value"])
+        return self.head(features), of_value, {"policy": own, "value": values}
+
+
+def _remember(core: nn.Module, norm: Any, features: Array, is_first: Array, state: Tree) -> tuple[Array, Tree]:
+    """Return what a core puts out, normalised where there is a `norm`, and its state after the last row."""
+    features, state = core(features, is_first, state)
+    return (features if norm is None else norm(features)), state
 
 
 class _Value(nn.Module):
@@ -147,11 +163,17 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     leaves = observation_leaves(spec)
     recurrent = config.core != "none"
     shared = config.shared if config.shared is not None else recurrent or any(leaf.is_image for leaf in leaves)
-    core = CORES[config.core](config.core_size, parent=None) if recurrent else None
-    policy = _Policy(make_torso(config, leaves), core, policy_head(spec.action, config.log_std_init))
-    value = _Value(None if shared else make_torso(config, leaves, value=True), value_head())
+    both = recurrent and not shared  # two cores: both belong to what acting computes
+    policy = _Policy(
+        make_torso(config, leaves),
+        *(_core(config), policy_head(spec.action, config.log_std_init), _core_norm(config)),
+        *((make_torso(config, leaves, value=True), _core(config), _core_norm(config)) if both else ()),
+    )
+    value = _Value(None if shared or recurrent else make_torso(config, leaves, value=True), value_head())
 
     def initial_core(batch_size: int) -> Tree:
+        if both:
+            return {name: CORES[config.core].initial(batch_size, config.core_size) for name in ("policy", "value")}
         return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()
 
     @jax.jit
@@ -170,6 +192,14 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
         return value.apply({"params": weights}, observation, features)
 
     return ActorCritic(init, initial_core, run_policy, run_value, ("head",), shared)
+
+
+def _core(config: NetworkConfig) -> Any:
+    return CORES[config.core](config.core_size, parent=None) if config.core != "none" else None
+
+
+def _core_norm(config: NetworkConfig) -> Any:
+    return nn.LayerNorm(parent=None) if config.core != "none" and config.core_norm else None
 
 
 def weights_of(variables: Tree) -> Tree:

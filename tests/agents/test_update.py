@@ -228,6 +228,32 @@ def test_a_core_starts_afresh_where_an_episode_does(factory):
     assert any((x != y).any() for x, y in changed)
 
 
+@pytest.mark.parametrize("shared", [None, pytest.param(False, marks=pytest.mark.slow)])
+def test_chunks_begin_with_the_core_that_acting_had_there(shared):
+    """The loss of a first gradient step is that of whole trajectories, whatever the chunks; gradients end at their edges."""
+    network = NetworkConfig(hidden=(16,), core="lstm", core_size=8, shared=shared)
+    options = {"network": network, "optimizer": "sgd", "num_epochs": 1, "num_minibatches": 1}
+    losses, gradients = [], []
+    for length in (None, T, 4):
+        agent = ppo(PPOConfig(**options, chunk_length=length), SPEC)
+        core = jax.tree.map(lambda x: x + 0.3, agent.initial_core(B))
+        _, output = run(agent, random_trajectory(0, core=core))
+        losses.append([float(output.metrics[name]) for name in ("loss_policy", "loss_value", "entropy", "approx_kl")])
+        gradients.append(float(output.metrics["grad_norm"]))
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-4, atol=1e-6)
+    assert gradients[1] == pytest.approx(gradients[0], rel=1e-4)
+    assert gradients[2] != pytest.approx(gradients[0], rel=1e-3)
+
+
+def test_chunks_divide_trajectories():
+    config = PPOConfig(network=NetworkConfig(core="gru"), chunk_length=10, num_minibatches=8)
+    config.check_batch(80, 64)
+    with pytest.raises(ConfigError, match=r"chunk_length=10 does not divide the 81 rows of a trajectory; use 9 or 27"):
+        config.check_batch(81, 64)
+    with pytest.raises(ConfigError, match=r"num_minibatches=8 does not divide the 20 chunks of a batch; use 5 or 10"):
+        config.check_batch(20, 10)
+
+
 @pytest.mark.parametrize("transform", ["clip", "squash"])
 def test_real_actions(factory, transform):
     spec = EnvSpec(SPEC.observation, Continuous((-1.0, -2.0), (1.0, 2.0), transform))
@@ -247,6 +273,8 @@ def test_real_actions(factory, transform):
         ({"returns": "td"}, "unknown returns 'td'; choose one of gae, vtrace"),
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
         ({"dual_clip": 0.5}, "dual_clip must be at least 1, got 0.5"),
+        ({"chunk_length": 0}, "chunk_length must be at least 1, got 0"),
+        ({"chunk_length": 4}, "chunk_length=4 is for recurrent networks, and network.core is 'none'"),
     ],
 )
 def test_values_that_cannot_work_are_refused(options, message):

@@ -79,6 +79,29 @@ def test_continuous_head():
     assert policy["head"]["log_std"].shape == (2,)
 
 
+def test_a_value_function_with_a_core_of_its_own_shares_nothing():
+    network = actor_critic(NetworkConfig(core="lstm", core_size=8, core_norm=True, hidden=(8,), shared=False), VECTOR)
+    policy, value = network.init(KEY)
+    assert set(policy) == {"torso", "core", "core_norm", "head", "value_torso", "value_core", "value_core_norm"}
+    assert set(value) == {"head"} and not network.shared
+    rows, is_first = make_rows(VECTOR, 6, 2), np.zeros((6, 2), bool)
+
+    def run(part):
+        changed = {name: jax.tree.map(lambda x: x + 0.5, x) if part in name else x for name, x in policy.items()}
+        logits, features, core = network.policy(changed, rows, is_first, network.initial_core(2))
+        return np.asarray(logits), np.asarray(network.value(value, rows, features)), core
+
+    (logits, values, core), (same, moved, moved_core) = run("nothing"), run("value_core")
+    np.testing.assert_array_equal(logits, same)
+    assert np.abs(values - moved).max() > 1e-3
+    jax.tree.map(np.testing.assert_array_equal, core["policy"], moved_core["policy"])
+    assert np.abs(run("torso")[0] - logits).max() > 1e-3
+    stepped = network.initial_core(2)
+    for t in range(6):
+        _, feature, stepped = network.policy(policy, rows[t : t + 1], is_first[t : t + 1], stepped)
+        np.testing.assert_allclose(network.value(value, rows[t : t + 1], feature)[0], values[t], atol=1e-6)
+
+
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 def test_core_resets_before_reading_and_equals_single_steps(core):
     network = actor_critic(NetworkConfig(core=core, core_size=8, hidden=(8,)), VECTOR)
@@ -162,7 +185,6 @@ def test_own_torso(torso):
         ({"torso": "nature"}, VECTOR, "unknown network torso 'nature'; did you mean 'nature_cnn'"),
         ({"core": "gruu"}, VECTOR, "did you mean 'gru'"),
         ({"activation": "tan"}, VECTOR, "did you mean 'tanh'"),
-        ({"core": "lstm", "shared": False}, VECTOR, "shares torso and core"),
         ({"hidden": (64, 0)}, VECTOR, "hidden must be positive"),
         ({"torso": "nature_cnn"}, VECTOR, "needs an image"),
         ({"torso": "nature_cnn"}, MIXED, "at least 36 x 36"),

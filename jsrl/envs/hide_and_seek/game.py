@@ -149,10 +149,12 @@ class HideAndSeek:
     def _reward(self, nothing: np.ndarray) -> np.ndarray:
         """Return the rewards [B, n] of a step; none where `nothing`."""
         settings = self.settings
-        caught = rules.anyone_seen(settings, self.sight.seen)
-        out = rules.outside(settings, self.worlds.centres()) & self.worlds.present
+        centres = self.worlds.centres()
+        apart = rules.distances(settings, centres)
+        caught = rules.anyone_seen(settings, self.sight.seen, apart)
+        out = rules.outside(settings, centres) & self.worlds.present
         reward = rules.rewards(settings, caught, out, nothing)
-        self._statistics.add(reward, caught, out[:, : settings.n_agents], self.clock)
+        self._statistics.add(reward, caught, apart.min(axis=(1, 2)), out[:, : settings.n_agents], self.clock)
         return reward
 
     def _report(self, slot: int, *, discarded: bool) -> None:

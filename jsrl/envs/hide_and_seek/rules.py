@@ -7,10 +7,24 @@ import numpy as np
 from jsrl.envs.hide_and_seek.settings import OUT_OF_BOUNDS_REWARD, Settings
 
 
-def anyone_seen(settings: Settings, seen: np.ndarray) -> np.ndarray:
-    """Return bool [B]: some seeker sees some hider. `seen`: bool [B, n, M]."""
+def distances(settings: Settings, centres: np.ndarray) -> np.ndarray:
+    """Return the distances in the plane of seekers to hiders, [B, seekers, hiders]. `centres`: [B, M, 3]."""
+    hiders, agents = settings.n_hiders, settings.n_agents
+    apart = centres[:, hiders:agents, None, :2] - centres[:, None, :hiders, :2]
+    return np.sqrt((apart * apart).sum(axis=-1))
+
+
+def anyone_seen(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.ndarray:
+    """Return bool [B]: some seeker sees some hider, near enough to count.
+
+    Args:
+      seen: bool [B, n, M]. apart: the distances of seekers to hiders, [B, seekers, hiders].
+    """
     hiders = settings.n_hiders
-    return np.asarray(seen[:, hiders:, :hiders].any(axis=(1, 2)))
+    counted = seen[:, hiders:, :hiders]
+    if settings.reward_range is not None:
+        counted = counted & (apart <= settings.reward_range)
+    return np.asarray(counted.any(axis=(1, 2)))
 
 
 def outside(settings: Settings, centres: np.ndarray) -> np.ndarray:

@@ -39,6 +39,8 @@ class Settings:
       hiders_together_radius, seekers_together_radius: how near to the first of their team the others start; None: anywhere.
       hider_uniform_placement: hiders of `quadrant` start anywhere, else in the room.
       restrict_rect: x_min, y_min, x_max, y_max; an agent outside earns -10. None: no limit.
+      reward_range: a hider counts as seen, for rewards and for `seen_share`, only within this distance of the seeker. None:
+        no limit, as in the original; where nothing hides, a seeker that turns on the spot then earns as much as a chaser.
       n_lidar: rays of each agent's lidar, 0: none. lidar_range: what a ray reads that hits nothing.
       corner_bias: the view cone is tested between corners, as in the original, else between centres.
       seekers_wait: while hiders prepare, seekers do not act (`acts` 0), so that nothing is learned from actions that do
@@ -70,6 +72,7 @@ class Settings:
     seekers_together_radius: float | None = None
     hider_uniform_placement: bool = True
     restrict_rect: tuple[float, float, float, float] | None = None
+    reward_range: float | None = None
     n_lidar: int = 30
     lidar_range: float = 6.0
     corner_bias: bool = True
@@ -100,8 +103,9 @@ class Settings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number, or two in order, from 0 to 9")
         if not 0 <= self.n_ramps <= 4:
             raise ConfigError(f"n_ramps is {self.n_ramps}; give 0 to 4")
-        for name in ("floor_size", "lidar_range"):
-            if not getattr(self, name) > 0:
+        for name in ("floor_size", "lidar_range", "reward_range"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a positive number")
         for name in ("prob_outside_walls", "p_door_dropout"):
             if not 0 <= getattr(self, name) <= 1:

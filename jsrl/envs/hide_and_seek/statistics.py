@@ -17,8 +17,8 @@ class Statistics:
         slots, agents = len(worlds.present), settings.n_agents
         self._returns = np.zeros((slots, agents))
         self._caught, self._out, self._grabs = np.zeros(slots), np.zeros(slots), np.zeros(slots)
-        self._rewarded, self._steps = np.zeros(slots), np.zeros(slots)
-        self._sums = (self._returns, self._caught, self._out, self._grabs, self._rewarded, self._steps)
+        self._apart, self._rewarded, self._steps = np.zeros(slots), np.zeros(slots), np.zeros(slots)
+        self._sums = (self._returns, self._caught, self._out, self._grabs, self._apart, self._rewarded, self._steps)
         self._prepared: list[dict[str, float]] = [{} for _ in range(slots)]
         ramps = settings.n_ramps
         self._kinds = {"ramp": slice(0, ramps), "box": slice(ramps, None)}
@@ -29,17 +29,21 @@ class Statistics:
             array[slot] = 0.0
         self._prepared[slot] = {f"{name}_prep": 0.0 for name in self._moved(slot)}
 
-    def add(self, reward: np.ndarray, caught: np.ndarray, out: np.ndarray, clock: np.ndarray) -> None:
+    def add(
+        self, reward: np.ndarray, caught: np.ndarray, apart: np.ndarray, out: np.ndarray, clock: np.ndarray
+    ) -> None:
         """Take a step of all slots; of no account to those that begin with it (clock 0).
 
         Args:
-          reward: [B, n]. caught: bool [B]: a hider is seen. out: bool [B, n]: agents outside the rectangle.
+          reward: [B, n]. caught: bool [B]: a hider is seen. apart: [B]: metres between the two opponents that are
+            nearest to each other. out: bool [B, n]: agents outside the rectangle.
           clock: int [B]: steps of the episode, this one included.
         """
         prepared = self._settings.prep_steps
         rewarded = clock > prepared
         self._returns += reward
         self._caught += caught & rewarded
+        self._apart += apart * rewarded
         self._rewarded += rewarded
         going = clock > 0
         self._out += out.mean(axis=1) * going
@@ -57,6 +61,7 @@ class Statistics:
             "hider_return": float(self._returns[slot, 0]),
             "seeker_return": float(self._returns[slot, -1]),
             "seen_share": float(self._caught[slot] / rewarded),
+            "nearest_distance": float(self._apart[slot] / rewarded),
             "out_of_bounds_share": float(self._out[slot] / steps),
             "grab_share": float(self._grabs[slot] / steps),
             "discard_episode": float(discarded),

@@ -13,6 +13,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
+from jsrl.errors import ConfigError
 from tests.envs.hide_and_seek.scenes import EAST, NORTH, STILL, WEST, act, centre, scene
 
 pytest.importorskip("mujoco")
@@ -68,6 +69,16 @@ def test_rewards_are_who_sees_whom() -> None:
     assert seen == {True, False}
 
 
+def test_a_hider_may_have_to_be_near_to_count_as_seen() -> None:
+    far, near = ([(1, 3), (x, 3, WEST)] for x in (3.2, 2.8))  # the seeker looks at the hider
+    for agents, reward in ((far, [1.0, -1.0]), (near, [-1.0, 1.0])):
+        game = scene(agents, walls=[], reward_range=2.0)
+        assert act(game).reward[0].tolist() == reward
+        assert game.sight.seen[0, 1, 0]
+    with pytest.raises(ConfigError, match="reward_range is 0; give a positive number"):
+        settings_of("empty", {"reward_range": 0})
+
+
 EVERYBODY = {"all": ("hider_0", "hider_1", "seeker_0", "seeker_1")}
 
 
@@ -92,7 +103,8 @@ METRICS = (
         for name in ("max_box_move", "num_box_lock", "max_ramp_move", "num_ramp_lock")
         for when in ("_prep", "")
     ),
-    *("hider_return", "seeker_return", "seen_share", "out_of_bounds_share", "grab_share", "discard_episode"),
+    *("hider_return", "seeker_return", "seen_share", "nearest_distance"),
+    *("out_of_bounds_share", "grab_share", "discard_episode"),
 )
 
 

@@ -1,0 +1,61 @@
+"""Hide-and-seek with the network of the paper and of SRL: one hider and one seeker, one policy for both, PPO in self-play"""
+
+from experiments.configs import hide_and_seek
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
+from jsrl.networks.entities import EntityConfig
+from jsrl.networks.model import NetworkConfig
+
+
+def network() -> NetworkConfig:
+    """Return the network of the paper: attention over entities, an LSTM; the critic's sees what is hidden from the agent."""
+    return NetworkConfig(
+        torso="entities",
+        entities=EntityConfig(
+            leaves=("agent_qpos_qvel:mask_aa_obs", "box_obs:mask_ab_obs", "ramp_obs:mask_ar_obs"),
+            value_leaves=(
+                *("agent_qpos_qvel:mask_aa_obs_spoof", "box_obs:mask_ab_obs_spoof"),
+                "ramp_obs:mask_ar_obs_spoof",
+            ),
+            rays=("lidar",),
+        ),
+        hidden=(128, 256),
+        activation="relu",
+        core="lstm",
+        core_size=256,
+        core_norm=True,
+        shared=False,
+    )
+
+
+def config() -> Experiment:
+    """Return the settings of the paper where they are for any size, in an empty room on a small machine."""
+    agent = PPOConfig(
+        learning_rate=3e-4,
+        gamma=0.998,
+        entropy_coef=0.01,
+        max_grad_norm=5.0,
+        num_epochs=4,
+        num_minibatches=8,
+        chunk_length=10,
+        normalize_observations=True,
+        normalize_values=True,
+        network=network(),
+    )
+    return Experiment(
+        name="hide_and_seek_srl",
+        agent=agent,
+        env=EnvConfig(
+            "hide_and_seek:empty",
+            kwargs={"n_hiders": 1, "n_seekers": 1, "reward_range": 1.5, "relative": True, "seekers_wait": True},
+            episode_metrics=hide_and_seek.STATISTICS,
+        ),
+        num_envs=32,
+        rollout_length=80,
+        total_env_steps=260_000,
+        evaluator=EvaluatorConfig(
+            enabled=False
+        ),  # the returns of both seats add up to zero: play fixed opponents instead
+        recorder=RecorderConfig(enabled=True, period_env_steps=130_000, episodes=3),
+    )
