@@ -1,4 +1,4 @@
-"""Hide-and-seek with the network of the paper and of SRL: one hider and one seeker, one policy for both, PPO in self-play"""
+"""Hide-and-seek with the network of the paper, one policy for both seats, PPO in self-play; films it"""
 
 from experiments.configs import hide_and_seek
 from jsrl.agents.ppo import PPOConfig
