@@ -1,11 +1,13 @@
 """Play the policies of a run of hide-and-seek against fixed opponents.
 
-    python benchmarks/hide_and_seek_duel.py RUN [--tag final] [--runs-dir runs] [--episodes 100] [--out FILE]
+    python benchmarks/hide_and_seek_duel.py RUN [--tag final] [--runs-dir runs] [--episodes 100] [--curve N] [--out FILE]
 
 Self-play returns say little: both sides improve. Here each side plays against uniformly random opponents, and beside it play a
 seeker that only turns to the nearest hider (sight has no limit of distance, so it sees much) and one that also runs to it.
 Both know where it is, seen or not.
-Printed: the share of rewarded steps in which a hider is seen, and the median distance of a seeker to the nearest hider.
+Printed: the share of rewarded steps in which a hider is seen, from any distance, and the median distance of a seeker to the
+nearest hider. `--curve N`: only the two learned sides against random opponents, at N of the snapshots that the run has kept
+(train with `--snapshots.keep 200`).
 """
 
 from __future__ import annotations
@@ -14,14 +16,19 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from jsrl.envs.config import EnvConfig
 from jsrl.envs.hide_and_seek.game import ACTIONS, HideAndSeek
 from jsrl.envs.make import make_game
-from jsrl.policy import Policy, load_players
+from jsrl.policy import Policy, load_players, load_policy, policies_in
+from jsrl.runs.runs import RunFolder
+from jsrl.snapshots.store import SnapshotStore
 
 SLOTS = 32
+TEAMS = ("hider", "seeker")
 Side = Callable[[HideAndSeek, object, np.ndarray], np.ndarray]  # (game, observation, is_first) -> actions [B, N, 5]
 
 
@@ -29,18 +36,35 @@ def random_side(team: str, rng: np.random.Generator) -> Side:
     """Return a team that acts uniformly at random."""
 
     def act(game: HideAndSeek, observation: object, is_first: np.ndarray) -> np.ndarray:
-        return rng.integers(0, ACTIONS.nums, (SLOTS, len(game.groups[team]), 5))
+        return rng.integers(0, ACTIONS.nums, (game.num_envs, len(game.groups[team]), 5))
 
     return act
 
 
-def learned_side(policy: Policy) -> Side:
-    """Return a team that a policy plays; it samples its actions."""
+def learned_side(policy: Policy, team: str) -> Side:
+    """Return a team that a policy plays, of this team or of all seats; it samples its actions."""
 
-    def act(game: HideAndSeek, observation: object, is_first: np.ndarray) -> np.ndarray:
-        return policy(observation, is_first, greedy=False, raw=True)
+    def act(game: HideAndSeek, observation: Any, is_first: np.ndarray) -> np.ndarray:
+        seats = game.groups[team]
+        own = [policy.seats.index(seat) for seat in seats]
+        if len(own) == len(policy.seats):
+            return policy(observation, is_first, greedy=False, raw=True)
+        whole = {}
+        for name, leaf in observation.items():  # what it is told of the other team's seats changes nothing here
+            whole[name] = np.zeros((len(leaf), len(policy.seats), *leaf.shape[2:]), leaf.dtype)
+            whole[name][:, own] = leaf
+        return policy(whole, is_first, greedy=False, raw=True)[:, own]
 
     return act
+
+
+def learned_sides(run: str, tag: str, runs_dir: str) -> dict[str, Side]:
+    """Return both teams of a run; each has policies, and their memory, of its own."""
+    sides = {}
+    for team in TEAMS:
+        players = load_players(run, tag, runs_dir=runs_dir)
+        sides[team] = learned_side(next(p for p in players if f"{team}_0" in p.seats), team)
+    return sides
 
 
 def turning_seekers(game: HideAndSeek, observation: object, is_first: np.ndarray) -> np.ndarray:
@@ -71,13 +95,18 @@ def distances(game: HideAndSeek) -> np.ndarray:
     return np.sqrt((apart**2).sum(axis=-1)).min(axis=2)
 
 
-def duel(policy: Policy, sides: dict[str, Side], episodes: int, seed: int) -> dict[str, float]:
-    """Play and return the share of rewarded steps in which a hider is seen, and the median distance in them."""
-    config = policy.experiment.env
+def make_duel(config: EnvConfig, num_envs: int, seed: int) -> HideAndSeek:
+    """Return a game whose groups are the two teams."""
     known = make_game(config, 1, 0).spec.names
-    groups = {team: tuple(name for name in known if name.startswith(team)) for team in sides}
-    game = make_game(config, SLOTS, seed, groups=groups)
+    groups = {team: tuple(name for name in known if name.startswith(team)) for team in TEAMS}
+    game = make_game(config, num_envs, seed, groups=groups)
     assert isinstance(game, HideAndSeek)
+    return game
+
+
+def duel(config: EnvConfig, sides: dict[str, Side], episodes: int, seed: int) -> dict[str, float]:
+    """Play and return the share of rewarded steps in which a hider is seen, and the median distance in them."""
+    game = make_duel(config, SLOTS, seed)
     step, ended, caught, far = game.reset(), 0, list[np.ndarray](), list[np.ndarray]()
     while ended < episodes:
         step = game.step({team: side(game, step.observation[team], step.is_first) for team, side in sides.items()})
@@ -92,6 +121,35 @@ def duel(policy: Policy, sides: dict[str, Side], episodes: int, seed: int) -> di
     }
 
 
+def kept_tags(run: str, runs_dir: str, points: int) -> list[str]:
+    """Return tags of some snapshots that the run has kept; tags them, so that they can be loaded by name."""
+    folder = RunFolder.open(run, runs_dir)
+    stores = [SnapshotStore(folder.snapshots / name / "state") for name in ["", *list(policies_in(folder))[1:]]]
+    kept = sorted(set.intersection(*(set(store.versions()) for store in stores)))
+    chosen = [kept[i] for i in np.unique(np.linspace(0, len(kept) - 1, points).astype(int))]
+    for store in stores:
+        for version in chosen:
+            store.tag(f"update-{version}", version)
+    return [f"update-{version}" for version in chosen]
+
+
+def pairs_of(learned: dict[str, Side], random: dict[str, Side], *, every: bool) -> dict[str, tuple[Side, Side]]:
+    """Return who plays whom: name -> (hider, seeker)."""
+    pairs = {
+        "learned seeker, random hider": (random["hider"], learned["seeker"]),
+        "random seeker, learned hider": (learned["hider"], random["seeker"]),
+    }
+    if every:
+        pairs |= {
+            "learned seeker, learned hider": (learned["hider"], learned["seeker"]),
+            "random seeker, random hider": (random["hider"], random["seeker"]),
+            "turning seeker, random hider": (random["hider"], turning_seekers),
+            "chasing seeker, random hider": (random["hider"], chasing_seekers),
+            "chasing seeker, learned hider": (learned["hider"], chasing_seekers),
+        }
+    return pairs
+
+
 def main() -> None:
     """Play all duels and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,29 +157,23 @@ def main() -> None:
     parser.add_argument("--tag", default="final")
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--curve", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    players = load_players(args.run, args.tag, runs_dir=args.runs_dir)
-    learned = {policy.seats[0].partition("_")[0]: learned_side(policy) for policy in players}
+    config = load_policy(args.run, args.tag, runs_dir=args.runs_dir).experiment.env
     rng = np.random.default_rng(args.seed)
-    random = {team: random_side(team, rng) for team in ("hider", "seeker")}
-    pairs = {
-        "learned seeker, random hider": (random["hider"], learned["seeker"]),
-        "random seeker, learned hider": (learned["hider"], random["seeker"]),
-        "learned seeker, learned hider": (learned["hider"], learned["seeker"]),
-        "random seeker, random hider": (random["hider"], random["seeker"]),
-        "turning seeker, random hider": (random["hider"], turning_seekers),
-        "chasing seeker, random hider": (random["hider"], chasing_seekers),
-        "chasing seeker, learned hider": (learned["hider"], chasing_seekers),
-    }
-    found = {}
-    for name, (hider, seeker) in pairs.items():
-        found[name] = duel(players[0], {"hider": hider, "seeker": seeker}, args.episodes, args.seed)
-        print(f"{name}: a hider is seen in {found[name]['seen_share']:.2f} of the rewarded steps, median distance "
-              f"{found[name]['median_distance']:.2f} m")  # fmt: skip
+    random = {team: random_side(team, rng) for team in TEAMS}
+    tags = kept_tags(args.run, args.runs_dir, args.curve) if args.curve else [args.tag]
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for tag in tags:
+        learned, found[tag] = learned_sides(args.run, tag, args.runs_dir), {}
+        for name, (hider, seeker) in pairs_of(learned, random, every=not args.curve).items():
+            told = found[tag][name] = duel(config, {"hider": hider, "seeker": seeker}, args.episodes, args.seed)
+            print(f"{tag}, {name}: a hider is seen in {told['seen_share']:.2f} of the rewarded steps, median distance "
+                  f"{told['median_distance']:.2f} m", flush=True)  # fmt: skip
     if args.out:
-        args.out.write_text(json.dumps({"run": args.run, "tag": args.tag, "found": found}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"run": args.run, "episodes": args.episodes, "found": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,32 +1,24 @@
 """Hide-and-seek with the network of the paper, one policy for both seats, PPO in self-play; films it"""
 
-from experiments.configs import hide_and_seek
 from jsrl.agents.ppo import PPOConfig
+from jsrl.configs.hide_and_seek import STATISTICS
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
 from jsrl.networks.entities import EntityConfig
 from jsrl.networks.model import NetworkConfig
 
-
-def network() -> NetworkConfig:
-    """Return the network of the paper: attention over entities, an LSTM; the critic's sees what is hidden from the agent."""
-    return NetworkConfig(
-        torso="entities",
-        entities=EntityConfig(
-            leaves=("agent_qpos_qvel:mask_aa_obs", "box_obs:mask_ab_obs", "ramp_obs:mask_ar_obs"),
-            value_leaves=(
-                *("agent_qpos_qvel:mask_aa_obs_spoof", "box_obs:mask_ab_obs_spoof"),
-                "ramp_obs:mask_ar_obs_spoof",
-            ),
-            rays=("lidar",),
-        ),
-        hidden=(128, 256),
-        activation="relu",
-        core="lstm",
-        core_size=256,
-        core_norm=True,
-        shared=False,
-    )
+SEEN = ("agent_qpos_qvel:mask_aa_obs", "box_obs:mask_ab_obs", "ramp_obs:mask_ar_obs")
+THERE = ("agent_qpos_qvel:mask_aa_obs_spoof", "box_obs:mask_ab_obs_spoof", "ramp_obs:mask_ar_obs_spoof")
+NETWORK = NetworkConfig(  # the value function sees what is hidden from the agent
+    torso="entities",
+    entities=EntityConfig(leaves=SEEN, value_leaves=THERE, rays=("lidar",)),
+    hidden=(128, 256),
+    activation="relu",
+    core="lstm",
+    core_size=256,
+    core_norm=True,
+    shared=False,
+)
 
 
 def config() -> Experiment:
@@ -41,7 +33,7 @@ def config() -> Experiment:
         chunk_length=10,
         normalize_observations=True,
         normalize_values=True,
-        network=network(),
+        network=NETWORK,
     )
     return Experiment(
         name="hide_and_seek_srl",
@@ -49,13 +41,11 @@ def config() -> Experiment:
         env=EnvConfig(
             "hide_and_seek:empty",
             kwargs={"n_hiders": 1, "n_seekers": 1, "reward_range": 1.5, "relative": True, "seekers_wait": True},
-            episode_metrics=hide_and_seek.STATISTICS,
+            episode_metrics=STATISTICS,
         ),
         num_envs=32,
         rollout_length=80,
         total_env_steps=260_000,
-        evaluator=EvaluatorConfig(
-            enabled=False
-        ),  # the returns of both seats add up to zero: play fixed opponents instead
+        evaluator=EvaluatorConfig(enabled=False),  # the returns of both seats add up to zero, whoever plays well
         recorder=RecorderConfig(enabled=True, period_env_steps=130_000, episodes=3),
     )

@@ -50,13 +50,13 @@ def rows(*leading: int, seed: int = 0) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_network_of_the_paper_has_its_number_of_weights(precision: str) -> None:
     """In the main game, 3 against 3: policy and value function together."""
-    from experiments.configs.hide_and_seek_srl import network
+    from jsrl.configs.hide_and_seek_srl import NETWORK
     from jsrl.envs.hide_and_seek.observations import observation_spec
     from jsrl.envs.hide_and_seek.settings import settings_of
 
     spec = EnvSpec(observation_spec(settings_of("randomwalls", {"max_others": 5})), MultiDiscrete((11, 11, 11, 2, 2)))
     weights = jax.eval_shape(
-        actor_critic(dataclasses.replace(network(), precision=precision), spec).init, jax.random.key(0)
+        actor_critic(dataclasses.replace(NETWORK, precision=precision), spec).init, jax.random.key(0)
     )
     assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == 1_626_222
 
