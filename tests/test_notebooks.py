@@ -19,6 +19,7 @@ NAMES = (
     "04_build_a_dataflow",
     "03_analyse_runs",
     "05_two_policies",
+    "06_hide_and_seek",
 )
 SHORT = (
     ("NUM_UPDATES = 128, 60", "NUM_UPDATES = 128, 10"),
@@ -125,3 +126,12 @@ def test_two_policies_play_a_game_that_a_notebook_defines(tmp_path: Path) -> Non
     printed = process("execute", NAMES[4], tmp_path, *SHORT[3])
     assert "policy runner: 8,192 env steps" in printed and "turns, deaths and masks" in printed
     assert re.search(r"\{'chaser': -?[\d.]+, 'runner': -?[\d.]+\} in \d+ steps", printed), printed
+
+
+@pytest.mark.nightly
+def test_a_trained_pair_is_explored(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    printed = process("execute", NAMES[5], tmp_path, "155_000", "5_184")
+    assert "5,184 env steps" in printed
+    found = re.findall(r"(\w+) seeker: sees the hider in (\d+)% of the steps, median distance ([\d.]+) m", printed)
+    assert [name for name, *_ in found] == ["learned", "random", "turning"] and int(found[2][1]) > 90, printed

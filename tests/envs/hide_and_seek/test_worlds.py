@@ -97,6 +97,14 @@ def test_ten_thousand_worlds_find_their_places() -> None:
         assert np.mean([layout.attempts for layout in drawn]) < 1.2
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_ten_thousand_resets_never_fail() -> None:
+    settings = settings_of("randomwalls", {"n_hiders": 3, "n_seekers": 3})
+    attempts = [build_world(settings, slot, episode).layout.attempts for slot in range(100) for episode in range(100)]
+    assert np.mean(attempts) < 1.2
+
+
 def test_doors_are_wide_enough() -> None:
     """Pieces of one wall stand on one line: what is between two of them is a door, one to a wall."""
     settings, drawn = layouts("randomwalls", 300)
@@ -170,6 +178,8 @@ def test_shapes_masks_and_order_of_rows(scenario: str, team: int) -> None:
         shapes[masks[rows]] = shapes[f"{masks[rows]}_spoof"] = shapes[rows][:1]
     seen = {name: step.observation[name] for name in game.spec.names}
     assert all({key: leaf.shape[2:] for key, leaf in own.items()} == shapes for own in seen.values())
+    kinds = {key: "uint8" if key.startswith("mask") else "float32" for key in shapes}
+    assert all({key: str(leaf.dtype) for key, leaf in own.items()} == kinds for own in seen.values())
     for i, name in enumerate(game.spec.names):
         own = {key: leaf[:, 0] for key, leaf in seen[name].items()}
         assert own["observation_self"][:, 8].tolist() == [float(i < team)] * 3
