@@ -102,6 +102,8 @@ class Result:
         if self.summary:
             lines.append(self.summary)
         lines.append(f"run folder: {self.folder}")
+        if (report := self.folder / "report.html").exists():
+            lines.append(f"report: {report}")
         if not self.as_intended and (self.folder / "snapshots" / "state").exists():
             lines.append(f"to go on: jsrl run --resume {self.folder}")
         return fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
