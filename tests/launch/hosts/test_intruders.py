@@ -1,0 +1,232 @@
+"""Who does not belong to a run: joins with wrong, foreign, reused and revoked tokens, and garbage where a worker starts.
+
+The short forms run daily; `python -m pytest -m nightly FILE` makes 10,000 joins and 100,000 starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from jsrl.errors import CodecError, ConfigError
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.hosts.messages import MAX_MESSAGE_BYTES, AnyDown, Beat, Begin, Hello, Refused, Welcome, decode, encode
+from jsrl.launch.hosts.versions import code_digest, versions
+from jsrl.launch.launcher import Start
+from jsrl.launch.local import launcher as local
+from jsrl.launch.local.children import Children
+from jsrl.launch.local.facts import own_facts
+from jsrl.launch.local.launcher import Local
+from jsrl.transport.meeting.curve import incoming, introduce, outgoing
+from jsrl.transport.meeting.keys import ClientKeys, load_client_keys
+from jsrl.workers.kinds import find_kind
+
+AT_ONCE = 20
+ENDED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+ENDED |= zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+
+
+def hello(session: str, name: str) -> Hello:
+    return Hello(
+        0, session=session, name=name, boot=name, versions=versions(), code=code_digest(), folder="/tmp/x",
+        address="127.0.0.1", cores=4, memory_mb=100,
+    )  # fmt: skip
+
+
+class Client:
+    """Somebody who wants to join, and says something once a connection is made."""
+
+    def __init__(self, context: zmq.Context, address: str, keys: ClientKeys, words: bytes) -> None:
+        self.keys = keys
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        introduce(self.socket, f"tcp://{address}", keys)
+        self.monitor = self.socket.get_monitor_socket(int(ENDED))
+        self.socket.connect(f"tcp://{address}")
+        self.say(words)
+
+    def say(self, words: bytes) -> None:
+        self.socket.send_multipart(outgoing([words], self.keys))
+
+    def answer(self) -> Any:
+        """Return what the controller answers, waiting for it; None: it ended the connection."""
+        poller = zmq.Poller()
+        for source in (self.socket, self.monitor):
+            poller.register(source, zmq.POLLIN)
+        assert poller.poll(30_000), "neither an answer nor an end within 30 s"
+        if self.socket.poll(0):
+            (body,) = incoming(self.socket.recv_multipart(), self.keys, MAX_MESSAGE_BYTES)
+            return decode(body, AnyDown)
+        return None
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close()
+
+
+class Port:
+    """The port of a run, one host that has joined, and the tokens of others who may not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[str] = []
+        own = own_facts("here", "127.0.0.1")
+        self.launcher = JoinedHosts(Local(), own, 0, 1, folder / "join", self.told.append)
+        self.context = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, 4096)
+        self.used = load_client_keys(self.launcher.token_files[0])
+        self.member = Client(self.context, self.launcher.address, self.used, encode(hello("mine", "a")))
+        welcome = self.member.answer()
+        assert isinstance(welcome, Welcome)
+        self.epoch = welcome.epoch
+        revoked = self.launcher._tokens.make()
+        self.revoked = load_client_keys(revoked)
+        self.launcher._tokens.discard(revoked)
+
+    def attempts(self, number: int) -> tuple[str, ClientKeys, bytes]:
+        """Return what somebody tries: its name, keys, and first words."""
+        rng = random.Random(number)
+        kind = ("foreign", "wrong", "reused", "revoked", "garbage")[number % 5]
+        words = encode(hello(f"s{number}", f"h{number}"))
+        public, secret = zmq.curve_keypair()
+        if kind == "foreign":
+            return kind, dataclasses.replace(self.used, public=public, secret=secret), words
+        if kind == "wrong":
+            return kind, dataclasses.replace(self.used, server=public), words
+        if kind == "garbage":
+            return kind, self.used, rng.randbytes(rng.randrange(1, 400)) if rng.random() < 0.5 else mutated(words, rng)
+        return kind, self.used if kind == "reused" else self.revoked, words
+
+    def close(self) -> None:
+        self.member.close()
+        self.context.destroy(linger=0)
+        self.launcher.close()
+
+
+def mutated(frame: bytes, rng: random.Random) -> bytes:
+    """Return a frame with a few other bytes, some more, or some less."""
+    found = bytearray(frame)
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(found)) if found else 0
+        how = rng.randrange(3)
+        if how == 0 and found:
+            found[at] = rng.randrange(256)
+        elif how == 1:
+            found[at:at] = rng.randbytes(rng.randrange(1, 9))
+        else:
+            del found[at : at + rng.randrange(1, 9)]
+    return bytes(found)
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(100, marks=pytest.mark.slow), pytest.param(10_000, marks=[pytest.mark.nightly])]
+)
+def test_nobody_joins_without_a_token_of_its_own(count: int, tmp_path: Path) -> None:
+    with contextlib.closing(Port(tmp_path)) as port:
+        ends: Counter[str] = Counter()
+        for begin in range(0, count, AT_ONCE):
+            tries = [port.attempts(number) for number in range(begin, min(begin + AT_ONCE, count))]
+            clients = [Client(port.context, port.launcher.address, keys, words) for _, keys, words in tries]
+            for (kind, *_), client in zip(tries, clients, strict=True):
+                if kind != "garbage":  # which is dropped without a word
+                    answer = client.answer()
+                    assert answer is None or isinstance(answer, Refused)
+                    ends[kind] += 1
+            port.member.say(encode(Beat(port.epoch, 1.0, [])))
+            assert port.member.answer().sent_s == 1.0  # who belongs to the run is served all the while
+            for client in clients:
+                client.close()
+        assert [host.name for host in port.launcher.members.hosts] == ["a"]
+        assert ends == dict.fromkeys(("foreign", "wrong", "reused", "revoked"), count // 5)
+        assert any("used by another agent already" in line for line in port.told)
+
+
+BEGIN = Begin(
+    7, "actor", "actor-3", 2, b'{"kind": "actor"}', {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}, "ab" * 32, True
+)
+NASTY = (
+    "", "..", "../../etc/passwd", "a/../../b", "/bin/sh", "-c", "--job=/etc/passwd", "os:system", "subprocess:run", "actor;id",
+    "$(id)", "`id`", "a b", "a\0b", "a\nb", "x" * 100_000, "\N{SNOWMAN}", -1, 2**31, 2**63, 1.5, True, None, [], {},
+    b"\xff", {"LD_PRELOAD": "/tmp/x.so"}, {"PYTHONPATH": "/tmp"}, {"PATH": "/tmp"}, {"XLA_FLAGS": 3}, ["actor"],
+)  # fmt: skip
+
+
+class Started:
+    """What processes would have been started; nothing is."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: Any, **options: Any) -> None:
+        assert isinstance(command, list) and not options.get("shell")
+        self.commands.append(command)
+        raise OSError("nothing is started here")
+
+    def host(self, start: Start) -> SimpleNamespace:
+        """Stand in for the process that forks actors."""
+
+        def fork(job: Path, name: str, incarnation: int, log: Path) -> None:
+            self([sys.executable, "-m", "jsrl.workers", "--job", str(job), "--name", name, "--log", str(log)])
+
+        return SimpleNamespace(start=fork)
+
+
+def altered(rng: random.Random) -> bytes:
+    """Return the start of a worker with something else in it."""
+    if rng.random() < 0.5:
+        return mutated(encode(BEGIN), rng)
+    fields = msgspec.to_builtins(BEGIN) | {"job": BEGIN.job}
+    for _ in range(rng.randrange(1, 3)):
+        name = rng.choice([*fields, "command"])
+        fields[name] = rng.choice(NASTY)
+        if rng.random() < 0.1:
+            del fields[name]
+    return msgspec.msgpack.encode(fields)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    found = Started()
+    monkeypatch.setattr(subprocess, "Popen", found)
+    monkeypatch.setattr(local, "ActorHost", found.host)
+    yield found
+
+
+@pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=[pytest.mark.nightly])])
+def test_garbage_in_place_of_a_start_runs_nothing_but_workers(count: int, tmp_path: Path, started: Started) -> None:
+    folder, kinds, begun = tmp_path / "inner" / "agent", set[str](), 0
+    folder.mkdir(parents=True)
+    rng = random.Random(0)
+    for _ in range(count):
+        try:
+            message = decode(altered(rng), AnyDown)
+        except CodecError:
+            continue
+        if isinstance(message, Begin):
+            begun += 1
+            kinds.add(message.worker_kind)
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                Children(folder, "ipc:///nowhere").begin(message)
+    assert begun > count / 100 and started.commands  # some are as good as before
+    for words in started.commands:
+        assert words[:3] == [sys.executable, "-m", "jsrl.workers"]
+        assert all(re.fullmatch(r"--[a-z]+|[\w.:/@-]*", word) for word in words[3:]), words
+    written = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(re.fullmatch(r"inner/agent/(jobs|logs)/[\w.-]+", str(path)) for path in written), written
+    for kind in kinds - {"actor"}:
+        with pytest.raises(ConfigError):
+            find_kind(kind)
