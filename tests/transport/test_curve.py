@@ -21,6 +21,7 @@ from jsrl.errors import AccessDenied, ConfigError, StreamError, StreamTimeout
 from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.meeting import curve
 from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import load_client_keys, make_host_keys, make_keys, named_by_key, show_guests
 from jsrl.transport.params.roads import bind_params, connect_params
@@ -206,6 +207,24 @@ def test_a_short_deadline_names_the_reason_too(world: Path, road: str) -> None:
     if road != "params":  # whose ends may come and go, so that its waits say what they waited for
         assert isinstance(caught.value, StreamTimeout | AccessDenied)
         assert "server key is not the one" in str(caught.value)
+
+
+def test_an_end_without_keys_is_told_so_where_its_connections_are_just_closed(monkeypatch) -> None:
+    """The other end may close a connection before this one has read that it is encrypted."""
+    monkeypatch.setattr(curve, "_PATIENCE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def close_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+
+        closing = threading.Thread(target=close_all)
+        closing.start()
+        with pytest.raises(AccessDenied, match="this end has no keys: give keys=PATH"):
+            connect_samples(f"tcp://127.0.0.1:{listener.getsockname()[1]}", SCHEMA, ProducerId("actor-0", 0), 1, 20.0)
+        listener.shutdown(socket.SHUT_RDWR)
+    closing.join()
 
 
 @pytest.mark.parametrize("road", ROADS)

@@ -231,18 +231,24 @@ class Handshakes:
                 f"{self._endpoint} is not encrypted, and this end has keys: another run or program listens there. Compare "
                 "the address, or leave out keys where it is ipc:///PATH."
             )
-        if self._has_keys and self._failures >= _PATIENCE and now_s - self._first_s >= _PATIENCE_S:
+        lasting = self._failures >= _PATIENCE and now_s - self._first_s >= _PATIENCE_S
+        if lasting and (self._has_keys or self._endpoint.startswith("tcp://")):  # what listens at tcp wants keys
             raise AccessDenied(self._hint())
 
     def _hint(self) -> str:
-        keys = (
-            "most likely its server key is not the one in this end's client.key, or it is not encrypted; take the key of the "
-            "run that listens there"
-        )
-        return (
-            f"{self._endpoint} ended {self._failures} connection(s) during the handshake: "
-            f"{keys if self._has_keys else 'does a stream of jsrl listen there?'}."
-        )
+        if self._has_keys:
+            known = (
+                "most likely its server key is not the one in this end's client.key, or it is not encrypted; take the key of "
+                "the run that listens there"
+            )
+        elif self._endpoint.startswith("tcp://"):
+            known = (
+                "most likely it is encrypted and this end has no keys: give keys=PATH, the keys/client.key of the run that "
+                "listens there"
+            )
+        else:
+            known = "most likely no stream of jsrl listens there"
+        return f"{self._endpoint} ended {self._failures} connection(s) during the handshake: {known}."
 
     def no_answer(self, timeout_s: float) -> StreamTimeout:
         """Return the error for an unanswered hello, with the known reasons."""
