@@ -9,7 +9,12 @@ sign of it: tests compare all shards with `replicas`.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
+import os
+import signal
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +28,7 @@ from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.types import Array, Trajectory, Tree, map_trajectory, named_leaves
 
 AXIS_NAME = "devices"
+INITIALISE_S, HEARTBEAT_S, SHUTDOWN_S = 60, 20, 10  # of jax.distributed
 IN_TURN = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
@@ -42,10 +48,52 @@ def small_calls() -> dict[str, str] | None:
     return IN_TURN
 
 
+def join_processes(coordinator: str, number: int, count: int, local_devices: int) -> None:
+    """Make this process number `number` of `count` whose devices work together; call it before jax is used.
+
+    Whoever leaves without `part_processes` ends at once, without jax's barrier: that would wait for processes that may hang.
+
+    Args:
+      coordinator: HOST:PORT where process 0 listens, on that address alone. Whoever reaches it may join: it has no keys.
+      local_devices: how many this process has.
+
+    Raises:
+      RuntimeError: not all came within a minute.
+    """
+    asked = signal.getsignal(signal.SIGTERM)
+    with contextlib.suppress(AttributeError):  # a version of jax without it
+        jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        coordinator,
+        count,
+        number,
+        list(range(local_devices)),
+        cluster_detection_method="deactivate",
+        initialization_timeout=INITIALISE_S,
+        heartbeat_timeout_seconds=HEARTBEAT_S,
+        shutdown_timeout_seconds=SHUTDOWN_S,
+        coordinator_bind_address=coordinator,
+    )
+    signal.signal(signal.SIGTERM, asked)  # jax's own would let nobody know
+    atexit.register(_end_at_once)
+
+
+def part_processes() -> None:
+    """Leave the other processes in order, once all of them call this."""
+    jax.distributed.shutdown()
+
+
+def _end_at_once() -> None:
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
 class DataParallel:
     """An update over `devices`. Made by `data_parallel`.
 
-    With several processes (jax.distributed) each passes its own devices' share of the batch.
+    With several processes (`join_processes`) each passes its own devices' share of the batch.
     """
 
     def __init__(self, update: Update, devices: Sequence[jax.Device], *, donate: bool = True) -> None:
@@ -61,10 +109,13 @@ class DataParallel:
             devices=every,
         )
 
-        def copy(tree: Tree, _: Array) -> Tree:
-            return jax.tree.map(jnp.copy, tree)
+        self._alone = every is not None
 
-        self._copy = jax.pmap(copy, axis_name=AXIS_NAME, in_axes=(None, 0), out_axes=None, devices=every)
+        def copy(tree: Tree, is_first: Array) -> Tree:
+            return jax.tree.map(jnp.copy if every is not None else lambda x: _of_first(x, is_first), tree)
+
+        held = None if every is not None else 0
+        self._copy = jax.pmap(copy, axis_name=AXIS_NAME, in_axes=(held, 0), out_axes=None, devices=every)
         for function in (on_each, copy):
             weakref.finalize(self, forget_pmap, function)
 
@@ -76,9 +127,14 @@ class DataParallel:
     def place(self, state: Tree) -> Tree:
         """Return a copy of `state` (host, single-device or replicated arrays) on all devices.
 
-        The caller's own arrays stay valid: what a call donates is only what `place` or an earlier call returned.
+        The caller's own arrays stay valid: what a call donates is only what `place` or an earlier call returned. Of several
+        processes all call this, with arrays of the same shapes, and get the state of process 0.
         """
-        return jax.block_until_ready(self._copy(self.fetch(state), np.zeros(len(self.devices))))
+        state, number = self.fetch(state), len(self.devices)
+        if not self._alone:
+            state = jax.tree.map(lambda x: np.broadcast_to(x, (number, *x.shape)), state)
+        is_first = np.arange(number) + number * jax.process_index() == 0
+        return jax.block_until_ready(self._copy(state, is_first))
 
     def make(self, init: Callable[[Array], Tree], key: Array) -> Tree:
         """Return `init(key)`, made on all devices: nothing of it passes through the host's memory."""
@@ -199,6 +255,13 @@ def replicas(tree: Tree) -> list[Tree]:
     """Return the tree as each device of this process holds it (numpy): for checks that all hold the same."""
     count = len(jax.tree.leaves(tree)[0].addressable_shards)
     return [jax.tree.map(lambda x, d=d: np.array(x.addressable_shards[d].data), tree) for d in range(count)]
+
+
+def _of_first(x: Array, is_first: Array) -> Array:
+    """Return the bits of an array as the one device has them on which `is_first` is true."""
+    bits = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    found = jax.lax.psum(jnp.where(is_first, bits.astype(jnp.uint32), 0), AXIS_NAME)
+    return found != 0 if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(found.astype(bits.dtype), x.dtype)
 
 
 def _first_shard(x: Any) -> np.ndarray:

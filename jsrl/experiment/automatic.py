@@ -64,7 +64,7 @@ def most_actors(experiment: Experiment, machine: Machine) -> int:
         except ConfigError:
             continue
         return count
-    return 1
+    return experiment.learner.num_ranks  # each has one at least
 
 
 def _counted(count: int, noun: str) -> str:

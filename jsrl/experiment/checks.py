@@ -63,6 +63,7 @@ def check(experiment: Experiment) -> None:
     if e.replay is not None:
         _check_replay(e, e.replay)
     _check_split(e)
+    _check_ranks(e)
     if e.recording is not None and (e.replay is not None or e.record is not None):
         other = "replay" if e.replay is not None else f"record={e.record!r}"
         raise ConfigError(
@@ -83,6 +84,7 @@ def _check_positive(e: Experiment) -> None:
         "batch_envs": e.batch_columns,
         "num_inference_servers": e.num_inference_servers,
         "learner.reuse": e.learner.reuse,
+        "learner.num_ranks": e.learner.num_ranks,
         "actor.blocks_per_group": e.actor.blocks_per_group,
         "trace_spans": e.trace_spans,
         "record_limit_mb": e.record_limit_mb,
@@ -186,10 +188,11 @@ def _check_director(e: Experiment) -> None:
 
 def _check_devices_and_lag(e: Experiment) -> None:
     devices = e.learner.num_devices if e.learner.split == "none" else None
-    if devices is not None and (devices < 1 or e.batch_columns % devices):
+    columns, each = e.batch_columns // e.learner.num_ranks, " of each rank" if e.learner.num_ranks > 1 else ""
+    if devices is not None and (devices < 1 or columns % devices):
         raise ConfigError(
-            f"a batch of {e.batch_columns} environments cannot be split over learner.num_devices={devices}; use "
-            f"{nearest_divisors(e.batch_columns, max(1, devices))} devices, or a batch that is a multiple."
+            f"a batch of {columns} environments{each} cannot be split over learner.num_devices={devices}; use "
+            f"{nearest_divisors(columns, max(1, devices))} devices, or a batch that is a multiple."
         )
     if not re.fullmatch(r"auto|cpu|gpu:\d+", e.inference.device):
         raise ConfigError(f"inference.device is {e.inference.device!r}; use auto, cpu, or an index such as gpu:1.")
@@ -235,6 +238,35 @@ def _check_split(e: Experiment) -> None:
         raise ConfigError(
             "learner.split draws the same windows on both sides, which replay.prioritised would change on one of them alone; "
             "set it to false."
+        )
+
+
+def _check_ranks(e: Experiment) -> None:
+    ranks = e.learner.num_ranks
+    if ranks == 1:
+        return
+    others = {
+        "replay": e.replay is not None,
+        f"recording={e.recording!r}": e.recording is not None,
+        f"learner.split={e.learner.split}": e.learner.split != "none",
+        "a director": e.director is not None,
+        f"placement {e.placement}": not e.where.has_processes,
+    }
+    if given := [name for name, is_given in others.items() if is_given]:
+        raise ConfigError(
+            f"learner.num_ranks={ranks} divides batches of fresh trajectories over processes; it does not go with {given[0]}. "
+            "Leave one of them out."
+        )
+    if e.num_actors != "auto" and e.actors % ranks:
+        raise ConfigError(
+            f"{e.actors} actor(s) cannot be shared out evenly over learner.num_ranks={ranks}; use num_actors "
+            f"{max(1, e.actors // ranks) * ranks}, or another multiple."
+        )
+    if e.num_actors != "auto" and e.batch_columns % (ranks * e.group_size):
+        nearest = -(-e.batch_columns // (ranks * e.group_size)) * ranks * e.group_size
+        raise ConfigError(
+            f"a batch of {e.batch_columns} environments cannot be shared out over learner.num_ranks={ranks} in whole groups "
+            f"of {e.group_size}; use batch_envs {nearest}, or a larger num_groups."
         )
 
 

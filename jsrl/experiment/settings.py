@@ -50,7 +50,10 @@ class LearnerConfig:
     """How the learner consumes trajectories."""
 
     num_devices: int | None = None
-    """Devices to spread each batch over (pmap); None: every visible accelerator, or one CPU device."""
+    """Devices to spread each batch over (pmap), of each rank; None: every visible accelerator, or one CPU device."""
+    num_ranks: int = 1
+    """Processes that make each update together, on one host or several; each has its own devices, actors and share of
+    the batch."""
     split: Literal["none", "actor-critic"] = "none"
     """actor-critic: policy and critics on two devices, updating side by side and exchanging params (sac, td3, ddpg)."""
     split_lead: int = 2
@@ -165,6 +168,9 @@ class DeadlineConfig:
     """Seconds without a heartbeat after which a worker counts as dead. A thread of its own sends the heartbeats."""
     stuck_s: float = 300.0
     """Seconds that one turn of a worker's loop may take; then the worker counts as stuck, although its process lives."""
+    rank_s: float = 10.0
+    """The same as silence_s and stuck_s in a learner of several ranks; a turn may take ten times the median update if that
+    is more."""
     still_s: float = 60.0
     """Seconds without any step, reply or update after which the run reports what every worker is doing; it goes on."""
     leave_s: float = 10.0

@@ -91,7 +91,7 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
             "join them to another stream."
         )
     if not sinks and stream.sort != "params":
-        does = "answers" if stream.sort == "inference" else "reads"
+        does = "reads" if stream.sort == "samples" else "answers"
         raise ConfigError(
             f"no worker {does} the stream {stream.name}, which {_names(sources)} would wait for; add a worker that does, or "
             "join them to another stream."

@@ -10,7 +10,7 @@ from jsrl.graph.graph import Graph, WorkerNode
 
 COLUMN, ROW, WIDTH, HEIGHT, MARGIN = 300, 124, 160, 80, 24
 LANE = 26  # between streams that run above or below the workers
-COLORS = {"samples": "#3b6fb6", "inference": "#b0622f", "params": "#4f8a4b"}
+COLORS = {"samples": "#3b6fb6", "inference": "#b0622f", "params": "#4f8a4b", "ranks": "#7a5ba6"}
 SMALL_PX, LETTER_PX = 11, 6.2  # font of labels, and the width of its letters
 _STYLE = "font-family: system-ui, sans-serif; font-size: 13px"
 _INK, _SOFT = 'style="fill:var(--ink,#1c2430)"', 'style="fill:var(--soft,#5d6b7c)"'
@@ -183,7 +183,7 @@ def _marker(sort: str, color: str) -> str:
 def _line(edge: Edge) -> str:
     (x1, y1), *others = edge.points
     path = f"M{x1:g} {y1:g} C" + " ".join(f"{x:g} {y:g}" for x, y in others)
-    both = f' marker-start="url(#{edge.sort})"' if edge.sort == "inference" else ""
+    both = f' marker-start="url(#{edge.sort})"' if edge.sort in ("inference", "ranks") else ""
     color = COLORS[edge.sort]
     return f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.8" marker-end="url(#{edge.sort})"{both}/>'
 

@@ -103,7 +103,7 @@ class Graph:
         lines = []
         for stream in self.streams:
             left, right = ([w.name for w, _ in ends] for ends in (self.sources(stream.name), self.sinks(stream.name)))
-            arrow = "<->" if stream.sort == "inference" else "->"
+            arrow = "<->" if stream.sort in ("inference", "ranks") else "->"
             lines.append(
                 f"{stream.name:<{wide}}  {', '.join(left) or 'no worker'} {arrow} {', '.join(right) or 'no worker'}"
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.graph.ranks import RANKS
 from jsrl.transport.stream import POLICY, Stream
 
 SAMPLES, BATCHES, PRIORITIES, INFERENCE, PARAMS, RELAYED = (
@@ -42,7 +44,10 @@ def make_graph(experiment: Experiment) -> Graph:
         for end in shown if config.enabled else ():
             own_first = dict.fromkeys((end, *ends))
             workers.append(WorkerNode(name + end, name, tuple(Link("params", params + other) for other in own_first)))
-    return Graph(_streams(e, workers, policies), tuple(workers))
+    graph = Graph(_streams(e, workers, policies), tuple(workers))
+    for end in ends if e.learner.num_ranks > 1 else ():
+        graph = with_ranks(graph, "learner" + end, e.learner.num_ranks)
+    return graph
 
 
 def _learner(e: Experiment, end: str) -> WorkerNode:
@@ -115,6 +120,47 @@ def _streams(e: Experiment, workers: list[WorkerNode], policies: Mapping[str, st
             Stream(RELAYED + end, "params", policy),
         ]
     return tuple(stream for stream in streams if stream.name in used)
+
+
+def with_ranks(graph: Graph, learner: str, count: int) -> Graph:
+    """Return a graph in which a learner has `count` ranks, among which the writers of its samples are divided in order.
+
+    Its experiment must have as many: `learner.num_ranks`, or the setting `learner` of a learner with its own.
+
+    Raises:
+      ConfigError: the learner has ranks already or reads no samples, or its writers cannot be divided evenly.
+    """
+    worker = graph.worker(learner)
+    link = worker.link("samples")
+    if link is None or worker.has(RANKS):
+        why = "has ranks already" if worker.has(RANKS) else "reads no samples"
+        raise ConfigError(f"{learner} {why}, so it cannot be given {count} ranks.")
+    if count == 1:
+        return graph
+    stream, wanted = graph.stream(link.stream), set(graph.groups(link))
+    writers = [set(graph.groups(own)) & wanted for _, own in graph.sources(stream.name)]
+    writers = [groups for groups in writers if groups]
+    if len(writers) % count:
+        raise ConfigError(
+            f"{len(writers)} writer(s) of {stream.name} cannot be shared out evenly over {count} ranks of {learner}; use "
+            f"{nearest_divisors(len(writers), count)} ranks, or a number of actors that is a multiple of {count}."
+        )
+    size = len(writers) // count
+    shares = [tuple(sorted(set().union(*writers[i * size : (i + 1) * size]))) for i in range(count)]
+    end = learner.removeprefix(worker.kind)
+    joined = Link(RANKS, RANKS + end)
+    new = [
+        WorkerNode(
+            f"rank{end}-{i}", "rank", (joined, dataclasses.replace(link, groups=shares[i])), restart=worker.restart
+        )
+        for i in range(1, count)
+    ]
+    links = tuple(dataclasses.replace(own, groups=shares[0]) if own is link else own for own in worker.links)
+    graph = graph.replace(learner, links=(*links, joined))
+    for one in new:
+        graph = graph.add(one)
+    policy = next(graph.stream(own.stream).policy for own in worker.links if own.port == "params")
+    return Graph((*graph.streams, Stream(RANKS + end, RANKS, policy)), graph.workers)
 
 
 def check_groups(graph: Graph, experiment: Experiment) -> None:

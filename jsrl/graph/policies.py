@@ -15,11 +15,18 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.policies import opponents_of
 from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.graph.ranks import ranks_of
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind
 
 SEED_STRIDE = 104_729  # between the seeds of policies in the same environments
-_FIRST = ("writes params", "answers inference", "asks inference", "reads params")  # what says whose policy a worker has
+_FIRST = (
+    "writes params",
+    "answers inference",
+    "asks inference",
+    "reads params",
+    "asks ranks",
+)  # what says whose policy a worker has
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,8 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
     if not learners_of(graph):
         raise ConfigError("this graph has no learner, so that a run of it would never end; add one.")
     for number, learner in enumerate(learners_of(graph)):
-        name, groups = policy_of(graph, learner), groups_trained_on(graph, learner)
+        name, ranks = policy_of(graph, learner), ranks_of(graph, learner)
+        groups = tuple(sorted({group for rank in ranks for group in groups_trained_on(graph, rank)}))
         changes = _of_config(experiment, name, number) | dict(learner.settings or {})
         if groups and groups != tuple(range(experiment.groups)):
             changes = _totals(graph, experiment, learner, groups) | changes
@@ -106,6 +114,11 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
         parts[name] = PolicyPart(name, learner.name, own, groups, name if parts else "")
         _check_replay(graph, learner, own)
         _check_lag(graph, learner, own)
+        if len(ranks) != own.learner.num_ranks:
+            raise ConfigError(
+                f"{learner.name} has {len(ranks)} rank(s) in this graph, but learner.num_ranks is {own.learner.num_ranks}; "
+                "set it, or change the graph by jsrl.graph.placements.with_ranks."
+            )
     if len(parts) > 1 and (experiment.recording is not None or experiment.record is not None):
         option = "recording" if experiment.recording is not None else "record"
         raise ConfigError(f"{option} is for runs with one policy; this graph has {len(parts)}: {', '.join(parts)}.")
@@ -149,6 +162,11 @@ def with_policy(graph: Graph, name: str, groups: Iterable[int], settings: dict[s
     if len({policy_of(graph, learner) for learner in learners_of(graph)}) != 1:
         raise ConfigError(
             "with_policy divides a graph of one policy; give the policies of this one by add() and replace()."
+        )
+    if any(stream.sort == "ranks" for stream in graph.streams):
+        raise ConfigError(
+            "with_policy divides learners of one rank; begin with learner.num_ranks 1, and give each learner its ranks "
+            "afterwards: jsrl.graph.placements.with_ranks."
         )
     moved, carried = set(groups), {group for stream in graph.streams for group in stream.groups if _is_of_envs(stream)}
     if not moved or not moved < carried:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 from jsrl.errors import WorkerDied
+from jsrl.graph.ranks import ranks_of
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.launcher import Launcher, Start
 from jsrl.launch.life import NOT_BEGUN, Life, death_notice, loss_notice
@@ -48,6 +50,7 @@ class Controller:
         self._supervision = Supervision(plan.experiment)
         self._restarts: list[Restart] = []
         self._check_s = 0.0
+        self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
         self._watchdog = Watchdog(session, self._lives, lambda life: self._tell(life.name, "stacks"), self._listen)
 
     def run(self) -> Result:
@@ -201,9 +204,16 @@ class Controller:
             self._died(life, "left without being asked to (a SIGTERM from elsewhere?)")
         elif not life.ready and now - life.started_s > limits.ready_s:
             self._died(life, f"was not ready within {limits.ready_s:g} s; it is still {life.stage!r}")
-        elif life.ready and now - life.beat_s > limits.silence_s:  # before that, ready_s holds
-            what = "stopped, or stuck in a call that holds the GIL"
-            self._died(life, f"was not heard of for {limits.silence_s:g} s ({what})")
+        elif life.ready and now - life.beat_s > self._silence_s(life):  # before that, ready_s holds
+            self._died(life, self._silent(life))
+
+    def _silence_s(self, life: Life) -> float:
+        limits, alone = self._deadlines, len(self._groups[life.name]) == 1
+        return limits.silence_s if alone else min(limits.silence_s, limits.rank_s)
+
+    def _silent(self, life: Life) -> str:
+        silent_s = time.monotonic() - life.beat_s
+        return f"was not heard of for {silent_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
 
     def _move(self, life: Life, why: str) -> None:
         """Ask a worker to leave in order, so that its next life begins on another host; what has just begun is ended."""
@@ -250,7 +260,10 @@ class Controller:
         if may_live and self._replace(life, f"{reason.splitlines()[0]} ({told})"):
             return
         what += kind.death_hint(life.job) if crash is None else ""
-        notice, spent = death_notice(life, what, crash), self._supervision.used_up(life.job)
+        notice, spent = (
+            death_notice(life, what, crash),
+            self._supervision.used_up(self._lives[self._groups[life.name][0]].job),
+        )
         notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
         if not kind.loss_ends_run:
             life.replaced = True  # by nobody: nothing waits for it
@@ -261,6 +274,8 @@ class Controller:
     def _cause(self, life: Life, what: str) -> tuple[Life, str, Crash | None]:
         """Return who died first, how, and its last words: a worker whose stream broke is a witness, not the cause."""
         crash = self._crashes.pop(life.name, None)
+        if crash is not None and (witnessed := self._cause_among_ranks(life)) is not None:
+            return witnessed
         if crash is not None and crash.error == "StreamClosed":
             for other in self._lives.values():
                 if other is not life and not other.left and not other.replaced and not other.alive:
@@ -270,22 +285,46 @@ class Controller:
                         return other, ended, self._crashes.pop(other.name, None)
         return life, what, crash
 
+    def _cause_among_ranks(self, life: Life) -> tuple[Life, str, Crash | None] | None:
+        """Return which other rank ended without a word, or has long said none: the updates of all failed with it."""
+        for other in (self._lives[name] for name in self._groups[life.name] if name != life.name):
+            self._listen(0.1)
+            if not other.alive and not other.left and other.name not in self._crashes:
+                return other, f"ended unexpectedly: {other.ending}", None
+            if other.alive and time.monotonic() - other.beat_s > self._silence_s(other) / 2:
+                return other, self._silent(other), None
+        return None
+
     def _replace(self, life: Life, notice: str) -> bool:
-        """Plan a worker's next life; return whether it may have one. `notice`: why, for people."""
-        pause_s = self._supervision.take(life.job)
+        """Plan a worker's next life; return whether it may have one. `notice`: why, for people.
+
+        All ranks of a learner are replaced together, in lives of the same number; that counts as one restart of the learner.
+        """
+        ranks = [self._lives[name] for name in self._groups[life.name]]
+        first = ranks[0]
+        pause_s = self._supervision.take(first.job)
         if pause_s is None:
             return False
-        count = f"{self._supervision.text(life.job)}, in {pause_s:.2g} s"
-        self._session.display.message(f"{life.name} {notice}; {count}", "warning")
-        life.replaced = True
-        self._session.stage(life.name, "restarting")
-        self._restarts.append(Restart(time.monotonic() + pause_s, life.job, life.restarts + 1))
+        count = f"{self._supervision.text(first.job)}, in {pause_s:.2g} s"
+        with_all = f", with all {len(ranks)} ranks of {first.name}" if len(ranks) > 1 else ""
+        self._session.display.message(f"{life.name} {notice}; {count}{with_all}", "warning")
+        due_s, incarnation = time.monotonic() + pause_s, max(rank.job.incarnation for rank in ranks)
+        self._restarts = [restart for restart in self._restarts if restart.job.name not in self._groups[life.name]]
+        for rank in ranks:
+            if rank is not life:
+                rank.handle.kill()
+            rank.replaced = True
+            self._session.stage(rank.name, "restarting")
+            job = dataclasses.replace(rank.job, incarnation=incarnation)
+            self._restarts.append(Restart(due_s, job, rank.restarts + 1))
         return True
 
     def _start_due(self) -> None:
         """Start the next incarnation of each worker whose pause is over."""
         now = time.monotonic()
         for restart in [restart for restart in self._restarts if restart.due_s <= now]:
+            if restart not in self._restarts:
+                continue  # another rank could not be started: all begin once more
             self._restarts.remove(restart)
             try:
                 self._start(next_life(restart.job, self._folder), restart.count)

@@ -42,6 +42,8 @@ def bind_addresses(
                     address = own_address(stream.road, f"{memory_folder}/{name}")
                 elif not stays_here(graph, stream, hosts):
                     address = tcp(hosts.address(worker.name))
+                elif stream.sort == "ranks":
+                    address = f"ipc://{check_ipc_path(str(memory_folder / name))}"
                 elif experiment.uses_zeromq and not _stays(graph, stream):
                     address = over_zmq(name)
                 else:

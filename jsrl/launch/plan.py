@@ -56,7 +56,7 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
     spec = spec_for_one(find_spec(experiment)) if spec is None else spec
     check_batch = getattr(experiment.agent, "check_batch", None)
     if check_batch is not None:
-        columns = experiment.batch_columns // (experiment.learner.num_devices or 1)
+        columns = experiment.batch_columns // experiment.learner.num_ranks // (experiment.learner.num_devices or 1)
         check_batch(experiment.rollout_length, columns * (spec.num_agents or 1))
     agent = build_agent(experiment.agent, spec)
     if experiment.learner.split != "none":
@@ -578,12 +578,14 @@ def _stream(plan: Plan, stream: Stream) -> str:
     """Return a stream as a line: who is joined, what it carries, over which road."""
     graph, schemas, e = plan.graph, plan.schemas, plan.experiment
     left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
-    arrow, road = ("<->" if stream.sort == "inference" else "->"), stream.road or _road(e)
+    arrow, road = ("<->" if stream.sort in ("inference", "ranks") else "->"), stream.road or _road(e)
     if stream.sort == "inference":
         row = sum(leaf.size_bytes for leaf in leaves(schemas.act.observation))
         what = f"{road}: {row} B per observation, groups of {e.group_size}"
     elif stream.sort == "params":
         what = "latest wins"
+    elif stream.sort == "ranks":
+        what = f"agree on each update, with {e.batch_columns // e.learner.num_ranks} of {e.batch_columns} columns each"
     elif stream.schema == "trajectory":
         block = sum(leaf.size_bytes for leaf in leaves(schemas.trajectory))
         several = ", every reader gets all" if stream.routing == "broadcast" else ""

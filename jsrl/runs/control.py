@@ -252,8 +252,8 @@ class ControlClient:
         if self.stuck_s is not None and deadline_s is None and turned_s and turn_s > self.stuck_s:
             text = (
                 f"its loop has not come round for {turn_s:.1f} s, though the process lives. Expected a turn within "
-                f"{self.stuck_s:g} s; if it is only slow (one update of a large network), raise deadlines.stuck_s, else look "
-                "at the stack below."
+                f"{self.stuck_s:g} s; if it is only slow (one update of a large network), raise deadlines.stuck_s, or "
+                "deadlines.rank_s where a learner has several ranks; else look at the stack below."
             )
             self._give_up(socket, "WorkerStuck", text, 71)
 

@@ -27,6 +27,7 @@ from jsrl.transport.base import (
 from jsrl.transport.meeting.address import parse_address
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.keys import KeyPath, keys_for
+from jsrl.transport.ranks.base import FirstRank, OtherRank
 from jsrl.types import Tree
 
 OWN = "road"  # the scheme of a user's road
@@ -81,8 +82,16 @@ class Road:
         """Return the reading end of params."""
         raise self._carries_no("params", address)
 
+    def bind_ranks(self, address: str, *, keys: KeyPath) -> FirstRank:
+        """Return the first rank's end of the stream over which ranks agree."""
+        raise self._carries_no("ranks", address)
+
+    def connect_ranks(self, address: str, *, keys: KeyPath) -> OtherRank:
+        """Return another rank's end of the stream over which ranks agree."""
+        raise self._carries_no("ranks", address)
+
     def carries(self, sort: str) -> bool:
-        """Return whether this road has ends of a sort of stream: samples, inference or params."""
+        """Return whether this road has ends of a sort of stream: samples, inference, params or ranks."""
         return getattr(type(self), f"bind_{sort}") is not getattr(Road, f"bind_{sort}")
 
     def _carries_no(self, what: str, address: str) -> ConfigError:
@@ -253,6 +262,21 @@ class ZeroMQ(Road):
 
         parsed = parse_address(address)
         return ZmqParamsSubscriber(parsed.endpoint, keys=keys_for(parsed.server, keys), **options)
+
+    def bind_ranks(self, address: str, *, keys: KeyPath) -> FirstRank:
+        """See Road."""
+        from jsrl.transport.ranks.zmq import ZmqFirstRank
+
+        return ZmqFirstRank(parse_address(address).endpoint, keys if address.startswith("tcp://") else None)
+
+    def connect_ranks(self, address: str, *, keys: KeyPath) -> OtherRank:
+        """See Road."""
+        from jsrl.transport.ranks.zmq import ZmqOtherRank
+
+        parsed = parse_address(address)
+        return ZmqOtherRank(
+            parsed.endpoint, keys_for(parsed.server, keys) if parsed.endpoint.startswith("tcp://") else None
+        )
 
 
 _ZEROMQ = ZeroMQ()

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-Sort = Literal["samples", "inference", "params"]
+Sort = Literal["samples", "inference", "params", "ranks"]
 POLICY = "policy"  # the name of the one policy of an experiment
 
 
@@ -15,7 +15,8 @@ class Stream:
     """One stream of a dataflow.
 
     Attributes:
-      name: of the stream. sort: samples (trajectories, batches or priorities), inference (requests and replies), or params.
+      name: of the stream. sort: samples (trajectories, batches or priorities), inference (requests and replies), params, or
+        ranks (of one learner, which agree on each update).
       policy: whose rows, actions or params it carries.
       schema: of samples: `trajectory`, `batches` (of replay workers) or `priorities` (back to them).
       groups: of samples and inference: the groups of environments that it carries. Each has one writer.

@@ -143,6 +143,7 @@ def _loop(worker: Worker, control: ControlClient) -> None:
     watched = _watch_memory(worker, control)
     while not control.stop.is_set():
         control.turned_s = time.monotonic()
+        control.stuck_s = getattr(worker, "turn_limit_s", None) or control.stuck_s
         control.progress += worker.step()
         if not watched and getattr(worker, "settled", True):
             watched = _watch_memory(worker, control)

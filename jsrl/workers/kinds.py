@@ -61,7 +61,7 @@ class Port(NamedTuple):
     @property
     def binds(self) -> bool:
         """Return whether this end is the one that others connect to."""
-        return (self.sort, self.does) in (("samples", "reads"), ("inference", "answers"), ("params", "writes"))
+        return self.does == {"samples": "reads", "params": "writes"}.get(self.sort, "answers")
 
     @property
     def publishes(self) -> bool:

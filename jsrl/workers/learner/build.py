@@ -19,12 +19,13 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.learner.build_source import begin_counting, make_source
+from jsrl.workers.learner.build_source import Life, begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.copies import Copies
 from jsrl.workers.learner.directed import ByDirector
+from jsrl.workers.learner.ranks import RANKS, Begin, Leader, own_devices
 from jsrl.workers.learner.scores import Scores
-from jsrl.workers.learner.sources import Source
+from jsrl.workers.learner.sources import Agreed, Source
 from jsrl.workers.learner.trained import trained_agent
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import tell_saved
@@ -34,19 +35,22 @@ STATE_STORE = "state"
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
-    e = job.experiment
+    e, life = job.experiment, begin_counting(job, reporter)
+    ranks = lead(job, life) if job.has(RANKS) else None  # before anything else uses jax
     agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
-    life, recorder = begin_counting(job, reporter), make_recorder(job)
+    recorder = make_recorder(job)
     key = stream_key(e.seed, INIT_STREAM)
 
     def begin() -> Any:
+        fresh = functools.partial(updater.fresh, key)
         if job.start_point.restore:
-            return updater.place(restore(job.start_point, agent, functools.partial(updater.fresh, key)))
-        return updater.make(key)
+            return updater.place(restore(job.start_point, agent, fresh))
+        return updater.make(key) if ranks is None else updater.place(jax.device_get(jax.jit(fresh)()))
 
     def connect() -> tuple[Source, ParamsPublisher]:
-        return make_source(job, devices, life, recorder, reporter), bind_publisher(job, "params")
+        source = make_source(job, devices, life, recorder, reporter)
+        return source if ranks is None else Agreed(source, ranks), bind_publisher(job, "params")
 
     warn = functools.partial(reporter.event, "warning", once="snapshots")
     saved = functools.partial(tell_saved, reporter, STATE_STORE)
@@ -83,7 +87,15 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         on_policy=e.replay is None,
         told=life.told,
     )
-    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, directed)
+    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, directed, ranks)
+
+
+def lead(job: Job, life: Life) -> Leader:
+    """Return the way to the other ranks of a learner, once all of their processes work together."""
+    begins = Begin(0, 0, "", life.epoch, job.start_point.updates, life.trained, life.saved_epoch)
+    leader = Leader(job, begins)
+    leader.gather(own_devices(job.experiment))
+    return leader
 
 
 def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:

@@ -32,13 +32,14 @@ class Life(NamedTuple):
 
     Attributes:
       epoch: of this life. trained: trajectories that the restored state was trained on. ledger: of all lives.
-      told: a director's reset or copy that was not made, see Learner.
+      told: a director's reset or copy that was not made, see Learner. saved_epoch: of the snapshot that it begins with.
     """
 
     epoch: int
     trained: int
     ledger: Ledger
     told: dict[str, Any] | None = None
+    saved_epoch: int | None = None
 
 
 def make_source(job: Job, devices: int, life: Life, recorder: Recorder, reporter: Reporter) -> Source:
@@ -70,7 +71,7 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
         order=e.order,
         groups=job.end("samples").groups if job.has("samples") else (0,),
         group_size=e.group_size,
-        columns=e.batch_columns,
+        columns=e.batch_columns // e.learner.num_ranks,
         num_rows=e.rollout_length,
         devices=devices,
         max_lag=e.max_policy_lag if e.replay is None else None,
@@ -140,13 +141,22 @@ def begin_counting(job: Job, reporter: Reporter) -> Life:
         meta = SnapshotStore(folder).meta(selector)
         told = meta.get("told")
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
-    trained = int(saved["trained"]) if saved else 0
+    trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
+    epoch, ledger = count_on(job, saved, reporter)
+    return Life(epoch, trained, ledger, told, saved_epoch)
+
+
+def count_on(job: Job, saved: dict[str, Any] | None, reporter: Reporter) -> tuple[int, Ledger]:
+    """Return (epoch of a life, ledger of what its worker reads); in memory alone where the disk does not take it.
+
+    Args:
+      saved: ledger of the snapshot that it begins with, see begin_life.
+    """
     try:
         run = Path(job.folder)
         hop = job.end("samples").hop if job.has("samples") else SAMPLES
-        epoch, ledger = begin_life(ledger_path(run, hop), job.start_point.epoch, saved, hop=hop_folder(run, hop))
+        return begin_life(ledger_path(run, hop), job.start_point.epoch, saved, hop=hop_folder(run, hop))
     except OSError as error:
         text = f"the ledger cannot be kept in {job.folder} ({error}); this life counts in memory only"
         reporter.event("warning", text)
-        return Life(job.start_point.epoch, trained, continued(None, saved), told)
-    return Life(epoch, trained, ledger, told)
+        return job.start_point.epoch, continued(None, saved)

@@ -19,7 +19,7 @@ from jsrl.replay.device.agent import OnDevice, on_device
 from jsrl.replay.device.several import several_updates
 from jsrl.types import ArraySpec, map_trajectory
 from jsrl.workers.jobs import Job
-from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check
+from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check, only_finite
 from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
 
@@ -49,8 +49,17 @@ def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
     updater = (
         own_update(agent, e, devices) if ring is None else RingUpdate(ring, data_parallel(ring.agent.update, devices))
     )
-    check = FiniteCheck(updater, Path(job.folder), job.policy_folder) if e.learner.check_finite else no_check
-    return BuiltUpdater(updater, check, len(devices))
+    return BuiltUpdater(updater, check_of(job, updater), len(devices))
+
+
+def check_of(job: Job, updater: OwnUpdate) -> Check:
+    """Return what looks at each update before it is published."""
+    learner = job.experiment.learner
+    if not learner.check_finite:
+        return no_check
+    if learner.num_ranks > 1:  # each rank has a share of the batch
+        return only_finite
+    return FiniteCheck(updater, Path(job.folder), job.policy_folder)
 
 
 def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:
@@ -96,7 +105,7 @@ def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpda
 def split_over_devices(e: Experiment) -> int:
     """Return the columns that the learner's devices must be able to share evenly."""
     if e.replay is None:
-        return e.batch_columns
+        return e.batch_columns // e.learner.num_ranks
     return e.replay.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.replay.batch_size)
 
 
@@ -129,7 +138,9 @@ def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
       ConfigError: there are not so many, or the batch cannot be split over them.
     """
     found = jax.local_devices()
-    if number is None:
+    if jax.process_count() > 1:  # of all ranks together
+        number = len(found)
+    elif number is None:
         number = 1 if found[0].platform == "cpu" else len(found)
         while columns % number:
             number -= 1

@@ -37,6 +37,20 @@ def no_check(updates: int, before: Any, after: Any, batch: Trajectory, metrics: 
     """Refuse nothing."""
 
 
+def only_finite(updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]) -> Refused | None:
+    """Refuse what is not finite, and keep nothing: the batch is spread over several ranks."""
+    bad = non_finite_metrics(metrics)
+    if not bad:
+        return None
+    return Refused(
+        before,
+        NonFiniteUpdate(
+            f"update {updates + 1} made {what_is_bad(bad, metrics)}; nothing of it was published. Its batch was spread over "
+            "several ranks and is not kept: with learner.num_ranks 1 it would be."
+        ),
+    )
+
+
 class FiniteCheck:
     """Refuses what is not finite; the state before it and its batch are kept in the run folder, for jsrl.cli.replay_update.
 

@@ -102,6 +102,7 @@ KIND = Kind(
         Port("samples", "samples", "reads", optional=True, schemas=("trajectory", "batches")),
         Port("priorities", "samples", "writes", optional=True, schemas=("priorities",)),
         Port("params", "params", "writes"),
+        Port("ranks", "ranks", "answers", optional=True),
     ),
     activities=ACTIVITIES,
     device="learns",

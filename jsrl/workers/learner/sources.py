@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from jsrl.parallel import join_devices
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.types import Trajectory
 from jsrl.workers.learner.batching import Batch, Batcher
+from jsrl.workers.learner.ranks import Group
 from jsrl.workers.learner.replay_link import ReplayConsumer
 
 
@@ -209,3 +211,53 @@ class Prefetched:
         if self._thread.is_alive():
             self._thread.join(5.0)
         self._source.close()
+
+
+class Agreed:
+    """The batches of one rank of a learner, each lent once all ranks have one.
+
+    Args:
+      source: of the batches. group: of the ranks.
+    """
+
+    def __init__(self, source: Source, group: Group) -> None:
+        self._source, self._group = source, group
+        self.example, self.begin, self.env_steps = source.example, source.begin, source.env_steps
+        self.pending, self.close = source.pending, source.close
+        self._waiting: Batch | None = None
+        self._lent_s = 0.0
+
+    def next(self, timeout_s: float) -> Batch | None:
+        """Return the next batch, or None if this rank or another has none within `timeout_s`.
+
+        Raises:
+          StreamTimeout: another rank has said nothing for too long.
+        """
+        until_s = time.monotonic() + timeout_s
+        if self._waiting is None:
+            self._waiting = self._source.next(timeout_s)
+        left_s = max(0.0, until_s - time.monotonic())
+        return self._lend() if self._group.agree(self._waiting is not None, left_s) else None
+
+    def last(self) -> Batch | None:
+        """Begin no further update; return the batch that must be trained on before: then call this again."""
+        return self._lend() if self._group.halt() else None
+
+    def _lend(self) -> Batch | None:
+        batch, self._waiting, self._lent_s = self._waiting, None, time.monotonic()
+        return batch
+
+    def used(self, batch: Batch, output: UpdateOutput) -> int:
+        """Take a batch back; return the rows of all ranks."""
+        self._group.limit.note(time.monotonic() - self._lent_s)
+        return self._source.used(batch, output)
+
+    @property
+    def refused(self) -> int:
+        """Return how many connections and messages the stream rejected."""
+        return self._source.refused
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return what became of every trajectory of this rank."""
+        return self._source.ledger

@@ -24,6 +24,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
 from jsrl.workers.learner.directed import UNDIRECTED, Directed, Now
 from jsrl.workers.learner.finite_check import Check
+from jsrl.workers.learner.ranks import Group
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.updaters import Updater, reported
 
@@ -60,8 +61,10 @@ class Learner:
       updater: makes the updates. begin: () -> the state on its devices that this life begins with.
       connect: () -> (source of batches, params publisher), called when the update is compiled.
       check: looks at each update before it is published. store: of snapshots.
-      directed: what a director commands it.
+      directed: what a director commands it. ranks: the way to its other ranks, where it has some.
     """
+
+    _counts_rows = True
 
     def __init__(
         self,
@@ -74,9 +77,10 @@ class Learner:
         reporter: Reporter,
         recorder: Recorder | None = None,
         directed: Directed = UNDIRECTED,
+        ranks: Group | None = None,
     ) -> None:
         self.name = settings.name
-        self._directed = directed
+        self._directed, self._ranks = directed, ranks
         self._updater, self._begin, self._connect, self._check = updater, begin, connect, check
         self._store, self._settings, self._reporter = store, settings, reporter
         self.updates, self._trained = settings.start_updates, settings.start_trained
@@ -101,6 +105,11 @@ class Learner:
     def settled(self) -> bool:
         """Return whether its updates have taken the memory that they need."""
         return self.updates >= self._settings.start_updates + 2 * self._settings.updates_per_call
+
+    @property
+    def turn_limit_s(self) -> float | None:
+        """Return how long one turn of the loop may take; None: as any worker's."""
+        return None if self._ranks is None else self._ranks.limit.seconds
 
     @property
     def env_steps(self) -> int:
@@ -141,6 +150,9 @@ class Learner:
         batch = self._source.next(self._settings.poll_s)
         if batch is None:
             return 0
+        return self._train_on(batch)
+
+    def _train_on(self, batch: Batch) -> int:
         if self._phases.tracing:
             self._phases.mark("queue depth", self._source.pending())
         before = self.updates
@@ -151,7 +163,7 @@ class Learner:
         self._phases.enter("other")
         rows = self._source.used(batch, output)
         self._recorder.spread("policy_lag", batch.lags)
-        if rows:
+        if rows and self._counts_rows:
             self._recorder.rate("rows", rows)
         self._save_when_due()
         self._tell_finished()
@@ -183,10 +195,14 @@ class Learner:
         self.updates += self._settings.updates_per_call
         self._trained_s = time.monotonic()
         self._recorder.rate("updates", self._settings.updates_per_call)
-        self._recorder.means(metrics)
+        self._note(metrics)
         self._phases.mark("updates", self.updates)
         self._publish(params)
         return UpdateOutput(metrics, output.priorities)
+
+    def _note(self, metrics: dict[str, float]) -> None:
+        """Report what an update said."""
+        self._recorder.means(metrics)
 
     def _skip(self) -> UpdateOutput:
         """Count an update without learning, so that actors go on."""
@@ -224,6 +240,8 @@ class Learner:
         """Write the whole state as a snapshot; training goes on without it when the disk does not want it."""
         self._phases.enter("snapshot")
         self._reporter.event("saving", version=self.version)
+        if wait and self._ranks is not None:
+            self._reporter.entering("writing a snapshot", math.inf)  # which the limit of a turn does not count
         state = self._updater.kept(self._state)
         meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
         meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
@@ -232,6 +250,8 @@ class Learner:
             self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
         except SnapshotError as error:
             self._reporter.event("warning", f"snapshot of update {self.updates} failed: {error}", once="snapshots")
+        if wait and self._ranks is not None:
+            self._reporter.left()
         self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
@@ -276,7 +296,11 @@ class Learner:
 
     def close(self) -> dict[str, Any]:
         """Write the final snapshot and leave the streams."""
+        if self._ranks is not None:
+            self._ranks.halt()
         self.save(wait=True, tags=("latest", "final"))
+        if self._ranks is not None:
+            self._ranks.part()  # not before: jax's processes write snapshots while they belong together
         self._updater.close()
         self._open.close()
         facts = self._facts()

@@ -1,0 +1,1 @@
+"""The stream over which the ranks of a learner agree."""

@@ -1,0 +1,96 @@
+"""The ends of a stream of sort `ranks`: small messages over ZeroMQ, on a Unix socket or, with keys, over TCP."""
+
+from __future__ import annotations
+
+import zmq
+
+from jsrl.errors import CodecError, StreamTimeout
+from jsrl.transport.meeting.curve import (
+    Handshakes,
+    bind_guarded,
+    incoming,
+    introduce,
+    keys_to_bind,
+    keys_to_connect,
+    outgoing,
+    shut,
+)
+from jsrl.transport.meeting.keys import ClientKeys, KeyPath
+from jsrl.transport.meeting.sockets import configure
+
+_MESSAGE_BYTES = 1 << 12
+
+
+class ZmqFirstRank:
+    """The end that binds an endpoint, with keys over TCP; see FirstRank."""
+
+    def __init__(self, endpoint: str, keys: KeyPath) -> None:
+        self._keys = keys_to_bind(endpoint, keys)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure(self._socket, _MESSAGE_BYTES)
+        self.address, self._gate = bind_guarded(self._socket, endpoint, self._keys)
+
+    def hear(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
+        """Return (sender, message) pairs, waiting so long for the first."""
+        found, wait_ms = list[tuple[bytes, bytes]](), int(timeout_s * 1000)
+        while self._socket.poll(wait_ms):
+            wait_ms = 0
+            sender, *frames = self._socket.recv_multipart()
+            try:
+                (body,) = incoming(frames, self._keys, _MESSAGE_BYTES)
+            except (CodecError, ValueError):
+                continue  # only who holds the run's keys comes so far
+            found.append((sender, bytes(body)))
+        return found
+
+    def tell(self, receiver: bytes, message: bytes) -> None:
+        """Send a message to who sent one."""
+        self._socket.send_multipart([receiver, *outgoing([message], self._keys)])
+
+    def close(self) -> None:
+        """Leave the stream."""
+        if not self._socket.closed:
+            shut(self._context, self._socket, self._gate, 100)
+
+
+class ZmqOtherRank:
+    """An end that connects to an endpoint; see OtherRank."""
+
+    def __init__(self, endpoint: str, keys: KeyPath | ClientKeys) -> None:
+        self._keys = keys_to_connect(keys)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        configure(self._socket, _MESSAGE_BYTES)
+        introduce(self._socket, endpoint, self._keys)
+        self._handshakes = Handshakes(self._socket, endpoint, self._keys)
+        self._socket.connect(endpoint)
+
+    def say(self, message: bytes) -> None:
+        """Send a message."""
+        self._socket.send_multipart(outgoing([message], self._keys))
+
+    def hear(self, timeout_s: float) -> bytes | None:
+        """Return a message, waiting for it; None: none came."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return None
+        (body,) = incoming(self._socket.recv_multipart(), self._keys, _MESSAGE_BYTES)
+        return bytes(body)
+
+    def look(self) -> None:
+        """Look at the connection.
+
+        Raises:
+          AccessDenied: the other end does not take this one's keys, or this end not the other's.
+        """
+        self._handshakes.look()
+
+    def no_answer(self, timeout_s: float) -> StreamTimeout:
+        """Return the error for an end that does not answer."""
+        return self._handshakes.no_answer(timeout_s)
+
+    def close(self) -> None:
+        """Leave the stream."""
+        if not self._socket.closed:
+            self._handshakes.close()
+            self._context.destroy(linger=100)

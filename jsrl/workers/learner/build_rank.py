@@ -1,0 +1,66 @@
+"""Building a rank of a learner: it begins where the learner says, with the learner's state."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from jsrl.workers.acting import INIT_STREAM, stream_key
+from jsrl.workers.base import Reporter
+from jsrl.workers.jobs import Job, StartPoint
+from jsrl.workers.kinds import make_recorder
+from jsrl.workers.learner.build_source import Life, count_on, make_source
+from jsrl.workers.learner.build_updater import make_updater
+from jsrl.workers.learner.finite_check import no_check
+from jsrl.workers.learner.rank import Rank
+from jsrl.workers.learner.ranks import Begin, Follower, own_devices
+from jsrl.workers.learner.sources import Agreed, Source
+from jsrl.workers.learner.trained import trained_agent
+from jsrl.workers.learner.worker import LearnerSettings
+
+
+def build_rank(job: Job, reporter: Reporter) -> Rank:
+    """Return the rank of a job, once the processes of all ranks work together."""
+    nothing: Any = None  # it publishes and writes none
+    e, ranks = job.experiment, Follower(job)
+    begins = ranks.join(own_devices(e))
+    job = dataclasses.replace(job, start_point=StartPoint(begins.epoch, begins.updates))
+    agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
+    updater, _, devices = make_updater(agent, job)
+    life, recorder = begin_counting(job, begins, reporter), make_recorder(job)
+    fresh = functools.partial(updater.fresh, stream_key(e.seed, INIT_STREAM))
+
+    def begin() -> Any:
+        shapes = jax.eval_shape(fresh)
+        return updater.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
+
+    def connect() -> tuple[Source, Any]:
+        return Agreed(make_source(job, devices, life, recorder, reporter), ranks), nothing
+
+    settings = LearnerSettings(
+        seed=e.seed,
+        total_env_steps=e.total_env_steps,
+        epoch=life.epoch,
+        start_updates=begins.updates,
+        start_trained=life.trained,
+        updates_per_call=e.updates_per_call,
+        calls_per_batch=e.learner.reuse,
+        poll_s=job.poll_s,
+        shares_rows=job.plays_along or job.end("samples").stream.routing == "broadcast",
+        name=job.name,
+    )
+    return Rank(updater, begin, connect, no_check, nothing, settings, reporter, recorder, ranks=ranks)
+
+
+def begin_counting(job: Job, begins: Begin, reporter: Reporter) -> Life:
+    """Return what a rank goes on from: it has trained as many trajectories as the learner, of its own share."""
+    saved = None
+    if begins.saved_epoch is not None:
+        trained = begins.trained
+        saved = {"epoch": begins.saved_epoch, "consumed": trained, "dropped": {}, "trained": trained}
+    _, ledger = count_on(job, saved, reporter)
+    return Life(begins.epoch, begins.trained, ledger)

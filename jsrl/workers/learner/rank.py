@@ -1,0 +1,48 @@
+"""A rank of a learner: makes the same updates as the learner, on its own devices, with its own share of each batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jsrl.runs.control import Command
+from jsrl.workers.learner.ranks import Follower
+from jsrl.workers.learner.sources import Agreed
+from jsrl.workers.learner.worker import Learner
+
+
+class Rank(Learner):
+    """Trains like the learner; that one publishes the params, writes snapshots and reports what the updates say."""
+
+    _counts_rows = False  # the learner counts those of all ranks
+    _source: Agreed
+    _ranks: Follower
+
+    def _publish(self, params: Any) -> None:
+        pass
+
+    def _note(self, metrics: dict[str, float]) -> None:
+        pass
+
+    def _tell_finished(self) -> None:
+        pass
+
+    def save(self, *, wait: bool, tags: tuple[str, ...] = ()) -> None:
+        """Write nothing."""
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return rates and lag of this rank's share."""
+        self._recorder.last("queue_depth", self._source.pending())
+        self._recorder.last("refused", self._source.refused)
+        return self._recorder.flush(), {}
+
+    def command(self, command: Command) -> None:
+        """Do nothing: commands are for the learner."""
+
+    def close(self) -> dict[str, Any]:
+        """Leave the learner, after the update that it may have begun."""
+        while (batch := self._source.last()) is not None:
+            self._train_on(batch)
+        self._ranks.part()
+        self._updater.close()
+        self._open.close()
+        return {}

@@ -1,0 +1,366 @@
+"""The ranks of a learner: how they meet, agree before each update, and part.
+
+Rank 0, the learner, binds the stream; the others connect. No rank enters an update before all have said that they have a
+batch for it, so that none waits inside a collective for a batch that does not come. What hangs all the same is ended by a
+limit of time on each turn, and the controller then replaces all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket as sockets
+import statistics
+import time
+from collections import deque
+from typing import Literal, Protocol
+
+import msgspec
+
+from jsrl.errors import StreamTimeout
+from jsrl.experiment import Experiment
+from jsrl.experiment.settings import DeadlineConfig
+from jsrl.parallel import join_processes, part_processes
+from jsrl.runs.names import Registration
+from jsrl.transport.ranks.roads import bind_ranks, connect_ranks
+from jsrl.transport.stream import name_at
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+
+RANKS = "ranks"  # the port
+SAY_S, LEAVE_S = 0.5, 5.0
+_MEASURED, _TIMES = 5, 10  # updates before their median counts, and how many medians one may take
+
+
+class Said(msgspec.Struct, forbid_unknown_fields=True):
+    """What a rank says: that it joins, waits for the batch of this number or has it, or leaves."""
+
+    worker: str
+    incarnation: int
+    number: int
+    what: Literal["joins", "waits", "has", "leaves"]
+
+
+class Begin(msgspec.Struct, forbid_unknown_fields=True, tag=True):
+    """Which rank this is, of how many, where their processes meet, and where this life of the learner begins."""
+
+    rank: int
+    count: int
+    coordinator: str
+    epoch: int
+    updates: int
+    trained: int
+    saved_epoch: int | None
+
+
+class Answer(msgspec.Struct, forbid_unknown_fields=True, tag=True):
+    """Make the update with the batch of this number (`go`), not yet (`wait`), none any more (`stop`); leave now (`end`)."""
+
+    number: int
+    what: Literal["go", "wait", "stop", "end"]
+
+
+class TurnLimit:
+    """How long one turn of a rank's loop may take: ten times its median update, at least `rank_s`; at first `stuck_s`."""
+
+    def __init__(self, deadlines: DeadlineConfig) -> None:
+        self._deadlines = deadlines
+        self._took: deque[float] = deque(maxlen=101)
+
+    def note(self, seconds: float) -> None:
+        """Note how long the updates with one batch took."""
+        self._took.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Return the limit."""
+        if len(self._took) < _MEASURED:
+            return self._deadlines.stuck_s
+        return max(self._deadlines.rank_s, _TIMES * statistics.median(self._took))
+
+
+class Group(Protocol):
+    """One rank's way to the others.
+
+    Attributes:
+      count: of the ranks. limit: on its turns.
+    """
+
+    count: int
+    limit: TurnLimit
+
+    def agree(self, has_batch: bool, timeout_s: float) -> bool:
+        """Return whether all ranks have a batch, waiting for that: then every rank makes its updates.
+
+        Raises:
+          StreamTimeout: another rank has said nothing for too long, or has left.
+        """
+        ...
+
+    def halt(self) -> bool:
+        """Begin no further update; return whether the one with the batch that this rank has must be made first."""
+        ...
+
+    def part(self) -> None:
+        """Leave the others, after `halt` and when the learner has written its snapshot."""
+        ...
+
+
+class Leader:
+    """Rank 0.
+
+    Args:
+      job: of the learner. begins: what the others are told; their numbers, and where processes meet, are filled in.
+    """
+
+    def __init__(self, job: Job, begins: Begin) -> None:
+        end, e = job.end(RANKS), job.experiment
+        self._numbers = {peer.worker: number for number, peer in enumerate(end.peers, 1)}
+        self.count, self.limit = len(self._numbers) + 1, TurnLimit(e.deadlines)
+        self._silence_s, self._ready_s = 2 * e.deadlines.rank_s, e.deadlines.ready_s
+        self._incarnation = job.incarnation
+        self._senders: dict[str, bytes] = {}
+        self._said: dict[str, Said] = {}
+        self._heard_s: dict[str, float] = {}
+        self._number, self._stopped_s = 0, 0.0
+        self._stream = bind_ranks(end.address, keys=job.keys)
+        self.close = self._stream.close
+        address = self._stream.address
+        self._begins = msgspec.structs.replace(begins, count=self.count, coordinator=free_port(address))
+        job.announce(name_at(end.stream.name, job.name), address)
+
+    def gather(self, local_devices: int) -> None:
+        """Wait for the other ranks, and make one group of all processes.
+
+        Raises:
+          StreamTimeout: one did not come in time.
+        """
+        until_s = time.monotonic() + self._ready_s
+        while missing := self._numbers.keys() - self._said.keys():
+            if time.monotonic() > until_s:
+                raise StreamTimeout(
+                    f"{', '.join(sorted(missing))} did not join this learner within {self._ready_s:g} s (deadlines.ready_s); "
+                    "look at its log."
+                )
+            self._hear(SAY_S)
+        join_processes(self._begins.coordinator, 0, self.count, local_devices)
+        self._rest()
+
+    def agree(self, has_batch: bool, timeout_s: float) -> bool:
+        """Return whether all ranks have a batch; see Group."""
+        until_s = time.monotonic() + timeout_s
+        self._hear(0.0)
+        while not (has_batch and all(self._has(worker) for worker in self._numbers)) or self._stopped_s:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                self._check_silence()
+                return False
+            self._hear(left_s)
+        self._tell_all("go")
+        self._number += 1
+        self._rest()
+        return True
+
+    def _has(self, worker: str) -> bool:
+        said = self._said[worker]
+        return said.what == "has" and said.number == self._number
+
+    def _rest(self) -> None:
+        """Expect nothing of the others while all are at work: their silence is counted from now on."""
+        self._heard_s = dict.fromkeys(self._numbers, time.monotonic())
+
+    def _check_silence(self) -> None:
+        if self._stopped_s and time.monotonic() > self._stopped_s + LEAVE_S:
+            gone = ", ".join(worker for worker in self._numbers if self._said[worker].what == "leaves")
+            raise StreamTimeout(f"{gone} left while the run goes on (a SIGTERM from elsewhere?).")
+        worker, heard_s = min(self._heard_s.items(), key=lambda item: item[1])
+        silent_s = time.monotonic() - heard_s
+        if silent_s > self._silence_s and not self._stopped_s:
+            raise StreamTimeout(
+                f"{worker} has said nothing for {silent_s:.0f} s, so that no update can begin; expected a word every "
+                f"{SAY_S:g} s. It is stuck, or the way between the hosts is broken (deadlines.rank_s)."
+            )
+
+    def _hear(self, timeout_s: float) -> None:
+        """Take in what other ranks say, waiting so long for the first word."""
+        for sender, message in self._stream.hear(timeout_s):
+            try:
+                said = msgspec.msgpack.decode(message, type=Said)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            if said.worker in self._numbers and said.incarnation == self._incarnation:
+                self._take(sender, said)
+
+    def _take(self, sender: bytes, said: Said) -> None:
+        worker = said.worker
+        self._senders[worker], self._said[worker], self._heard_s[worker] = sender, said, time.monotonic()
+        if said.what == "joins":
+            self._tell(worker, msgspec.structs.replace(self._begins, rank=self._numbers[worker]))
+        elif said.what == "leaves":
+            self.halt()
+        else:
+            self._tell(worker, Answer(self._number, "stop" if self._stopped_s else "wait"))
+
+    def halt(self) -> bool:
+        """Begin no further update; see Group."""
+        self._stopped_s = self._stopped_s or time.monotonic()
+        self._tell_all("stop")
+        return False
+
+    def _tell_all(self, what: Literal["go", "stop", "end"]) -> None:
+        for worker in self._senders:
+            self._tell(worker, Answer(self._number, what))
+
+    def _tell(self, worker: str, message: Begin | Answer) -> None:
+        self._stream.tell(self._senders[worker], msgspec.msgpack.encode(message))
+
+    def part(self) -> None:
+        """Leave with the others, where they answer in time."""
+        self._tell_all("end")
+        until_s = time.monotonic() + LEAVE_S
+        while stay := [worker for worker in self._numbers if self._said[worker].what != "leaves"]:
+            if time.monotonic() > until_s:
+                break
+            self._hear(0.1)
+        if not stay:
+            part_processes()
+        self.close()
+
+
+class Follower:
+    """Any other rank.
+
+    Args:
+      job: of the rank; the learner of its incarnation is looked for.
+    """
+
+    def __init__(self, job: Job) -> None:
+        end, e = job.end(RANKS), job.experiment
+        self.limit, self._deadlines = TurnLimit(e.deadlines), e.deadlines
+        self._leader = end.peers[0].worker
+        found = await_life(job, name_at(end.stream.name, self._leader))
+        self._stream = connect_ranks(found.address, keys=job.keys)
+        self.close = self._stream.close
+        self._worker, self._incarnation, self._number = job.name, job.incarnation, 0
+        self._last: tuple[str, float] = ("", 0.0)
+        self._heard_s, self._stopped, self._parted = time.monotonic(), False, False
+
+    def join(self, local_devices: int) -> Begin:
+        """Say that this rank is there, and make one group of all processes; return where this life begins.
+
+        Raises:
+          StreamTimeout: the learner did not answer in time. AccessDenied: it does not take this run's keys.
+        """
+        until_s = time.monotonic() + self._deadlines.ready_s
+        begins = None
+        while not isinstance(begins, Begin):
+            if time.monotonic() > until_s:
+                raise self._stream.no_answer(self._deadlines.ready_s)
+            self._stream.look()
+            self._say("joins")
+            begins = self._hear(SAY_S)
+        self.count = begins.count
+        join_processes(begins.coordinator, begins.rank, begins.count, local_devices)
+        self._heard_s = time.monotonic()
+        return begins
+
+    def agree(self, has_batch: bool, timeout_s: float) -> bool:
+        """Return whether all ranks have a batch; see Group."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            if not self._stopped:
+                self._say("has" if has_batch else "waits")
+            if self._obey(self._hear(max(0.0, min(SAY_S, until_s - time.monotonic())))):
+                return True
+            if time.monotonic() >= until_s:
+                self._check_silence()
+                return False
+
+    def _obey(self, answer: Begin | Answer | None) -> bool:
+        """Do what the learner says; return whether all ranks make the next update."""
+        if not isinstance(answer, Answer):
+            return False
+        if answer.what == "go" and answer.number == self._number:
+            self._number += 1
+            return True
+        self._stopped = self._stopped or answer.what in ("stop", "end")
+        if answer.what == "end" and not self._parted:
+            self._parted = True
+            self._say("leaves")
+            part_processes()
+        return False
+
+    def _check_silence(self) -> None:
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s > self._deadlines.stuck_s and not self._stopped:  # it may be writing a snapshot
+            raise StreamTimeout(f"{self._leader} has said nothing for {silent_s:.0f} s, so that no update can begin.")
+
+    def _say(self, what: Literal["joins", "waits", "has", "leaves"]) -> None:
+        """Say something that is new, or was not said for a while."""
+        now_s = time.monotonic()
+        word = f"{what} {self._number}"
+        if self._last[0] == word and now_s < self._last[1] + SAY_S:
+            return
+        self._last = word, now_s
+        said = Said(self._worker, self._incarnation, self._number, what)
+        self._stream.say(msgspec.msgpack.encode(said))
+
+    def _hear(self, timeout_s: float) -> Begin | Answer | None:
+        message = self._stream.hear(timeout_s)
+        if message is None:
+            return None
+        self._heard_s = time.monotonic()
+        found: Begin | Answer = msgspec.msgpack.decode(message, type=Begin | Answer)
+        return found
+
+    def halt(self) -> bool:
+        """Begin no further update; see Group."""
+        until_s = time.monotonic() + LEAVE_S
+        while not self._stopped and time.monotonic() < until_s:
+            self._say("leaves")
+            if self._obey(self._hear(SAY_S)):
+                return True
+        return False
+
+    def part(self) -> None:
+        """Leave, once the learner says that it has written its snapshot."""
+        until_s = time.monotonic() + self._deadlines.snapshot_s
+        while not self._parted and time.monotonic() < until_s:
+            self._say("leaves")
+            self._obey(self._hear(SAY_S))
+        self.close()
+
+
+def await_life(job: Job, name: str) -> Registration:
+    """Return where the worker behind a name listens in the life in which it and this one were started together.
+
+    Raises:
+      StreamTimeout: it did not say so in time.
+    """
+    until_s = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        found = job.find(name)
+        if found.incarnation == job.incarnation:
+            return found
+        if time.monotonic() > until_s:
+            raise StreamTimeout(
+                f"{name} is registered by incarnation {found.incarnation}, and {job.incarnation} did not come within "
+                f"{CONNECT_TIMEOUT_S:g} s; look at the log of the learner."
+            )
+        time.sleep(0.05)
+
+
+def own_devices(e: Experiment) -> int:
+    """Return how many devices this process will have, without loading them."""
+    visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
+    return len(visible) or e.learner_devices or 1
+
+
+def free_port(address: str) -> str:
+    """Return HOST:PORT with a free port of the host that listens at an address; of this host alone for a Unix socket."""
+    host = (
+        address.removeprefix("tcp://").rpartition(":")[0].strip("[]") if address.startswith("tcp://") else "127.0.0.1"
+    )
+    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
+    with sockets.socket(family, sockets.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

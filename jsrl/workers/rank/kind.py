@@ -1,0 +1,50 @@
+"""Ranks: what is known of them without loading them."""
+
+from __future__ import annotations
+
+from jsrl.metrics.catalogue import Metric
+from jsrl.metrics.phases import Activity
+from jsrl.workers.kinds import Headline, Kind, Port
+from jsrl.workers.memory import learner_bytes, learner_keeps
+
+ACTIVITIES = (
+    Activity(
+        "wait_batch",
+        "wait",
+        "share of time waiting for a batch, here or on another rank",
+        "below 0.2 (else: more actors)",
+        waits_for="batch",
+    ),
+    Activity("update", "train", "share of time in updates", "above 0.7"),
+    Activity("prefetch_wait_batch", "wait", "share of the joining thread's time waiting for rows", "above 0.2"),
+    Activity("prefetch_transport", "transport", "share of the joining thread's time joining rows", "below 0.5"),
+    Activity("prefetch_wait_learner", "wait", "share of the joining thread's time with a batch ready", "depends"),
+    Activity("prefetch_other", "other", "share of the joining thread's time in none of these", "near 0"),
+    Activity("transport", "transport", "share of time joining rows into batches in the main thread"),
+)
+
+METRICS = (
+    Metric("refused", "rejected connections and messages", "count", "0", "total"),
+    Metric("updates_per_s", "updates", "1/s", "as the learner's"),
+    Metric("queue_depth", "trajectories that wait for the rank", "count", "1-4; rising: the learner is slow"),
+    Metric("policy_lag_mean", "updates minus those of the row's params", "updates", "as the learner's"),
+    Metric("policy_lag_p50", "median of the same", "updates", "as the learner's"),
+    Metric("policy_lag_p95", "95th percentile of the same", "updates", "as the learner's"),
+    Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),
+)
+
+KIND = Kind(
+    name="rank",
+    plural="ranks",
+    build="jsrl.workers.learner.build_rank:build_rank",
+    ports=(Port("ranks", "ranks", "asks"), Port("samples", "samples", "reads", schemas=("trajectory",))),
+    activities=ACTIVITIES,
+    metrics=METRICS,
+    device="learns",
+    threads=lambda e: e.learner.threads,
+    declares=learner_bytes,
+    keeps=learner_keeps,
+    saves=True,  # it waits for the learner's last snapshot
+    headline=Headline("updates_per_s", "updates/s", "queue_depth"),
+    needs_folder="",
+)

@@ -1,0 +1,124 @@
+"""Learners of two ranks in a run: trained together, killed, stopped and stuck at any moment, and ended in order."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from jsrl.launch.local.hang import HungProcess
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.page import LEDGER, read_page
+from jsrl.types import named_leaves
+from tests.system.launched import FOREVER, Launched, assert_balanced
+
+pytestmark = pytest.mark.slow
+RANKS = ("learner", "rank-1")
+TWO = ("--placement", "inline", "--num-actors", "2", "--learner.num-ranks", "2", "--learner.num-devices", "2")
+AGAIN = ("--restart", "50", "--supervision.backoff-s", "0.1", "--snapshots.period-s", "0.5", *FOREVER)
+RECOVERED_S = 30.0
+
+
+def await_both(run: Launched, before: dict[str, int], timeout_s: float) -> None:
+    """Wait until both ranks are processes of another life."""
+
+    def others() -> bool:
+        now = run.workers()
+        return all(name in now and now[name].pid != before.get(name) for name in RANKS)
+
+    run.until(others, "another life of both ranks", timeout_s)
+
+
+def await_training(run: Launched, epoch: int, timeout_s: float) -> None:
+    """Wait until trajectories are trained on in an epoch."""
+
+    def consumed() -> int:
+        life = read_page(run.folder / LEDGER)
+        return life.ledger.consumed if life is not None and life.epoch == epoch else 0
+
+    begun = run.until(consumed, f"epoch {epoch}", timeout_s)
+    run.until(lambda: consumed() > begun + 2, "updates", timeout_s)
+
+
+def pids(run: Launched) -> dict[str, int]:
+    return {name: process.pid for name, process in run.workers().items() if name in RANKS}
+
+
+def end(run: Launched) -> dict:
+    run.popen.terminate()
+    text = run.expect(130, 60.0)
+    result = run.result()
+    assert "did not leave" not in text and "while stopping" not in text, text
+    assert_balanced(result)
+    return SnapshotStore(run.folder / "snapshots" / "state").meta("final")
+
+
+def test_a_killed_rank_ends_all_and_they_begin_again_from_one_snapshot(launch) -> None:
+    run = launch(*TWO, *AGAIN)
+    run.await_updates(5, 180.0)
+    before = pids(run)
+    run.until(lambda: list((run.folder / "snapshots" / "state" / "tags").glob("latest.json")), "a snapshot", 60.0)
+    run.workers()["rank-1"].kill()
+    await_both(run, before, 60.0)
+    await_training(run, 1, 180.0)
+    meta = end(run)
+    assert meta["epoch"] == 1 and meta["updates"] > 0
+    assert "rank-1 ended unexpectedly: killed by signal 9 (SIGKILL)" in run.text
+    assert "restart 1 of 50 within 600 s, in 0.1 s, with all 2 ranks of learner" in run.text
+    assert run.lines()[-1]["restarts/learner"] == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["killed", "stopped", "stuck"])
+@pytest.mark.parametrize("rank", RANKS)
+def test_ten_moments(launch, rank: str, fault: str) -> None:
+    run = launch(*TWO, *AGAIN)
+    run.await_updates(5, 120.0)
+    took, moments = [], random.Random(f"{rank} {fault}")
+    for epoch in range(10):
+        await_training(run, epoch, 60.0)
+        time.sleep(moments.uniform(0.0, 2.0))
+        before, since_s = pids(run), time.monotonic()
+        hung = harm(run.workers()[rank], fault)
+        await_both(run, before, RECOVERED_S)
+        await_training(run, epoch + 1, RECOVERED_S)
+        took.append(time.monotonic() - since_s)
+        if hung is not None:
+            hung.release()
+    sys.stdout.write(f"{rank} {fault}: training again after {', '.join(f'{seconds:.1f}' for seconds in took)} s\n")
+    assert max(took) <= RECOVERED_S
+    assert end(run)["epoch"] == 10
+
+
+def harm(process: psutil.Process, fault: str) -> HungProcess | None:
+    if fault == "stuck":
+        return HungProcess(process.pid)
+    process.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+    return None
+
+
+@pytest.mark.nightly
+def test_two_by_two_learn_what_one_by_four_does(launch, tmp_path) -> None:
+    """50 updates of the same trajectories: SGD, on two processes with two devices each and on one with four."""
+    common = ("--placement", "inline", "--num-actors", "2", "--deterministic", "--total-env-steps", str(50 * 32))
+    states = []
+    for ranks, devices in ((2, 2), (1, 4)):
+        run = launch(
+            *common,
+            "--learner.num-ranks",
+            str(ranks),
+            "--learner.num-devices",
+            str(devices),
+            runs_dir=tmp_path / f"{ranks}",
+        )
+        run.expect(0, 180.0)
+        states.append(SnapshotStore(run.folder / "snapshots" / "state").load("final").tree["state"])
+    one, other = (dict(named_leaves(state)) for state in states)
+    assert one.keys() == other.keys() and one["updates"] == 50
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=1e-6, err_msg=name)

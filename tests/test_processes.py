@@ -1,0 +1,32 @@
+"""One update on the devices of several processes (jax.distributed), each with its own share of the batch."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fake_devices import fake_devices
+
+SCRIPT = Path(__file__).parent / "process_cases.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("updates", [4, pytest.param(50, marks=pytest.mark.nightly)])
+def test_two_processes_with_two_devices_each(updates: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = fake_devices(2) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    commands = [[sys.executable, "-W", "error", str(SCRIPT), str(updates), number, port] for number in "01"]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    processes = [subprocess.Popen(command, env=environment, **output) for command in commands]
+    try:
+        for process in processes:
+            told, _ = process.communicate(timeout=180)
+            assert process.returncode == 0 and "passed" in told, told[-4000:]
+    finally:
+        for process in processes:
+            process.kill()

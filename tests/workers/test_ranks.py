@@ -1,0 +1,180 @@
+"""How the ranks of a learner agree: all make an update or none does, and nobody waits for one that has left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jsrl.errors import StreamTimeout
+from jsrl.experiment.settings import DeadlineConfig
+from jsrl.runs.names import FileNames
+from jsrl.transport.stream import End, Peer, Stream
+from jsrl.workers.learner import ranks
+from jsrl.workers.learner.ranks import Begin, Follower, Leader, TurnLimit, free_port
+
+BEGIN = Begin(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
+
+
+def make_job(folder: Path, name: str, *peers: str, incarnation: int = 1, **limits: float) -> Any:
+    """What ranks need of a job."""
+    names = FileNames(folder / "names")
+    end = End(Stream("ranks", "ranks"), address=f"ipc://{folder}/ranks.learner", peers=tuple(map(Peer, peers)))
+    return SimpleNamespace(
+        name=name,
+        incarnation=incarnation,
+        keys=None,
+        experiment=SimpleNamespace(deadlines=DeadlineConfig(**{"rank_s": 0.2, "ready_s": 30.0, **limits})),
+        end=lambda port: end,
+        names=names,
+        announce=lambda where, address: names.register(where, address, incarnation),
+        find=lambda where: names.lookup(where, 30.0),
+    )
+
+
+@pytest.fixture
+def joined(monkeypatch) -> list[tuple[str, int, int, int]]:
+    """Calls of jax.distributed, which is not there; parting is noted as a number."""
+    calls: list[Any] = []
+    monkeypatch.setattr(ranks, "join_processes", lambda *call: calls.append(call))
+    monkeypatch.setattr(ranks, "part_processes", lambda: calls.append("parted"))
+    return calls
+
+
+@pytest.fixture
+def group(joined, tmp_path: Path) -> Iterator[tuple[Leader, Follower]]:
+    leader = Leader(make_job(tmp_path, "learner", "rank-1"), BEGIN)
+    found: list[Follower] = []
+
+    def follow() -> None:
+        found.append(Follower(make_job(tmp_path, "rank-1", "learner")))
+        assert found[0].join(2) == Begin(1, 2, joined[0][0] if joined else leader._begins.coordinator, 3, 40, 80, 2)
+
+    with Beside(follow):
+        leader.gather(2)
+    assert sorted(call[1:] for call in joined) == [(0, 2, 2), (1, 2, 2)] and joined[0][0] == joined[1][0]
+    joined.clear()
+    yield leader, found[0]
+    close(leader, *found)
+
+
+def close(*ends: Leader | Follower) -> None:
+    for end in ends:
+        end.close()
+
+
+class Beside(threading.Thread):
+    """Do something in another thread meanwhile; its error is raised at the end."""
+
+    def __init__(self, task: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._task, self._error = task, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._task()
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.join(30.0)
+        if self._error is not None:
+            raise self._error
+
+
+def test_an_update_begins_when_all_have_a_batch(group) -> None:
+    leader, follower = group
+    for _ in range(3):
+        assert not follower.agree(False, 0.0) and not leader.agree(True, 0.05)  # one has none
+        assert not follower.agree(True, 0.0) and not leader.agree(False, 0.05)  # the other has none
+        with Beside(lambda: follower_agrees(follower)):
+            assert leader.agree(True, 10.0)
+
+
+def follower_agrees(follower: Follower) -> None:
+    assert follower.agree(True, 10.0)
+
+
+def test_a_rank_that_is_promised_an_update_makes_it_before_it_leaves(group, joined) -> None:
+    leader, follower = group
+    assert not follower.agree(True, 0.0)
+    assert leader.agree(True, 10.0)  # and this rank is in its update
+    with Beside(lambda: [leader.agree(True, 1.0)]):
+        assert follower.halt()
+        assert not follower.halt()
+    assert not joined  # the learner writes its snapshot first
+    with Beside(follower.part):
+        leader.part()
+    assert joined == ["parted", "parted"]
+
+
+def test_a_learner_that_leaves_begins_no_update(group, joined) -> None:
+    leader, follower = group
+    assert not leader.halt()
+    assert not follower.agree(True, 0.2) and not follower.agree(True, 0.2) and not joined
+    with Beside(leader.part):
+        assert not follower.agree(True, 5.0)
+    assert joined == ["parted", "parted"]
+
+
+def test_a_rank_that_left_while_the_run_goes_on_is_told_of(group, monkeypatch) -> None:
+    monkeypatch.setattr(ranks, "LEAVE_S", 0.3)
+    leader, follower = group
+    with Beside(lambda: [follower.halt()]), pytest.raises(StreamTimeout, match="rank-1 left while the run goes on"):
+        await_error(leader)
+
+
+def test_a_rank_that_says_nothing_is_told_of(group) -> None:
+    leader, _ = group
+    with pytest.raises(StreamTimeout, match="rank-1 has said nothing for"):
+        await_error(leader)
+
+
+def await_error(leader: Leader) -> None:
+    until_s = time.monotonic() + 30.0
+    while time.monotonic() < until_s:
+        assert not leader.agree(True, 0.05)
+
+
+def test_a_rank_waits_for_the_learner_of_its_own_life(joined, tmp_path: Path) -> None:
+    old = make_job(tmp_path, "learner", "rank-1", incarnation=0)
+    old.announce("ranks.learner", f"ipc://{tmp_path}/old")
+    found = []
+    with Beside(lambda: found.append(Follower(make_job(tmp_path, "rank-1", "learner")))):
+        leader = Leader(make_job(tmp_path, "learner", "rank-1"), BEGIN)
+    assert leader._stream.address == f"ipc://{tmp_path}/ranks.learner"
+    leader._take(b"stranger", ranks.Said("rank-1", 1, 0, "joins"))
+    close(leader, *found)
+
+
+def test_a_learner_does_not_wait_forever_for_its_ranks(joined, tmp_path: Path) -> None:
+    leader = Leader(make_job(tmp_path, "learner", "rank-1", "rank-2", ready_s=0.1), BEGIN)
+    with pytest.raises(StreamTimeout, match=r"rank-1, rank-2 did not join this learner within 0.1 s"):
+        leader.gather(1)
+    close(leader)
+
+
+def test_a_turn_may_take_ten_times_the_median_update() -> None:
+    limit = TurnLimit(DeadlineConfig(rank_s=10.0, stuck_s=300.0))
+    assert limit.seconds == 300.0
+    for seconds in (20.0, 0.1, 0.2, 0.3, 0.1):
+        limit.note(seconds)
+    assert limit.seconds == 10.0
+    for _ in range(20):
+        limit.note(3.0)
+    assert limit.seconds == 30.0
+
+
+def test_ports_are_free_ones_of_the_address() -> None:
+    assert free_port("ipc:///tmp/here").startswith("127.0.0.1:") and free_port("tcp://127.0.0.1:4711").startswith(
+        "127.0.0.1:"
+    )
