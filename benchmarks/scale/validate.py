@@ -121,7 +121,7 @@ def calibration_of(data: Data, work: str) -> list[Measured]:
 def predict(data: Data, layout: Layout) -> Outcome:
     """Return what the model says of a layout."""
     _, system = lay_out_on(experiment_of(layout), hosts_of(layout), place)
-    return simulate(system, times_of(data, layout.work), seconds=8.0)
+    return simulate(system, times_of(data, layout.work), seconds=4.0, warm_s=1.0)
 
 
 def linear(data: Data, layout: Layout) -> float:

@@ -1,0 +1,26 @@
+"""The published comparison of the model with the real system: predictions follow from the committed measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scale.layouts import LAYOUTS
+from benchmarks.scale.validate import Data, compare, predict
+
+DATA = Path(__file__).parents[2] / "benchmarks" / "results" / "capacity.json"
+
+
+def test_a_prediction_of_the_published_comparison_follows_from_its_measurements() -> None:
+    data = Data(DATA)
+    row = next(row for row in data.content["comparison"]["rows"] if row["layout"] == "small-served-8")
+    (layout,) = [layout for layout in LAYOUTS if layout.name == row["layout"]]
+    assert predict(data, layout).env_steps_per_s == pytest.approx(row["predicted"], abs=0.06)
+
+
+@pytest.mark.nightly
+def test_the_published_comparison_is_what_its_measurements_say() -> None:
+    published = json.loads(DATA.read_text())["comparison"]
+    assert compare(Data(DATA)) == published
