@@ -133,6 +133,11 @@ class Experiment:
 
     # Derived numbers are properties, never fields to be filled in.
 
+    def is_served(self, policy: str) -> bool:
+        """Return whether inference servers act for a policy."""
+        own = self.policies[policy].placement if policy in self.policies else "as-run"
+        return self.where.has_servers if own == "as-run" else self.where.has_processes and own == "served"
+
     @property
     def where(self) -> Placement:
         """Return what the placement means; `auto` is inline until `automatic.settled` decides it as a run starts."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsrl.errors import ConfigError
 from jsrl.types import EnvSpec, GameSpec
@@ -29,6 +29,8 @@ class PolicyConfig:
     """Of its initial params, acting and updates; None: another one for each policy, from the experiment's."""
     against: tuple[str, ...] = ()
     """Opponents that it is scored against, so that its score is a win rate; none: those of evaluator.against."""
+    placement: Literal["as-run", "inline", "served"] = "as-run"
+    """Who acts for it: actors themselves (inline) or inference servers (served), in runs that have processes."""
     stop_at_return: float | None = None
     """The score that is the goal of this policy; None: the run's stop_at_return. The run stops when all goals are reached."""
 
@@ -62,6 +64,8 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:
             )
         if not isinstance(policy, PolicyConfig):
             raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
+        if policy.placement not in ("as-run", "inline", "served"):
+            raise ConfigError(f"policies.{name}.placement is {policy.placement!r}; use as-run, inline or served.")
 
 
 def find_seats(

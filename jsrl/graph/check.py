@@ -164,8 +164,13 @@ def _check_each_policy(graph: Graph, worker: WorkerNode) -> None:
     for link in worker.links:
         joined.setdefault(graph.stream(link.stream).policy, {})[link.port] = link.groups and graph.groups(link)
     (first, ports), *others = joined.items()
-    for policy, own in others:
-        if own.keys() != ports.keys() or any(set(own[port]) != set(ports[port]) for port in own):
+    optional = {port.name for port in graph.kind(worker.name).ports if port.optional}
+    for (
+        policy,
+        own,
+    ) in others:  # whose optional ports may be others, but as many: a server acts for one, the actor for another
+        alike = len(own) == len(ports) and own.keys() - optional == ports.keys() - optional
+        if not alike or any(set(own[port]) != set(ports[port]) for port in own.keys() & ports.keys()):
             raise ConfigError(
                 f"{worker.name} has {_joined(ports)} of the policy {first!r}, but {_joined(own)} of {policy!r}; all policies "
                 "that play in the same environments need the same ports and groups."

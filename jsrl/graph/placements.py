@@ -24,19 +24,19 @@ def make_graph(experiment: Experiment) -> Graph:
     """
     e = experiment
     params = RELAYED if e.uses_zeromq else PARAMS
-    served = e.where.has_servers and e.recording is None  # without actors only the evaluator acts, by itself
     policies = {name: f"-{name}" if number else "" for number, name in enumerate(e.policies or (POLICY,))}
     ends = tuple(policies.values())
+    # without actors only the evaluator acts, by itself
+    served = tuple(end for name, end in policies.items() if e.is_served(name) and e.recording is None)
     workers = [_learner(e, end) for end in ends]
     if e.uses_zeromq:
         workers += [_relay(end) for end in ends]
-    answered = [ends] if e.inference.shared else [(end,) for end in ends]
-    for together in answered if served else ():
+    for together in [served] if served and e.inference.shared else [(end,) for end in served]:
         workers += _servers(e, params, together)
     for end in ends if e.has_replay_workers else ():
         workers += _replays(e, end)
     if e.recording is None:
-        workers += _actors(e, params, ends)
+        workers += _actors(e, params, ends, served)
     if e.director is not None:
         workers.append(WorkerNode("director", "director"))
     for name, config in (("evaluator", e.evaluator), ("recorder", e.recorder)):
@@ -64,14 +64,13 @@ def _relay(end: str) -> WorkerNode:
     return WorkerNode("parameter-server" + end, "parameter-server", links)
 
 
-def _actors(e: Experiment, params: str, ends: tuple[str, ...]) -> list[WorkerNode]:
+def _actors(e: Experiment, params: str, ends: tuple[str, ...], served: tuple[str, ...]) -> list[WorkerNode]:
     workers = []
     for actor in range(e.actors):
         groups, links = groups_of(e, actor), list[Link]()
         for end in ends:
-            served = e.where.has_servers
             links.append(Link("samples", SAMPLES + end, groups))
-            links.append(Link("inference", INFERENCE + end, groups) if served else Link("params", params + end))
+            links.append(Link("inference", INFERENCE + end, groups) if end in served else Link("params", params + end))
         workers.append(WorkerNode(f"actor-{actor}", "actor", tuple(links)))
     return workers
 

@@ -84,16 +84,17 @@ def test_each_policy_has_its_own_updates_scores_and_snapshots(trained) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("placement", "shared"),
-    [("inline", False), ("served", True), ("served", False)],
+    ("placement", "shared", "boss"),
+    [("inline", False, "as-run"), ("served", True, "as-run"), ("served", False, "inline")],
 )
-def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: bool) -> None:
-    """Also where one inference server answers for all policies."""
+def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: bool, boss: str) -> None:
+    """Also where one inference server answers for all policies, or actors act for one of them and servers for others."""
     changes = {"inference": InferenceConfig(shared=True)} if shared else {}
+    changes["policies"] = POLICIES | {"boss": dataclasses.replace(POLICIES["boss"], placement=boss)}
     serial, other = trained(), trained(placement=placement, num_actors=2, **changes)
     assert [same(serial, other, policy) for policy in POLICIES] == [True] * 3
     servers = len(list(Path(other.folder, "logs").glob("inference*")))
-    assert servers == {"inline": 0, "served": 1 if shared else 3}[placement]
+    assert servers == {"inline": 0, "served": 1 if shared else 2}[placement]
 
 
 @pytest.mark.slow
@@ -176,6 +177,8 @@ def test_what_policies_exclude_is_refused() -> None:
         dataclasses.replace(DEPOT, agent=PPO)
     with pytest.raises(ConfigError, match="a policy is called 'Big Boss'; use lower-case letters"):
         dataclasses.replace(DEPOT, policies={"Big Boss": PolicyConfig(PPO)})
+    with pytest.raises(ConfigError, match=r"policies\.boss\.placement is 'apart'; use as-run, inline or served"):
+        dataclasses.replace(DEPOT, policies={"boss": PolicyConfig(PPO, placement="apart")})
     with pytest.raises(ConfigError, match=r"environment 'CartPole-v1' has one agent, but there are 3 policies"):
         make_plan(dataclasses.replace(DEPOT, env=EnvConfig("CartPole-v1")), "folder", Path("memory"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from jsrl.errors import ConfigError
@@ -13,13 +14,14 @@ from jsrl.workers.kinds import CRASHES, Headline, Kind, Port
 
 
 def loads_jax(worker: Any) -> bool:
-    """Return whether an actor acts by itself."""
-    return not worker.has("inference")
+    """Return whether an actor acts by itself, for some policy."""
+    return any(one.has("params") for one in (worker, *getattr(worker, "others", ())))
 
 
 def check_acting(worker: Any) -> None:
-    """Refuse an actor that has no actions, or two sources of them."""
-    if worker.has("inference") == worker.has("params"):
+    """Refuse an actor that has no actions for a policy, or two sources of them."""
+    ports = Counter(link.port for link in worker.links)
+    if ports["inference"] + ports["params"] != ports["samples"]:
         raise ConfigError(
             f"{worker.name} must have either inference (a server acts for it) or params (it acts itself), not "
             f"{'both' if worker.has('params') else 'neither'}."
