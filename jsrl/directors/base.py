@@ -160,11 +160,6 @@ def open_assignments(state: State) -> list[int]:
     return [int(game) for game in state["open"]]
 
 
-def assigns_tasks(director: Director, seed: int, num: int = 8) -> bool:
-    """Return whether some of the first assignments have a task for the environment."""
-    return any(one.task is not None for one in director.propose(director.init(seed), num)[1])
-
-
 def wants_scores(director: Any) -> bool:
     """Return whether a director chooses by scores of games, which learners give."""
     return bool(getattr(director, "wants_scores", False))

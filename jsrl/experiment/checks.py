@@ -179,11 +179,6 @@ def _check_director(e: Experiment) -> None:
     if e.recording is not None or e.record is not None:
         option = "recording" if e.recording is not None else "record"
         raise ConfigError(f"{option} is for runs without a director; leave one of them out.")
-    if e.deterministic and e.where.has_processes:
-        raise ConfigError(
-            "deterministic runs with a director need placement serial: in processes the order in which actors ask for games "
-            "depends on their speed. Use --placement serial, or leave --deterministic out."
-        )
 
 
 def _check_devices_and_lag(e: Experiment) -> None:

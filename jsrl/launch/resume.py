@@ -19,6 +19,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.transport.memory.segment import try_lock
+from jsrl.types import version_updates
 from jsrl.workers.actor.journal import Journal, journal_path
 from jsrl.workers.actor.journaled import exact_obstacle
 from jsrl.workers.jobs import StartPoint
@@ -72,19 +73,21 @@ def claimed(folder: RunFolder) -> Iterator[None]:
         os.close(fd)
 
 
-def next_start_point(folder: RunFolder, policy: str = "", ledger: Path | None = None) -> tuple[StartPoint, list[str]]:
+def next_start_point(
+    folder: RunFolder, policy: str = "", ledger: Path | None = None, updates: int | None = None
+) -> tuple[StartPoint, list[str]]:
     """Return where a policy's next life begins (after its newest good snapshot, in a new epoch), and what to tell.
 
     Args:
       folder: the run's. policy: its folder under that of the snapshots. ledger: the page of its learner's counts (default:
-        the first learner's).
+        the first learner's). updates: after how many (None: the newest).
 
     Raises:
       ConfigError: it has no good snapshot.
     """
     store = SnapshotStore(folder.snapshots / policy / "state")
     try:
-        version, broken = newest_good(store)
+        version, broken = newest_good(store, updates)
         latest = store.meta(version)
         epoch, updates = int(latest["epoch"]), int(latest["updates"])
     except SnapshotError as error:
@@ -97,8 +100,27 @@ def next_start_point(folder: RunFolder, policy: str = "", ledger: Path | None = 
     return StartPoint(epoch, updates, f"{store.folder}@{version}"), told
 
 
-def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:
+def common_updates(folder: RunFolder, policies: Sequence[str]) -> int | None:
+    """Return the most updates after which each of some policies has a good snapshot; None: there are none.
+
+    Policies are named by their folders under that of the snapshots.
+    """
+    found = [
+        {
+            version_updates(version)
+            for version in SnapshotStore(folder.snapshots / policy / "state").versions()
+            if version_damage(folder.snapshots / policy / "state" / str(version)) is None
+        }
+        for policy in policies
+    ]
+    return max(set.intersection(*found), default=None)
+
+
+def newest_good(store: SnapshotStore, updates: int | None = None) -> tuple[int, list[str]]:
     """Return the version tagged `latest`, or where it is broken the newest that is not, and what is wrong with the others.
+
+    Args:
+      updates: look only at versions after so many (None: at all).
 
     Raises:
       SnapshotError: there is none; says what is wrong with each.
@@ -112,7 +134,7 @@ def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:
         if not candidates:
             raise
         broken.append(str(error))
-    for version in candidates:
+    for version in candidates if updates is None else [v for v in candidates if version_updates(v) == updates]:
         damage = version_damage(store.folder / str(version))
         if damage is None:
             return version, broken
@@ -120,17 +142,27 @@ def newest_good(store: SnapshotStore) -> tuple[int, list[str]]:
     raise SnapshotError(" ".join(broken))
 
 
-def start_point_of(folder: RunFolder, policy: PolicyPart, hop: str) -> tuple[StartPoint, list[str]]:
+def start_point_of(
+    folder: RunFolder, policy: PolicyPart, hop: str, updates: int | None = None
+) -> tuple[StartPoint, list[str]]:
     """Return where the next life of a policy beside the first begins, and what to tell; one without snapshots starts over.
+
+    Args:
+      hop: whose ledger is its learner's. updates: see next_start_point.
 
     Raises:
       ConfigError: it has snapshots, and none is good.
     """
     ledger = ledger_path(folder.path, hop)
     if SnapshotStore(folder.snapshots / policy.folder / "state").versions():
-        return next_start_point(folder, policy.folder, ledger)
+        return next_start_point(folder, policy.folder, ledger, updates)
     life = read_page(ledger)
     return StartPoint(life.epoch + 1 if life else 0), [f"policy {policy.name} has no snapshot, so that it starts over"]
+
+
+def may_be_exact(experiment: Experiment) -> bool:
+    """Return whether a resume may continue environments exactly where they were, if nothing else is in the way."""
+    return experiment.is_deterministic and experiment.snapshots.exact and experiment.recording is None
 
 
 def continue_exactly(
@@ -146,7 +178,7 @@ def continue_exactly(
     Raises:
       ConfigError: `deterministic` was asked for, and they cannot; says why, and how to go on without.
     """
-    if not experiment.is_deterministic or not experiment.snapshots.exact or experiment.recording is not None:
+    if not may_be_exact(experiment):
         return start_point, ""
     needed = start_point.updates // experiment.updates_per_batch
     reason, epochs, played = exact_obstacle(experiment), set(), 0

@@ -36,8 +36,10 @@ from jsrl.launch.result import Result
 from jsrl.launch.resume import (
     allowed_changes,
     claimed,
+    common_updates,
     continue_exactly,
     init_points,
+    may_be_exact,
     next_start_point,
     start_point_of,
 )
@@ -287,12 +289,16 @@ def begin_policies(
             f"policies are: {names}."
         )
     start_points: dict[str, StartPoint] = {}
+    together = resumed and len(plan.experiment.policies) > 1 and may_be_exact(plan.experiment)
+    updates = _one_update(plan, folder) if together else None
+    if updates is not None and updates != starts[""].updates:
+        starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
     for policy in plan.policies.values():
         is_first, told = policy.name == first, list[str]()
         start_point = starts.get("" if is_first else policy.name, StartPoint())
         if resumed and not is_first:
-            start_point, told = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner))
-        if resumed and start_point.restore is not None:
+            start_point, told = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner), updates)
+        if resumed and start_point.restore is not None and (updates is not None or not together):
             start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups)
             told += [line] if line else []
         if starts and not resumed and start_point.restore is None:
@@ -304,6 +310,24 @@ def begin_policies(
             tell(line if is_first else f"policy {policy.name}: {line}")
         start_points[policy.name] = start_point
     return start_points
+
+
+def _one_update(plan: Plan, folder: RunFolder) -> int | None:
+    """Return the update after which all policies of shared environments go on exactly; None: there is none, in serial runs.
+
+    Each learner writes its snapshots when its clock says so.
+
+    Raises:
+      ConfigError: there is none, and `deterministic` was asked for.
+    """
+    updates = common_updates(folder, [policy.folder for policy in plan.policies.values()])
+    if updates is None and plan.experiment.deterministic:
+        raise ConfigError(
+            f"{folder.name} cannot be continued exactly, as --deterministic promises: its policies "
+            f"{', '.join(plan.policies)} have no snapshots of the same update. Continue it with new episodes: "
+            "--snapshots.exact false."
+        )
+    return updates
 
 
 def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:

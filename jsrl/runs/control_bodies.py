@@ -103,12 +103,27 @@ class Played(msgspec.Struct, forbid_unknown_fields=True):
     void: str = ""
 
 
+class Moment(msgspec.Struct, forbid_unknown_fields=True):
+    """What came of one step of a group of environments.
+
+    Attributes:
+      step: which one, from the first of the run. number: of the message, in this life of the actor.
+      played: games that ended. slots: that need an assignment.
+    """
+
+    group: Count
+    step: Count
+    number: Count
+    played: list[Played] = []
+    slots: list[Count] = []
+
+
 class Games(msgspec.Struct, forbid_unknown_fields=True):
     """What an actor played, and how many assignments it needs.
 
     Attributes:
       want: that it would have. held: that it has, and plays none of yet. received: so far, in this `life` of the director.
-      slots: (group, slot) pairs that wait, where each is dealt its own in this order.
+      moments: instead of all this, where every bit of a run is fixed.
     """
 
     played: list[Played]
@@ -116,7 +131,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
     held: Count
     received: Count
     life: int
-    slots: list[tuple[int, int]] = []
+    moments: list[Moment] = []
 
 
 class Tell(msgspec.Struct):
@@ -138,9 +153,14 @@ class Directed(msgspec.Struct):
 
 
 class Scores(msgspec.Struct):
-    """What a learner's rows say of games that ended: (number of the game, score) pairs."""
+    """What a learner's rows say of games that ended: (number of the game, score) pairs.
+
+    `policy`: number of the learner's. `batches`: that it has trained on so far.
+    """
 
     scores: list[tuple[Count, float]]
+    policy: Count = 0
+    batches: Count = 0
 
 
 class Saving(msgspec.Struct):

@@ -153,6 +153,8 @@ def _loop(worker: Worker, control: ControlClient) -> None:
             report_at = time.monotonic() + REPORT_S * control.slowness
             metrics, facts = worker.report()
             control.send(Report, metrics=metrics, facts=facts)
+    while not control.commands.empty():  # what was told before the end
+        worker.command(control.commands.get())
     control.turned_s = 0.0  # leaving has a deadline of its own
     metrics, facts = worker.report()
     control.send(Report, metrics=metrics, facts=facts)

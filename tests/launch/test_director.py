@@ -42,6 +42,18 @@ def state_of(result) -> dict:
     return json.loads(Path(result.folder, "director", "newest.json").read_text())["state"]
 
 
+def written(result) -> dict:
+    """Return what stands beside the last snapshot: the director's state, and which slot plays what."""
+    path = max(
+        Path(result.folder, "director").glob("state-*.json"), key=lambda path: version_updates(int(path.stem[6:]))
+    )
+    found = json.loads(path.read_text())
+    for _, _, lease in found["leases"]:  # the lives of learner and director are other ones after a resume
+        lease["players"] = [(policy, version_updates(version)) for policy, version in lease["players"]]
+        del lease["life"]
+    return found
+
+
 def store_of(result, policy: str = "") -> PlayerStore:
     return PlayerStore(Path(result.folder, "players", policy))
 
@@ -128,6 +140,35 @@ def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -
     assert state_of(whole)["void"] == 0
 
 
+@pytest.mark.slow
+def test_processes_assign_the_same_games_as_one_also_after_a_resume(tmp_path: Path) -> None:
+    """12 updates in one process, and 6 with actors that act + 6 with servers: the same games, draws, pool and rows."""
+    duel = dataclasses.replace(DUEL, deterministic=True, num_actors=1)
+    whole = run(duel, runs_dir=tmp_path, name="whole", display="quiet", total_env_steps=12 * 32)
+    changes = {"runs_dir": tmp_path, "display": "quiet", "num_actors": 2}
+    first = run(duel, name="half", placement="inline", total_env_steps=6 * 32, **changes)
+    assert state_of(first)["finished"] > 10
+    second = run(duel, resume="half", placement="served", total_env_steps=12 * 32, **changes)
+    assert state_of(second)["seen"] == state_of(whole)["seen"]
+    assert written(second) == written(whole)
+    updates = [{name: version_updates(v) for name, v in versions_of(result).items()} for result in (whole, second)]
+    assert updates[0] == updates[1]
+
+
+def test_a_run_with_tasks_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -> None:
+    """The lengths of games are tasks: the journals hold them."""
+    stages = (Stage("first", ({"length": 3}, {"length": 5}), max_env_steps=200), Stage("then", ({"length": 2},)))
+    director = WatchedStages(policies=("main",), stages=stages)
+    walk = dataclasses.replace(DUEL, director=director, env=EnvConfig("tests.duel:Walk"))
+    whole = run(walk, runs_dir=tmp_path, name="whole", display="quiet", total_env_steps=12 * 32)
+    run(walk, runs_dir=tmp_path, name="half", display="quiet", total_env_steps=5 * 32)
+    second = run(walk, runs_dir=tmp_path, resume="half", display="quiet", total_env_steps=12 * 32)
+    assert "continuing exactly" in (second.folder / "logs" / "controller.log").read_text()
+    assert written(whole) == written(second) and state_of(whole)["void"] == 0
+    played = [length for _, length in lengths_of(whole)]
+    assert set(played[:20]) == {3, 5} and played[-1] == 2
+
+
 def test_a_reset_that_was_told_and_not_made_is_made_after_a_resume(tmp_path: Path) -> None:
     """The params count their updates; the reset takes the place of the first update of the second life."""
     changes = {"director": ResetOnce(num_sides=2), "total_env_steps": 40 * 32}
@@ -155,7 +196,6 @@ def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:
         ({"director": Watched(policies=("other",))}, "other.*main"),
         ({"director": LatestSelfPlay(policies=("main",), num_sides=3)}, "3 sides.*2"),
         ({"director": "pfsp"}, "give a director"),
-        ({"placement": "inline", "deterministic": True}, "placement serial"),
         ({"director": PLR(policies=("main",), num_sides=2)}, "wants scores of games"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, Policy
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.types import ArraySpec
+from jsrl.types import ArraySpec, version_updates
 
 UPDATES = 6
 PPO = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1, learning_rate=0.01)
@@ -119,9 +120,14 @@ def test_a_policy_that_is_done_plays_on_for_the_others(tmp_path: Path, placement
 
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_bit_for_bit(trained) -> None:
-    """Learners, journals of all policies' actions and counters go on together."""
+    """Learners, journals of all policies' actions and counters go on together, after an update that all have a snapshot of."""
     half = trained(total_env_steps=UPDATES // 2 * 32)
-    whole = run(DEPOT, resume=str(half.folder), runs_dir=Path(half.folder).parents[1], display="quiet")
+    again = {"resume": str(half.folder), "runs_dir": Path(half.folder).parents[1], "display": "quiet"}
+    run(DEPOT, total_env_steps=(UPDATES // 2 + 1) * 32, **again)
+    newest = max(Path(half.folder, "snapshots", "boss", "state").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert version_updates(int(newest.name)) == UPDATES // 2 + 1
+    shutil.rmtree(newest)
+    whole = run(DEPOT, **again)
     assert (whole.updates, whole.others["boss"]["updates"]) == (UPDATES, UPDATES)
     assert [same(trained(), whole, policy) for policy in POLICIES] == [True] * 3
 

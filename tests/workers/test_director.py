@@ -43,8 +43,8 @@ class Wire(NullReporter):
 class Fleet:
     """Actors, a learner and a director whose messages are carried by hand, and lost where one of them dies."""
 
-    def __init__(self, folder: Path, director, actors: int = 3, *, exact: bool = False) -> None:
-        self.folder, self.plan, self.exact = folder, director, exact
+    def __init__(self, folder: Path, director, actors: int = 3) -> None:
+        self.folder, self.plan = folder, director
         self.store = PlayerStore(folder / "players")
         self.store.freeze("initial", 0, [np.zeros(1)])
         self.updates, self.lives, self.played, self.stops = 0, 0, [], []
@@ -63,7 +63,7 @@ class Fleet:
 
     def _actor(self, incarnation: int):
         wire = Wire()
-        assignments = Assignments([(0, (0, 1))], [False], reporter=wire, exact=self.exact)
+        assignments = Assignments([(0, (0, 1))], [False], reporter=wire, in_order=False)
         assignments.join(0, SPEC, SLOTS)
         self.over = getattr(self, "over", {}) | {id(assignments): list(range(SLOTS))}
         return assignments, wire, incarnation
@@ -129,11 +129,10 @@ def at_once(monkeypatch) -> None:
     monkeypatch.setattr("jsrl.workers.director.state_file.PERIOD_S", 0.01)
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_assignment_ends_once_whoever_dies(tmp_path: Path, seed: int, exact: bool) -> None:
+def test_every_assignment_ends_once_whoever_dies(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    fleet = Fleet(tmp_path, DeltaUniform(freeze_env_steps=2000), exact=exact)
+    fleet = Fleet(tmp_path, DeltaUniform(freeze_env_steps=2000))
     for turn in range(200):
         fleet.turn(rng)
         event = rng.random()
@@ -181,7 +180,7 @@ def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
 
 
 def test_casts_follow_sides_and_only_learning_seats_train() -> None:
-    assignments = Assignments([(1, (0, 1))], [False], reporter=NullReporter(), exact=True)
+    assignments = Assignments([(1, (0, 1))], [False], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(4, SPEC, 2)
     assert not assignments.is_ready(4)
     leases = [Lease(0, 0, [(1, 5), (1, LATEST_VERSION)], [False, True]), Lease(1, 0, [(1, -1), (2, 9)], [True, True])]
@@ -195,7 +194,7 @@ def test_casts_follow_sides_and_only_learning_seats_train() -> None:
 
 
 def test_seats_with_cores_are_acted_for_while_they_wait() -> None:
-    assignments = Assignments([(0, (0, 1))], [True], reporter=NullReporter(), exact=True)
+    assignments = Assignments([(0, (0, 1))], [True], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(0, SPEC, 1)
     assignments.take([Lease(0, 0, [(0, 5), (0, LATEST_VERSION)], [False, True])], 0, 1)
     assignments.opened(0, [0])

@@ -5,6 +5,7 @@ A director proposes them; a few are kept ahead, so that no slot waits for one. I
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from jsrl.envs.base import Episode
-from jsrl.runs.control_bodies import Games, Lease, Played
+from jsrl.runs.control_bodies import Games, Lease, Moment, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ACTING, WAITING, Array, EnvSpec, GameSpec, spread
 from jsrl.workers.base import Reporter
@@ -71,7 +72,8 @@ class Assignments:
 
     Args:
       policies: (number, places of its seats) of each policy that plays. cores: whether its agent has some.
-      reporter: through which the director is told. exact: assignments are asked for slot by slot, and none ahead.
+      reporter: through which the director is told.
+      in_order: assignments are asked for slot by slot, and none ahead, with the step after which they are needed.
     """
 
     def __init__(
@@ -80,22 +82,25 @@ class Assignments:
         cores: Sequence[bool],
         *,
         reporter: Reporter,
-        exact: bool,
+        in_order: bool,
     ) -> None:
-        self._policies, self._cores, self._reporter, self._exact = list(policies), list(cores), reporter, exact
+        self._policies, self._cores, self._reporter, self._in_order = list(policies), list(cores), reporter, in_order
         self._slots: dict[int, _Slots] = {}
         self._sides: tuple[int, ...] = ()
         self._ahead: deque[Lease] = deque()
         self._needs: list[tuple[int, int]] = []  # (group, slot), first come first served
         self._short: Counter[int] = Counter()  # group -> slots without an assignment
         self._played: list[Played] = []
+        self._moments: list[Moment] = []  # that were not told yet
+        self._unanswered: list[Moment] = []
+        self._numbers = itertools.count()
         self._received, self._life = 0, -1  # assignments, of this life of the director
         # Of the last message: when, and what was received and waited for then; games that ended since, and in a second.
         self._told_s, self._told_received, self._asked = 0.0, -1, 0
         self._games, self._per_s = 0, 0.0
 
-    def join(self, group: int, spec: EnvSpec | GameSpec, num_envs: int) -> list[Cast]:
-        """Take a group in, whose slots all need an assignment; return the cast of each policy."""
+    def join(self, group: int, spec: EnvSpec | GameSpec, num_envs: int, step: int = 0) -> list[Cast]:
+        """Take a group in, whose slots all need an assignment after a step of it; return the cast of each policy."""
         self._sides = spec.sides if isinstance(spec, GameSpec) else (0,)
         slots = self._slots[group] = _Slots([None] * num_envs, [None] * num_envs)
         for (_, places), has_core in zip(self._policies, self._cores, strict=True):
@@ -103,15 +108,23 @@ class Assignments:
             version, learns = np.full(shape, LATEST_VERSION, np.int64), np.ones(shape, bool)
             slots.casts.append(Cast(version, learns, np.full(num_envs, -1, np.int32), not has_core))
         self._need(group, range(num_envs))
+        self._note(group, step, range(num_envs))
         return slots.casts
 
-    def take(self, leases: Iterable[Lease], life: int, sent: int) -> None:
-        """Take assignments of the director; `sent`: how many of this life of it there are by now, these included."""
+    def take(self, leases: Iterable[Lease], life: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
+        """Take assignments of the director.
+
+        Args:
+          sent: how many of this life of it there are by now, these included. slots: (group, slot) that each is for.
+        """
         found = list(leases)
         if life != self._life:
             self._life, self._received = life, sent - len(found)
             self._ahead.clear()  # an earlier life's, whose outcomes nobody counts
         self._received += len(found)
+        if self._in_order:
+            self._deal_out(zip(slots, found, strict=True))
+            return
         self._ahead.extend(found)
         self._deal()
 
@@ -124,8 +137,16 @@ class Assignments:
         upcoming = {slot: self._slots[group].next[slot] for slot in over}
         return {slot: lease.task for slot, lease in upcoming.items() if lease is not None and lease.task is not None}
 
-    def ended(self, group: int, episodes: Sequence[Episode]) -> None:
-        """Note how episodes ended, and ask for what their slots play next."""
+    def holds(self, group: int) -> bool:
+        """Return whether a full trajectory of a group has to wait: what the director commands comes before its update."""
+        return self._in_order and not self.is_ready(group)
+
+    def ended(self, group: int, episodes: Sequence[Episode], step: int = 0, *, is_last: bool = False) -> None:
+        """Note how episodes ended, and ask for what their slots play next.
+
+        Args:
+          step: of the group, from the first of the run. is_last: of its trajectory.
+        """
         for episode in episodes:
             self._games += 1
             lease = self._slots[group].leases[episode.slot]
@@ -133,7 +154,10 @@ class Assignments:
                 self._slots[group].leases[episode.slot] = None
                 returns = side_returns(self._sides, episode.returns or (episode.return_,))
                 self._report(lease, length=episode.length, returns=returns)
-        self._need(group, [episode.slot for episode in episodes])
+        over = [episode.slot for episode in episodes]
+        self._need(group, over)
+        if over or is_last or self._played:
+            self._note(group, step, over)
         self._deal()
 
     def opened(self, group: int, slots: Iterable[int]) -> None:
@@ -167,11 +191,12 @@ class Assignments:
             if lease is not None:
                 self._report(lease, void=why)
 
-    def begin_again(self, group: int) -> None:
-        """Let all slots of a group play something else, whose environments were all reset."""
+    def begin_again(self, group: int, step: int = 0) -> None:
+        """Let all slots of a group play something else, whose environments were all reset after a step of it."""
         self.void(group, None, "its streams were lost")
-        slots = self._slots[group]
-        self._need(group, [slot for slot, lease in enumerate(slots.next) if lease is None])
+        lacking = [slot for slot, lease in enumerate(self._slots[group].next) if lease is None]
+        self._need(group, lacking)
+        self._note(group, step, lacking)
         self._deal()
 
     def _report(self, lease: Lease, **facts: Any) -> None:
@@ -191,20 +216,49 @@ class Assignments:
             self._asked = min(self._asked, len(self._needs))
             self._slots[group].next[slot] = self._ahead.popleft()
 
+    def _deal_out(self, dealt: Iterable[tuple[tuple[int, int], Lease]]) -> None:
+        """Give slots their own; those that have one by now were answered twice."""
+        for (group, slot), lease in dealt:
+            if (group, slot) in self._needs:
+                self._needs.remove((group, slot))
+                self._short[group] -= 1
+                self._slots[group].next[slot] = lease
+
+    def _note(self, group: int, step: int, slots: Iterable[int]) -> None:
+        """Note what came of a step, for the director to take in its order."""
+        if self._in_order:
+            played, self._played = self._played, []
+            self._moments.append(Moment(group, step, next(self._numbers), played, list(slots)))
+
+    def _tell_in_order(self) -> None:
+        """Tell the director what came of steps, and say again after a while what was not answered."""
+        told, self._moments = self._moments, []
+        self._unanswered += [moment for moment in told if moment.slots]
+        if not told and self._needs and time.monotonic() - self._told_s >= URGE_S:
+            needs = set(self._needs)
+            self._unanswered = [m for m in self._unanswered if any((m.group, slot) in needs for slot in m.slots)]
+            told = self._unanswered
+        if told:
+            self._told_s = time.monotonic()
+            body = Games([], 0, 0, self._received, self._life, told)
+            self._reporter.event("games", "", **msgspec.to_builtins(body))
+
     def tell(self) -> None:
         """Tell the director what was played and what is needed: at once where a slot waits, else now and then."""
+        if self._in_order:
+            self._tell_in_order()
+            return
         now_s, waiting = time.monotonic(), len(self._needs)
-        ahead = 0 if self._exact else sum(len(s.leases) for s in self._slots.values()) + int(AHEAD_S * self._per_s)
+        ahead = sum(len(s.leases) for s in self._slots.values()) + int(AHEAD_S * self._per_s)
         runs_low = len(self._ahead) <= ahead // 2 and self._received != self._told_received
-        due = bool(self._played) or waiting > self._asked or (runs_low and not self._exact)
+        due = bool(self._played) or waiting > self._asked or runs_low
         pause_s = now_s - self._told_s
-        if not (due and (self._exact or pause_s >= TELL_S)) and not (waiting and pause_s >= URGE_S):
+        if not (due and pause_s >= TELL_S) and not (waiting and pause_s >= URGE_S):
             return
         self._per_s += 0.5 * (min(self._games / pause_s, MOST_AHEAD) - self._per_s)
         self._games, self._told_s, self._told_received, self._asked = 0, now_s, self._received, waiting
-        needs = list(self._needs) if self._exact else []
         played, self._played = self._played, []
-        body = Games(played, waiting + ahead, len(self._ahead), self._received, self._life, needs)
+        body = Games(played, waiting + ahead, len(self._ahead), self._received, self._life)
         self._reporter.event("games", "", **msgspec.to_builtins(body))
 
     @property

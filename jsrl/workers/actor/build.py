@@ -42,7 +42,7 @@ def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
         return None
     policies = [(part.policy_number, tuple(part.seats.values())) for part in job.by_policy]
     cores = [bool(leaves(part.schemas.act.core)) for part in job.by_policy]
-    return Assignments(policies, cores, reporter=reporter, exact=job.in_process)
+    return Assignments(policies, cores, reporter=reporter, in_order=job.experiment.is_deterministic)
 
 
 def _policy(job: Job, recorder: Recorder) -> ActingPolicy:

@@ -33,7 +33,7 @@ class Group:
       stepping: what to say of a step that does not return. rows: of each policy. row: the row that waits for its actions.
       missing: policies that have not said theirs yet.
       shared: several policies may play the same seats, or the environment's only agent.
-      parked: it waits for assignments before its first question.
+      parked: it waits for assignments before its first question. held: its trajectory is full, and waits for them.
     """
 
     number: int
@@ -44,6 +44,7 @@ class Group:
     row: int = 0
     missing: int = 0
     parked: bool = False
+    held: bool = False
     shared: bool = False
 
     @property
@@ -60,6 +61,15 @@ class Group:
     def park(self) -> None:
         """Wait for assignments before the first question."""
         self.parked, self.missing = True, len(self.rows) + 1
+
+    def hold(self) -> None:
+        """Wait for assignments before the full trajectory is handed over."""
+        self.held, self.missing = True, len(self.rows) + 1
+
+    def step(self, num_rows: int) -> int:
+        """Return how many steps it has made, from the first of the run."""
+        first = self.rows[0]
+        return (first.policy.settings.begun if first.trajectory is None else first.trajectory) * num_rows + self.row
 
     def write_decisions(self) -> Any:
         """Write what was decided for the next row; return the actions, by group of seats where there are seats."""
@@ -83,4 +93,4 @@ class Group:
         """Give the open trajectory up."""
         for rows in self.rows:
             rows.abandon()
-        self.row, self.missing, self.parked = 0, len(self.rows), False
+        self.row, self.missing, self.parked, self.held = 0, len(self.rows), False, False

@@ -7,6 +7,8 @@ trained on is in the journals. A resume plays what lies before the snapshot; wha
     RUN/journal/group-G     magic, length and CRC-32 of the header, header as JSON, then records of equal size:
                             actions [T, B, ...], CRC-32 of what the environments showed after the last row, CRC-32 of
                             the record
+    RUN/journal/group-G.tasks   where a director assigns tasks: a line of JSON for each step before which some were given,
+                            {"step": from the journal's begin, "tasks": {slot: task}}; those of step 0 are for a second reset
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,3 +233,60 @@ class JournalWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class TaskJournal:
+    """The tasks that the environments of a journal were given.
+
+    Args:
+      path: of the journal beside which they are. keep: steps of it that are played again; what was given later goes.
+
+    Raises:
+      SnapshotError: they cannot be read.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path = path.with_name(f"{path.name}.tasks")
+        self._given: dict[int, dict[int, Any]] = {}
+        try:
+            text = self.path.read_text() if keep and self.path.exists() else ""
+            for line in text[: text.rfind("\n") + 1].splitlines():  # the last one may be half a line, of later steps
+                step, tasks = self._read(line)
+                if step < keep:
+                    self._given.setdefault(step, {}).update(tasks)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise SnapshotError(f"the tasks of the journal {path} cannot be read ({error})") from error
+
+    @staticmethod
+    def _read(line: str) -> tuple[int, dict[int, Any]]:
+        values = json.loads(line)
+        return int(values["step"]), {int(slot): task for slot, task in values["tasks"].items()}
+
+    def at(self, step: int) -> dict[int, Any]:
+        """Return the tasks that were given before a step."""
+        return self._given.get(step, {})
+
+    def begin(self) -> None:
+        """Write down what is kept; more is appended.
+
+        Raises:
+          OSError: the disk does not take it.
+        """
+        kept = dict(self._given)
+        if kept or self.path.exists():
+            self.path.write_text("".join(_line_of(step, tasks) for step, tasks in sorted(kept.items())))
+
+    def append(self, step: int, tasks: Mapping[int, Any]) -> None:
+        """Keep tasks that are given before a step, and write them down.
+
+        Raises:
+          OSError: the disk does not take it.
+        """
+        if step == 0:
+            self._given[0] = self.at(0) | dict(tasks)
+        with self.path.open("a") as file:
+            file.write(_line_of(step, tasks))
+
+
+def _line_of(step: int, tasks: Mapping[int, Any]) -> str:
+    return json.dumps({"step": step, "tasks": dict(tasks)}) + "\n"

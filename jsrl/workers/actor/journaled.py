@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from jsrl.directors.base import assigns_tasks
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.sync import SyncVectorEnv
@@ -15,7 +14,7 @@ from jsrl.errors import EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array, ArraySpec, GameSpec
-from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, digest, journal_path
+from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, TaskJournal, digest, journal_path
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 
@@ -32,9 +31,7 @@ def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | N
     if not e.snapshots.exact:
         return "snapshots.exact is off"
     if e.director is not None and e.max_policy_lag != 0:
-        return "actors may be ahead of the learner, in games that journals do not hold (--max-policy-lag 0)"
-    if e.director is not None and assigns_tasks(e.director, e.seed):
-        return "journals do not hold the tasks that its director assigns"
+        return "actors may be ahead of the learner, in games that its snapshots do not hold (--max-policy-lag 0)"
     if e.env.on_fault == "restart-env":
         return "journals do not hold which environments were rebuilt (--env.on-fault restart-env)"
     if e.has_replay_workers:
@@ -72,8 +69,10 @@ class JournaledEnv:
         self._reporter, self._max_bytes = reporter, max_bytes
         self._actions = np.zeros(header.actions.shape, to_dtype(header.actions.dtype))
         self._packed = action_bytes(env.spec, env.groups) if isinstance(env.spec, GameSpec) else None
-        self._row = 0
+        self._row = self._steps = 0  # of the trajectory, and since the journal began
         self._writer: JournalWriter | None = None
+        self._tasks = TaskJournal(path, (play or 0) * header.num_rows)
+        self.goes_on = False  # its first row was shown by an earlier life
 
     def reset(self) -> EnvStep | GameStep:
         """Reset every slot; the first time, come to where an earlier life was.
@@ -84,20 +83,38 @@ class JournaledEnv:
         """
         latest = self._env.reset()
         if self._writer is not None:
-            self._writer.give_up("its environments were restarted")
+            if self._steps or not self._tasks.at(0):
+                self._writer.give_up("its environments were restarted")
+                self.goes_on = False
             return latest
         if self._play:
             latest = self._play_again(latest, self._play)
+            self.goes_on = True
         self._writer = JournalWriter(
             self._path, self._header, keep=self._play, max_bytes=self._max_bytes, on_warning=self._warn
         )
+        self._written(self._tasks.begin)
         return latest
+
+    def _written(self, write: Callable[..., None], *values: Any) -> None:
+        """Write tasks down; without them the journal leads nowhere."""
+        assert self._writer is not None
+        try:
+            write(*values)
+        except OSError as error:
+            self._writer.give_up(str(error))
 
     def _play_again(self, latest: EnvStep | GameStep, count: int) -> EnvStep | GameStep:
         self._reporter.stage(f"playing {count} trajectories of group {self._header.group} again")
+        if first := self._tasks.at(0):
+            self._env.set_tasks(first)
+            latest = self._env.reset()
         for number, record in enumerate(Journal(self._path).records(count)):
             self._reporter.entering(f"playing trajectory {number} of group {self._header.group} again,", None)
             for action in record.actions:
+                if self._steps and (given := self._tasks.at(self._steps)):
+                    self._env.set_tasks(given)
+                self._steps += 1
                 latest = self._env.step(action.copy() if self._packed is None else self._packed.split(action))
             if digest(latest) != record.seen:
                 raise EnvironmentFault(
@@ -113,6 +130,7 @@ class JournaledEnv:
         """Step every slot, and write a record with each trajectory's last row."""
         self._actions[self._row] = action if self._packed is None else self._packed.join(action)
         latest = self._env.step(action)
+        self._steps += 1
         self._row += 1
         if self._row == self._header.num_rows:
             self._row = 0
@@ -121,8 +139,10 @@ class JournaledEnv:
         return latest
 
     def set_tasks(self, tasks: Mapping[int, Any]) -> None:
-        """Begin the next episode of each slot with its task; journals know of none."""
+        """Begin the next episode of each slot with its task."""
         self._env.set_tasks(tasks)
+        if self._writer is not None and self._writer.is_open:
+            self._written(self._tasks.append, self._steps, tasks)
 
     def where(self) -> str:
         """Return where the environment is, as far as it tells."""

@@ -104,7 +104,8 @@ class Actor:
     def _join(self, group: Group) -> None:
         """Let a director say who plays in a group."""
         if self._assignments is not None:
-            casts = self._assignments.join(group.number, group.env.spec, group.env.num_envs)
+            step = group.step(self._settings.num_rows)
+            casts = self._assignments.join(group.number, group.env.spec, group.env.num_envs, step)
             for rows, cast in zip(group.rows, casts, strict=True):
                 rows.cast = cast
             groups = {seat_group(policy.settings.view) for policy in self._policies}
@@ -120,7 +121,8 @@ class Actor:
             over = {episode.slot for episode in group.latest.episodes}  # in the last row of an earlier life
             slots = [slot for slot in range(group.env.num_envs) if slot not in over]
             tasks = self._assignments.tasks(group.number, slots)
-            if tasks and group.latest.is_first.all():  # it was reset before they were known
+            goes_on = getattr(group.env, "goes_on", False)
+            if tasks and group.latest.is_first.all() and not goes_on:  # it was reset before they were known
                 self._set_tasks(group, tasks)
                 self._reset(group)
             self._assignments.opened(group.number, slots)
@@ -137,7 +139,7 @@ class Actor:
     def _restart_environments(self, group: Group) -> None:
         self._reset(group)
         if self._assignments is not None:
-            self._assignments.begin_again(group.number)
+            self._assignments.begin_again(group.number, group.step(self._settings.num_rows))
 
     def _reset(self, group: Group) -> None:
         with self._watched(EnvCall(self._named("reset", group.number), group.env), group.number):
@@ -216,11 +218,16 @@ class Actor:
             if group.parked and self._assignments.is_ready(group.number):
                 group.parked = False
                 self._begin(group)
+            elif group.held and self._assignments.is_ready(group.number):
+                group.held = False
+                self._complete(group)
         return any(self._knows_its_players(group) for group in self._groups.values())
 
     def _knows_its_players(self, group: Group) -> bool:
         """Return whether a group can be stepped: slots whose episode is over know what they play next."""
-        return self._assignments is None or (not group.parked and self._assignments.is_ready(group.number))
+        if self._assignments is None:
+            return True
+        return not (group.parked or group.held) and self._assignments.is_ready(group.number)
 
     def _advance_one(self) -> int:
         if self._assignments is not None and not self._take_seats():
@@ -317,21 +324,31 @@ class Actor:
         self._step_environments(group, decisions)
         if self._assignments is not None:
             self._assignments.opened(group.number, np.flatnonzero(group.latest.is_first).tolist())
-            self._assignments.ended(group.number, group.latest.episodes)
+            step = group.step(self._settings.num_rows) + 1
+            is_last = t + 1 == self._settings.num_rows
+            self._assignments.ended(group.number, group.latest.episodes, step, is_last=is_last)
             self._assignments.tell()
         for rows in group.rows:
             rows.write_outcome(t, group.latest)
         group.row = t + 1
+        self._counts["env_steps"] += group.env.num_envs
+        self._recorder.rate("env_steps", group.env.num_envs)
+        is_full = group.row == self._settings.num_rows
+        if is_full and self._assignments is not None and self._assignments.holds(group.number):
+            group.hold()
+        else:
+            self._complete(group)
+        return group.env.num_envs
+
+    def _complete(self, group: Group) -> None:
+        """Hand a full trajectory over, and ask for the next actions."""
         if group.row == self._settings.num_rows:
             self._commit(group)
         group.ask(self._settings.num_rows)
-        self._counts["env_steps"] += group.env.num_envs
-        self._recorder.rate("env_steps", group.env.num_envs)
         if group.row == 0:
             for policy in self._policies:
                 if policy.streams is not None:
                     policy.streams.check_home()
-        return group.env.num_envs
 
     def _step_environments(self, group: Group, action: Any) -> None:
         self._reporter.entering(group.stepping, self._settings.step_deadline_s)
@@ -390,7 +407,9 @@ class Actor:
         """Take `games`: a director's assignments."""
         if command.name == "games" and self._assignments is not None:
             facts = command.facts
-            self._assignments.take(msgspec.convert(facts["leases"], list[Lease]), facts["life"], facts["sent"])
+            leases = msgspec.convert(facts["leases"], list[Lease])
+            slots = [(group, slot) for group, slot in facts["slots"]]
+            self._assignments.take(leases, facts["life"], facts["sent"], slots)
 
     def close(self) -> dict[str, Any]:
         """Abandon open trajectories, leave the streams, close the environments."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from jsrl.directors.base import wants_scores
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.workers.base import Reporter
+from jsrl.workers.director.in_order import DirectorInOrder, OrderSettings
 from jsrl.workers.director.state_file import FOLDER, StateFile
 from jsrl.workers.director.worker import DirectorWorker
 from jsrl.workers.jobs import LIVES_PER_EPOCH, Job
@@ -24,7 +26,8 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
     resumes = start.restore is not None and not start.params_only and not job.incarnation
     warn = functools.partial(reporter.event, "warning", once="director")
     states = StateFile(Path(job.folder, FOLDER), start.updates if resumes else None, warn)
-    return DirectorWorker(
+    make = DirectorWorker if not e.is_deterministic else functools.partial(DirectorInOrder, order=_order(job))
+    return make(
         job.name,
         e.director,
         e.seed,
@@ -35,4 +38,16 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
         life=job.incarnation + LIVES_PER_EPOCH * start.epoch,
         exact=resumes and start.journal_epoch is not None,
         poll_s=job.poll_s,
+    )
+
+
+def _order(job: Job) -> OrderSettings:
+    """Return what the order of messages follows from."""
+    e = job.experiment
+    return OrderSettings(
+        groups=e.groups,
+        learners=len(job.policies) if wants_scores(e.director) else 0,
+        rows=e.rollout_length,
+        begun=job.start_point.updates // e.updates_per_batch,
+        updates=e.updates_per_batch,
     )

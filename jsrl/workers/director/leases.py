@@ -35,12 +35,10 @@ class Leases:
     def __init__(self, life: int) -> None:
         self.life = life
         self._holders: dict[str, Holder] = {}
-        self._returning: dict[
-            tuple[str, int, int], Lease
-        ] = {}  # (actor, group, slot) -> what it played before a resume
+        self._returning: dict[tuple[int, int], Lease] = {}  # (group, slot) -> what it played before a resume
 
-    def outcomes(self, worker: str, incarnation: int, body: Games) -> list[Outcome]:
-        """Return the outcomes in an actor's message; those of its earlier life that no one plays any more are void."""
+    def outcomes(self, worker: str, incarnation: int, ended: Sequence[Played]) -> list[Outcome]:
+        """Return the outcomes of what an actor played; those of its earlier life that no one plays any more are void."""
         found: list[Outcome] = []
         holder = self._holders.get(worker)
         if holder is None or holder.incarnation < incarnation:
@@ -48,7 +46,7 @@ class Leases:
             holder = self._holders[worker] = Holder(incarnation)
         if incarnation < holder.incarnation:
             return found  # the last words of a life that was replaced
-        for played in body.played:
+        for played in ended:
             lease = holder.open.pop(played.id, None) if played.life == self.life else None
             holder.slot_of.pop(played.id, None)
             if lease is not None:
@@ -61,16 +59,13 @@ class Leases:
         held, received = (body.held, body.received) if body.life == self.life else (0, 0)
         return max(0, body.want - held - (holder.sent - received))
 
-    def given(self, worker: str, body: Games, lacks: int) -> list[Lease | None]:
-        """Return what the slots that lack assignments were playing before a resume; None: they need new ones."""
-        slots = body.slots[len(body.slots) - lacks :]
-        found = [self._returning.pop((worker, *slot), None) for slot in slots]
-        return found + [None] * (lacks - len(found))
+    def returning(self, group: int, slot: int) -> Lease | None:
+        """Return what a slot was playing before a resume, once; None: it needs a new assignment."""
+        return self._returning.pop((group, slot), None)
 
-    def give(self, worker: str, leases: Sequence[Lease], body: Games) -> int:
-        """Note assignments as an actor's; return how many it was sent so far."""
+    def give(self, worker: str, leases: Sequence[Lease], slots: Sequence[tuple[int, int]] = ()) -> int:
+        """Note assignments as an actor's, of these (group, slot) pairs where known; return how many it was sent so far."""
         holder = self._holders[worker]
-        slots = body.slots[len(body.slots) - len(leases) :] if body.slots else []
         for lease in leases:
             holder.open[lease.id] = lease
         for lease, slot in zip(leases, slots, strict=False):
@@ -85,19 +80,20 @@ class Leases:
 
     def kept(self) -> list[Any]:
         """Return the assignments whose slots are known, as JSON values for `restore`."""
-        return [
-            [worker, *holder.slot_of[game], msgspec.to_builtins(lease)]
-            for worker, holder in self._holders.items()
+        kept = [
+            [*holder.slot_of[game], msgspec.to_builtins(lease)]
+            for holder in self._holders.values()
             for game, lease in holder.open.items()
             if game in holder.slot_of
         ]
+        return sorted(kept, key=lambda entry: entry[:2])
 
     def restore(self, kept: Sequence[Any]) -> set[int]:
         """Let slots go on with what they played; return the ids of these assignments."""
-        for worker, group, slot, values in kept:
+        for group, slot, values in kept:
             lease = msgspec.convert(values, Lease)
             lease.life = self.life
-            self._returning[worker, group, slot] = lease
+            self._returning[group, slot] = lease
         return {lease.id for lease in self._returning.values()}
 
 

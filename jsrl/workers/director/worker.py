@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from jsrl.directors.messages import Command as Order
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Directed, Games, Scores
+from jsrl.runs.control_bodies import Directed, Games, Lease, Scores
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION
 from jsrl.workers.base import Reporter
@@ -139,7 +140,7 @@ class DirectorWorker:
         return heard
 
     def _hear_actor(self, worker: str, incarnation: int, body: Games) -> list[Outcome]:
-        outcomes = self._leases.outcomes(worker, incarnation, body)
+        outcomes = self._leases.outcomes(worker, incarnation, body.played)
         if self._leases.is_of(worker, incarnation):
             self._asking[worker] = body
         return outcomes
@@ -218,20 +219,26 @@ class DirectorWorker:
         """Answer the actors that lack assignments; return how many those are."""
         asking, self._asking = self._asking, {}
         lacks = {worker: self._leases.short(worker, body) for worker, body in asking.items()}
-        given = {worker: self._leases.given(worker, asking[worker], count) for worker, count in lacks.items()}
-        new = sum(lease is None for own in given.values() for lease in own)
+        found = iter(self._proposed([None] * sum(lacks.values())))
+        for worker, count in lacks.items():
+            if own := list(itertools.islice(found, count)):
+                self._tell_actor(worker, own, self._leases.give(worker, own))
+        return sum(lacks.values())
+
+    def _proposed(self, kept: Sequence[Lease | None]) -> list[Lease]:
+        """Return assignments, with a new one in the place of each None."""
         found: list[Assignment] = []
-        if new:
+        if new := sum(lease is None for lease in kept):
             self._state, found = self._director.propose(self._state, new)
         leases = leases_of(found, self._leases.life, self._numbers, self._version_of)
-        for worker, kept in given.items():
-            own = [next(leases) if lease is None else lease for lease in kept]
-            if own:
-                sent = self._leases.give(worker, own, asking[worker])
-                told = [msgspec.to_builtins(lease) for lease in own]
-                body = {"leases": told, "life": self._leases.life, "sent": sent}
-                self._reporter.event("tell", worker=worker, command="games", facts=body)
-        return sum(lacks.values())
+        return [next(leases) if lease is None else lease for lease in kept]
+
+    def _tell_actor(
+        self, worker: str, leases: Sequence[Lease], sent: int, slots: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        told = [msgspec.to_builtins(lease) for lease in leases]
+        body = {"leases": told, "life": self._leases.life, "sent": sent, "slots": list(slots)}
+        self._reporter.event("tell", worker=worker, command="games", facts=body)
 
     # -- the rest of a worker -----------------------------------------------------------------------------------------
 

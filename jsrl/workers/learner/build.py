@@ -68,8 +68,11 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         poll_s=job.poll_s,
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
+        drains=job.plays_along and e.is_deterministic,
     )
-    scores = Scores(reporter) if wants_scores(e.director) else None
+    scores = None
+    if wants_scores(e.director):
+        scores = Scores(reporter, job.policy_number, always=e.is_deterministic)
     copies = Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key))
 
     def again(values: list[Any], updates: int) -> Any:

@@ -45,8 +45,8 @@ class Directed:
         """Return whether the rows of a batch may train."""
         return True
 
-    def trained(self, batch: Batch, output: UpdateOutput) -> None:
-        """Take note of a batch and of its last update."""
+    def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
+        """Take note of a batch and of its last update; `batches`: that the learner has had so far, this one included."""
 
     def meta(self) -> dict[str, Any]:
         """Return what a snapshot has to tell a later life."""
@@ -109,10 +109,11 @@ class ByDirector(Directed):
         made = np.asarray(batch.trajectory.version)[:, :-1] & 0x7FFFFFFF
         return int(made.min()) > self._reset_at
 
-    def trained(self, batch: Batch, output: UpdateOutput) -> None:
+    def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
         """Count the scores of the games in a batch, where somebody wants them."""
-        if self._scores is not None and output.priorities is not None:
-            self._scores.add(batch.trajectory.game, np.asarray(output.priorities))
+        if self._scores is not None:
+            rows = None if output.priorities is None else np.asarray(output.priorities)
+            self._scores.add(batch.trajectory.game, rows, batches)
 
     def meta(self) -> dict[str, Any]:
         """Return what was told and is not made yet."""

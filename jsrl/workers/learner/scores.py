@@ -25,19 +25,24 @@ class Scores:
     """What a learner knows of the games in its batches.
 
     Args:
-      reporter: through which the director is told.
+      reporter: through which the director is told. policy: number of the learner's.
+      always: tell of every batch, also where no game ended: the director waits for it.
     """
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
+    def __init__(self, reporter: Reporter, policy: int = 0, *, always: bool = False) -> None:
+        self._reporter, self._policy, self._always = reporter, policy, always
         self._open: dict[int, tuple[float, float]] = {}  # game -> sum and number of its rows so far
 
-    def add(self, game: Array, rows: Array) -> None:
+    def add(self, game: Array, rows: Array | None, batches: int = 0) -> None:
         """Count the rows of a batch, and tell of the games that ended in it.
 
         Args:
-          game: int32 [D, T+1, B/D], the game of each row; -1: none. rows: [D, B/D, T, 2], see jsrl.agents.rows.row_scores.
+          game: int32 [D, T+1, B/D], the game of each row; -1: none. rows: [D, B/D, T, 2], see jsrl.agents.rows.row_scores;
+            None: nothing was trained. batches: that the learner has had so far.
         """
+        if rows is None:
+            self._tell((), batches)
+            return
         games = np.moveaxis(np.asarray(game), 1, 2)  # [D, B/D, T+1]
         own, values = games[..., :-1].ravel(), np.asarray(rows, np.float64).reshape(-1, 2)
         found, index = np.unique(own, return_inverse=True)
@@ -46,15 +51,15 @@ class Scores:
             before = self._open.pop(number, (0.0, 0.0))
             self._open[number] = (before[0] + total, before[1] + count)
         ended = np.unique(games[..., :-1][games[..., :-1] != games[..., 1:]]).tolist()
-        self._tell(ended)
+        self._tell(ended, batches)
         while len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
 
-    def _tell(self, ended: Sequence[int]) -> None:
+    def _tell(self, ended: Sequence[int], batches: int) -> None:
         scores = []
         for number in ended:
             total, count = self._open.pop(number)
             if number >= 0 and count and math.isfinite(total):
                 scores.append((number, total / count))
-        if scores:
-            self._reporter.event("scores", scores=scores)
+        if scores or self._always:
+            self._reporter.event("scores", scores=scores, policy=self._policy, batches=batches)

@@ -37,6 +37,7 @@ class LearnerSettings:
       total_env_steps: the end. epoch: of this life. start_updates: made before it.
       start_trained: trajectories that the state it begins with was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
+      drains: it trains on whole batches that are there before it leaves, so that all learners leave after the same update.
       shares_rows: with other readers of its stream, or its environments with other policies: they would wait for it if it took
         no more.
     """
@@ -52,6 +53,7 @@ class LearnerSettings:
     poll_s: float = 0.1
     shares_rows: bool = False
     name: str = "learner"
+    drains: bool = False
 
 
 class Learner:
@@ -158,7 +160,8 @@ class Learner:
         before = self.updates
         for _ in range(self._settings.calls_per_batch):
             output = self._update(batch)
-        self._directed.trained(batch, output)
+        batches = self.updates // (self._settings.calls_per_batch * self._settings.updates_per_call)
+        self._directed.trained(batch, output, batches)
         self._trained += len(batch.lags)
         self._phases.enter("other")
         rows = self._source.used(batch, output)
@@ -296,6 +299,8 @@ class Learner:
 
     def close(self) -> dict[str, Any]:
         """Write the final snapshot and leave the streams."""
+        while self._settings.drains and self._ranks is None and not self.finished and self._train():
+            pass
         if self._ranks is not None:
             self._ranks.halt()
         self.save(wait=True, tags=("latest", "final"))

@@ -1,0 +1,178 @@
+"""A director's worker in runs whose every bit is fixed: it takes messages in an order that no process's speed decides.
+
+Each group of environments counts its steps, and says after which of them games ended. The message of the lowest step is taken
+first, of equal ones that of the lowest group; never before every other group has said something of a later step. Scores of
+a learner come after all messages of the rows that they are of. Between two trajectories the state is kept for the snapshot
+that the learner writes after them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from jsrl.directors.messages import Outcome, Score
+from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import Directed, Games, Moment, Scores
+from jsrl.types import version_updates
+from jsrl.workers.director.worker import DirectorWorker
+
+KEPT_STATES = 4  # states between trajectories that a learner's snapshot may still ask for
+
+
+@dataclass(frozen=True)
+class OrderSettings:
+    """What the order of messages follows from.
+
+    Attributes:
+      groups: of environments. learners: whose scores are waited for; 0: the director wants none.
+      rows: T of a trajectory. begun: trajectories of each group before this life of the run. updates: made with each batch.
+    """
+
+    groups: int
+    learners: int
+    rows: int
+    begun: int
+    updates: int
+
+
+class Merge:
+    """Messages of several sources in their order: the next one is known once no source can say something before it.
+
+    A place is (step, source): sources 0 to groups - 1 are groups, the others learners, whose step is that of their last row.
+    """
+
+    def __init__(self, settings: OrderSettings) -> None:
+        self._settings = s = settings
+        self._waiting: dict[int, deque[tuple[int, Any]]] = {source: deque() for source in range(s.groups + s.learners)}
+        first = {group: s.begun * s.rows for group in range(s.groups)}
+        first |= {s.groups + number: (s.begun + 1) * s.rows for number in range(s.learners)}
+        self._lowest = first  # source -> the lowest step of what it will say next
+
+    def add(self, source: int, step: int, message: Any) -> None:
+        """Take in what a source says; of one source in its own order."""
+        self._waiting[source].append((step, message))
+
+    def next(self) -> tuple[int, int] | None:
+        """Return the place of the next message; None: it is not known yet which one that is."""
+        heads = [(waiting[0][0], source) for source, waiting in self._waiting.items() if waiting]
+        bounds = [(self._lowest[source], source) for source, waiting in self._waiting.items() if not waiting]
+        return min(heads) if heads and (not bounds or min(heads) < min(bounds)) else None
+
+    def take(self, place: tuple[int, int]) -> Any:
+        """Return the next message."""
+        step, source = place
+        is_group = source < self._settings.groups
+        self._lowest[source] = step + (1 if is_group else self._settings.rows)
+        return self._waiting[source].popleft()[1]
+
+    def is_past(self, step: int) -> bool:
+        """Return whether everything up to a step was taken."""
+        return not any(self._waiting.values()) and min(self._lowest.values()) > step
+
+
+class DirectorInOrder(DirectorWorker):
+    """A DirectorWorker whose proposals and commands do not depend on when messages arrive."""
+
+    def __init__(self, *args: Any, order: OrderSettings, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._order, self._merge = order, Merge(order)
+        self._moment: tuple[str, int, Moment] | None = None  # whose slots are to be given assignments next
+        self._between: dict[
+            int, dict[str, Any]
+        ] = {}  # trajectories of each group -> the state between them and the next ones
+        self._begun = order.begun
+        self._savings: list[int] = []  # versions whose state was not written yet
+        self._seen: dict[tuple[str, int, int], int] = {}  # (actor, its life, group) -> number of its newest message
+
+    def _hear(self) -> int:
+        heard = len(self._inbox)
+        for _ in range(heard):
+            command = self._inbox.popleft()
+            facts = dict(command.facts)
+            worker, incarnation = facts.pop("worker", ""), facts.pop("incarnation", 0)
+            if command.name == "games":
+                for moment in msgspec.convert(facts, Games).moments:
+                    self._hear_moment(worker, incarnation, moment)
+            elif command.name == "done":
+                self._confirmed(msgspec.convert(facts, Directed))
+            elif command.name == "scores":
+                body = msgspec.convert(facts, Scores)
+                self._merge.add(self._order.groups + body.policy, body.batches * self._order.rows, body)
+            elif command.name == "saving":
+                self._savings.append(int(facts["version"]))
+        self._go_on()
+        return heard
+
+    def _hear_moment(self, worker: str, incarnation: int, moment: Moment) -> None:
+        """Take a message in, unless it was only said again."""
+        who = worker, incarnation, moment.group
+        if moment.group < self._order.groups and moment.number > self._seen.get(who, -1):
+            self._seen[who] = moment.number
+            self._merge.add(moment.group, moment.step, (worker, incarnation, moment))
+
+    def _go_on(self) -> None:
+        """Take messages in their order, as far as it is known and commands are carried out."""
+        while not self._orders:
+            if self._moment is not None:
+                if not self._can_propose():
+                    break
+                self._answer(*self._moment)
+                self._moment = None
+                continue
+            place = self._merge.next()
+            if place is None:
+                break
+            self._begin_trajectory((place[0] - 1) // self._order.rows)
+            self._take(self._merge.take(place))
+        self._save()
+
+    def _begin_trajectory(self, number: int) -> None:
+        """Keep the state before the first message of each trajectory."""
+        if number < self._begun or number in self._between:
+            return
+        self._between[number] = self._kept()
+        for old in sorted(self._between)[:-KEPT_STATES]:
+            del self._between[old]
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Scores):
+            self._report([Score(game, value) for game, value in message.scores])
+        else:
+            worker, incarnation, moment = message
+            outcomes: list[Outcome] = self._leases.outcomes(worker, incarnation, moment.played)
+            self._recorder.rate("games", sum(not outcome.void for outcome in outcomes))
+            self._report(outcomes)
+            self._moment = message if moment.slots and self._leases.is_of(worker, incarnation) else None
+        self._carry_out()
+
+    def _answer(self, worker: str, incarnation: int, moment: Moment) -> None:
+        """Give the slots of a group their assignments; what they played before a resume is theirs again."""
+        slots = [(moment.group, slot) for slot in moment.slots]
+        kept = [self._leases.returning(*slot) for slot in slots]
+        own = self._proposed(kept)
+        self._tell_actor(worker, own, self._leases.give(worker, own, slots), slots)
+
+    def _save(self) -> None:
+        """Write the states that belong to snapshots, once everything up to their last rows was taken."""
+        for version in list(self._savings):
+            trajectories = version_updates(version) // self._order.updates
+            values = self._between.get(trajectories)
+            idle = self._moment is None and not self._orders
+            if values is None and idle and self._merge.is_past(trajectories * self._order.rows):
+                values = self._kept()
+            if values is not None:
+                self._savings.remove(version)
+                self._states.write(version, values)
+
+    def command(self, command: Command) -> None:
+        """Take what the controller passes on."""
+        self._inbox.append(command)
+        if command.name == "saving":
+            self._hear()
+
+    def _propose(self) -> int:
+        return 0  # actors are answered in order
