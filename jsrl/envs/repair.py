@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from jsrl.envs.base import EnvStep, VectorEnv
 from jsrl.envs.config import EnvConfig
@@ -21,6 +21,7 @@ from jsrl.rate_limit import RateLimit
 from jsrl.types import Array
 
 log = logging.getLogger("jsrl.envs")
+Step = TypeVar("Step")
 
 
 class Repairs:
@@ -60,6 +61,59 @@ def close_quietly(env: Any) -> None:
         env.close()
     except (Exception, SystemExit):
         log.warning("a faulty environment raised as it was closed", exc_info=True)
+
+
+class SlotRepairs:
+    """What vectors share that can replace one of their slots.
+
+    Attributes:
+      repairs: where slots that fail are to be replaced: how often. None: a fault is raised.
+    """
+
+    num_envs: int
+    repairs: Repairs | None = None
+    _envs: list[Any]
+    _rows: Any
+    _seeds: list[int]
+    _factory: Callable[[], Any]
+
+    def _open(self, slot: int, seed: int | None = None) -> None:
+        """Reset one environment (a replaced one with its new seed) and write its first observation."""
+        raise NotImplementedError
+
+    def _visited(self, visit: Callable[[int], None], finish: Callable[[], Step]) -> Step:
+        """Return `finish()` after `visit(slot)` went over that slot and all behind; faulty ones are replaced on the way."""
+        begin = 0
+        while True:
+            try:
+                visit(begin)
+                begin = self.num_envs
+                return finish()
+            except EnvironmentFault as fault:
+                if self.repairs is None or fault.slot is None:
+                    raise
+                self._replace(fault, fault.slot, self.repairs)
+                begin = max(begin, fault.slot + 1)
+
+    def _replace(self, fault: EnvironmentFault, slot: int, repairs: Repairs) -> None:
+        """Put a fresh environment in the place of a faulty one; the step that is being made begins its first episode.
+
+        Raises:
+          EnvironmentFault: the repair budget is exhausted.
+        """
+        opened = False
+        while not opened:
+            seed = vector_seed(self._seeds[slot], 0)
+            repairs.take(fault, f"Slot {slot} is rebuilt, with seed {seed}")
+            close_quietly(self._envs[slot])
+            self._rows.cut(slot)
+            self._seeds[slot] = seed
+            try:
+                self._envs[slot] = self._factory()
+                self._open(slot, seed)
+                opened = True
+            except EnvironmentFault as error:
+                fault = error
 
 
 class RebuiltVector:

@@ -12,8 +12,8 @@ import numpy as np
 from jsrl.envs.base import EnvStep, options_of_task
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
-from jsrl.envs.repair import Repairs, close_quietly
-from jsrl.envs.rows import Rows, slot_seeds, vector_seed
+from jsrl.envs.repair import SlotRepairs
+from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
 from jsrl.errors import EnvironmentFault
 from jsrl.types import Array, EnvSpec, Tree
@@ -22,14 +22,11 @@ ADVICE_SPACE = "Correct the environment's declared space or what it returns"
 ADVICE_RAISED = "The traceback above is the environment's own; run it alone with this seed to see it again"
 
 
-class SyncVectorEnv:
+class SyncVectorEnv(SlotRepairs):
     """B single environments behind the vector protocol; each has its own seed.
 
     Args:
       factory: makes one environment. num_envs: B. seed, group: see jsrl.envs.make.make.
-
-    Attributes:
-      repairs: where slots that fail are to be replaced: how often. None: a fault is raised.
     """
 
     def __init__(
@@ -41,7 +38,6 @@ class SyncVectorEnv:
         group: int = 0,
     ):
         self.num_envs = num_envs
-        self.repairs: Repairs | None = None
         self._factory = factory
         self._seeds = slot_seeds(seed, group, num_envs)
         self._reseeds = config.reseed_episodes
@@ -96,40 +92,6 @@ class SyncVectorEnv:
         actions: Any = converted.tolist() if converted.ndim == 1 and self._actions.num_choices else converted
         first = self._rows.first.tolist() if self._rows.any_first else None
         return self._visited(partial(self._step_slots, actions, first), self._stepped)
-
-    def _visited(self, visit: Callable[[int], None], finish: Callable[[], EnvStep]) -> EnvStep:
-        """Return `finish()` after `visit(slot)` went over that slot and all behind; faulty ones are replaced on the way."""
-        begin = 0
-        while True:
-            try:
-                visit(begin)
-                begin = self.num_envs
-                return finish()
-            except EnvironmentFault as fault:
-                if self.repairs is None or fault.slot is None:
-                    raise
-                self._replace(fault, fault.slot, self.repairs)
-                begin = max(begin, fault.slot + 1)
-
-    def _replace(self, fault: EnvironmentFault, slot: int, repairs: Repairs) -> None:
-        """Put a fresh environment in the place of a faulty one; the step that is being made begins its first episode.
-
-        Raises:
-          EnvironmentFault: the repair budget is exhausted.
-        """
-        opened = False
-        while not opened:
-            seed = vector_seed(self._seeds[slot], 0)
-            repairs.take(fault, f"Slot {slot} is rebuilt, with seed {seed}")
-            close_quietly(self._envs[slot])
-            self._rows.cut(slot)
-            self._seeds[slot] = seed
-            try:
-                self._envs[slot] = self._factory()
-                self._open(slot, seed)
-                opened = True
-            except EnvironmentFault as error:
-                fault = error
 
     def set_tasks(self, tasks: Mapping[int, Any]) -> None:
         """Begin the next episode of each slot with its task; see jsrl.envs.base.TakesTasks."""
