@@ -49,10 +49,11 @@ class EnvironmentFault(JsrlError):
     """An environment raised, hung, or returned something it must not (NaN, shape, dtype).
 
     Attributes:
-      slot: index of the environment inside its vector; None: not known.
+      slot: index of the environment inside its vector; None: not known. repairable: by another one; False: no repair is left.
     """
 
     slot: int | None = None
+    repairable: bool = True
 
 
 class StreamError(JsrlError):

@@ -18,7 +18,7 @@ from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
 from jsrl.envs.config import EnvConfig, main_target, split_wrapper
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.probes import make_probe
-from jsrl.envs.repair import RebuiltVector, Repairs
+from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
@@ -90,13 +90,16 @@ def make(
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
     if config.on_fault != "restart-env":
         return _make(config, num_envs, seed, group, groups)
-    env, repairs = _make(config, num_envs, seed, group, groups), Repairs(config, tell)
-    if isinstance(env, SyncVectorEnv):  # which replaces single slots
-        env.repairs = repairs
+    repairs = Repairs(config, tell)
+
+    def build(fresh: Seed) -> VectorEnv:
+        env = _make(config, num_envs, fresh, group, groups)
+        if isinstance(env, SlotRepairs):
+            env.repairs = repairs
         return env
-    return RebuiltVector(
-        env, lambda fresh: _make(config, num_envs, fresh, group, groups), seed, repairs, str(config.id)
-    )
+
+    env = build(seed)
+    return env if isinstance(env, SyncVectorEnv) else RebuiltVector(env, build, seed, repairs, str(config.id))
 
 
 def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups = None) -> VectorEnv:

@@ -45,10 +45,12 @@ class Repairs:
         """
         limit, window_s = self._repairs_limit.limit, self._repairs_limit.window_s
         if not self._repairs_limit.spend():
-            raise EnvironmentFault(
+            used_up = EnvironmentFault(
                 f"{fault}. Its vector's {limit} repair(s) within {window_s:g} s are exhausted: what fails again and "
                 "again is not repaired so. See what it raised, or allow more with env.fault_limit"
-            ) from fault
+            )
+            used_up.repairable = False
+            raise used_up from fault
         count = f"repair {self._repairs_limit.used} of {limit} within {window_s:g} s"
         log.warning("%s: %s", count, cure, exc_info=fault)
         if self._tell is not None:
@@ -117,7 +119,7 @@ class SlotRepairs:
 
 
 class RebuiltVector:
-    """A vector that cannot replace one of its slots: after a fault all of it is rebuilt, and all slots begin episodes.
+    """A vector of which all is rebuilt after a fault that it does not repair itself, so that all slots begin episodes.
 
     Args:
       vector: the first one. build: seed -> another one. seed: of the first. repairs: how often. name: what messages call it.
@@ -152,11 +154,19 @@ class RebuiltVector:
         """
         return self._guarded(lambda: self._vector.step(action))
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what takes tasks, where the vector does."""
+        if name == "set_tasks":
+            return getattr(self._vector, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
     def _guarded(self, call: Callable[[], EnvStep]) -> EnvStep:
         while True:
             try:
                 return call()
             except EnvironmentFault as error:
+                if not error.repairable:
+                    raise
                 fault = error
             except JsrlError:
                 raise

@@ -83,8 +83,43 @@ def test_a_game_that_fails_is_rebuilt_where_the_config_says_so() -> None:
         play(EnvConfig(name))
     frail.made = 0
     seen = play(EnvConfig(name, on_fault="restart-env"), told.append)
-    assert len(told) == 1 and "the axle broke" in told[0] and seen[6][0].all()
+    assert len(told) == 2 and all("the axle broke" in line for line in told)
+    assert [slot for slot in (0, 1) if f"Slot {slot} is rebuilt" in told[slot]] == [0, 1] and seen[6][0].all()
     assert all(not reward[first].any() and (discount[first] == 1).all() for first, reward, discount in seen)
+
+
+class Rash(Together):
+    """The second of two slots raises in its seventh step, unless it was rebuilt; its episodes are longer than that."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+        self.raises, self.steps = type(self).made == 2, 0
+
+    def step(self, actions):
+        self.steps += 1
+        if self.steps == 7 and self.raises:
+            raise RuntimeError("the axle broke")
+        return super().step(actions)
+
+
+def test_one_game_of_a_vector_is_rebuilt_and_the_others_play_on() -> None:
+    name, told = "pettingzoo:tests.envs.test_game_suites:Rash", list[str]()
+    module = sys.modules.get("tests.envs.test_game_suites")
+    rash = Rash if module is None else module.Rash
+    rash.made = 2  # nobody raises
+    calm = play(EnvConfig(name))
+    rash.made = 0
+    seen = play(EnvConfig(name, on_fault="restart-env", fault_limit=1), told.append)
+    assert len(told) == 1 and "Slot 1 is rebuilt" in told[0]
+    for (first, reward, discount), (calm_first, calm_reward, calm_discount) in zip(seen, calm, strict=True):
+        assert first[0] == calm_first[0] and (reward[0] == calm_reward[0]).all()
+        assert (discount[0] == calm_discount[0]).all()
+    cut = next(t for t in range(40) if seen[t][0][1] != calm[t][0][1])
+    first, reward, discount = seen[cut]
+    assert first[1] and not reward[1].any() and (discount[1] == 1).all()
 
 
 def test_scaled_and_clipped_rewards_are_learned_from_and_raw_ones_reported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from jsrl.envs.faults import describe
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import Moment, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
+from jsrl.envs.repair import SlotRepairs
 from jsrl.envs.rows import slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
@@ -85,7 +87,7 @@ class SeatReader:
         return slots & ~self._tree[MASK_KEY].any(axis=1) if self.has_mask else slots & False
 
 
-class SyncVectorGame:
+class SyncVectorGame(SlotRepairs):
     """B single environments with seats behind the vector protocol; each has its own seed.
 
     Args:
@@ -107,6 +109,7 @@ class SyncVectorGame:
         self.num_envs = num_envs
         self._tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its next reset
         self._seeds, self._reseeds = slot_seeds(seed, group, num_envs), config.reseed_episodes
+        self._factory = factory
         self._config, self._envs, self._started, self._at = config, list[PlayedGame](), False, 0
         try:
             self._envs.extend(factory() for _ in range(num_envs))
@@ -165,11 +168,16 @@ class SyncVectorGame:
 
     def reset(self) -> GameStep:
         """Reset every slot; the first time with its seed, later with the random state it has come to."""
-        for slot in range(self.num_envs):
-            self._open(slot)
+        step = self._visited(self._open_slots, self._opened)
         self._started = True
-        step = self._rows.opened(self._tree, state=self._state, present=self._present, turns=self._turns)
         return self._masked(step)
+
+    def _open_slots(self, begin: int) -> None:
+        for slot in range(begin, self.num_envs):
+            self._open(slot)
+
+    def _opened(self) -> GameStep:
+        return self._rows.opened(self._tree, state=self._state, present=self._present, turns=self._turns)
 
     def step(self, action: Mapping[str, Array]) -> GameStep:
         """Step every slot with group -> actions [B, N_g, ...]; slots whose episode ended start another instead.
@@ -186,13 +194,19 @@ class SyncVectorGame:
         for flags in self._ended:
             flags[:] = False
         first = self._rows.first.tolist()
-        for slot in range(self.num_envs):
+        return self._masked(self._visited(partial(self._step_slots, converted, first), self._stepped))
+
+    def _step_slots(self, converted: list[Any], first: list[bool], begin: int) -> None:
+        """Step the slots from `begin` on; those that are `first` start an episode instead."""
+        for slot in range(begin, self.num_envs):
             if first[slot]:
                 self._open(slot)
             else:
                 self._step(slot, converted)
+
+    def _stepped(self) -> GameStep:
         terminated, truncated = self._ended
-        step = self._rows.step(
+        return self._rows.step(
             self._tree,
             self._reward,
             terminated,
@@ -201,7 +215,6 @@ class SyncVectorGame:
             present=self._present,
             turns=self._turns,
         )
-        return self._masked(step)
 
     def set_tasks(self, tasks: Mapping[int, Any]) -> None:
         """Begin the next episode of each slot with its task; see jsrl.envs.base.TakesTasks.
@@ -218,10 +231,11 @@ class SyncVectorGame:
         """Return which slot is being stepped or reset, and where in its life it is; may be asked by another thread."""
         return self._rows.where(self._at)
 
-    def _open(self, slot: int) -> None:
-        """Reset one environment and write its first observations."""
+    def _open(self, slot: int, seed: int | None = None) -> None:
+        """Reset one environment (a replaced one with its new seed) and write its first observations."""
         self._at = slot
-        seed = None if self._started else self._seeds[slot]
+        if not self._started:
+            seed = self._seeds[slot]
         if self._reseeds:
             seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
         opening, options = self._opening if slot == 0 else None, self._tasks.pop(slot, None)

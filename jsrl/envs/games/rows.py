@@ -131,6 +131,10 @@ class GameRows:
         """Return an EnvironmentFault that says where in which slot's life it happened."""
         return self._rows.fault(slot, what, advice)
 
+    def cut(self, slot: int) -> None:
+        """Let the step that is being made begin an episode in a slot, and forget the one that was open."""
+        self._rows.cut(slot)
+
     def where(self, slot: int) -> str:
         """Return where in its life a slot is, for people."""
         return self._rows.where(slot)
