@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -75,6 +76,8 @@ class EnvConfig:
         see jsrl.types.Continuous.
       backend: `auto` takes the fastest that fits; `native` asks for the environment's own vector entry point, `sync` for
         a loop over single environments, `envpool` for EnvPool.
+      tasks: of which each episode gets one, as the options of its `reset`: a dict as it is, another JSON value under `task`.
+      task_weights: how often each of them is drawn; none: all alike.
       reseed_episodes: seed every reset by (seed, slot, episode) instead of only the first one (`sync` only).
       on_fault: what to do when an environment of an actor raises, returns NaN or a value outside its space, hangs, or ends its
         process. `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; `restart-env` rebuilds
@@ -94,6 +97,8 @@ class EnvConfig:
     max_episode_steps: int | None = None
     action_transform: Literal["clip", "rescale", "squash"] = "clip"
     backend: Literal["auto", "sync", "native", "envpool"] = "auto"
+    tasks: tuple[Any, ...] = ()
+    task_weights: tuple[float, ...] = ()
     reseed_episodes: bool = False
     on_fault: Literal["auto", "stop", "restart-env", "restart-actor"] = "auto"
     fault_limit: int = 10
@@ -117,16 +122,28 @@ class EnvConfig:
             raise ConfigError(f"reward_clip is {self.reward_clip}; give a positive number, or None for no clipping")
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps is {self.max_episode_steps}; give at least 1, or None")
+        self._check_tasks()
         for metric in self.episode_metrics:
             split_metric(metric)
         for wrapper in self.wrappers:
             split_wrapper(wrapper)
+
+    def _check_tasks(self) -> None:
+        for name in ("tasks", "task_weights"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        weights = self.task_weights
+        if weights and (len(weights) != len(self.tasks) or not all(0 < weight < math.inf for weight in weights)):
+            raise ConfigError(
+                f"task_weights are {', '.join(map(str, weights))} for {len(self.tasks)} tasks; give one number above 0 for "
+                "each"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of JSON values from which `from_json` builds an equal config."""
         values = dataclasses.asdict(self)
         values["wrappers"] = list(self.wrappers)
         values["episode_metrics"] = list(self.episode_metrics)
+        values["tasks"], values["task_weights"] = list(self.tasks), list(self.task_weights)
         return values
 
     @classmethod

@@ -16,6 +16,7 @@ import numpy as np
 from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
 from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
 from jsrl.envs.config import EnvConfig, main_target, split_wrapper
+from jsrl.envs.drawn_tasks import DrawnTasks
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.probes import make_probe
 from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs
@@ -88,6 +89,14 @@ def make(
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
+    env = _repaired(config, num_envs, seed, group, groups, tell)
+    return cast(VectorEnv, DrawnTasks(env, config, seed, group)) if config.tasks else env
+
+
+def _repaired(
+    config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups, tell: Callable[[str], None] | None
+) -> VectorEnv:
+    """Return a vector that is repaired where the config says so."""
     if config.on_fault != "restart-env":
         return _make(config, num_envs, seed, group, groups)
     repairs = Repairs(config, tell)

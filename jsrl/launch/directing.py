@@ -40,9 +40,11 @@ def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapp
         _check_scored(experiment, director)
     if isinstance(director, PBT):
         _check_population(experiment, director)
-    sides = _policies_of_sides(spec, seats)
+    sides, tasked = _policies_of_sides(spec, seats), experiment.env.tasks
     for one in director.propose(director.init(experiment.seed), TRIED)[1]:
         _check_assignment(one, sides, spec)
+        if one.task is not None and tasked:
+            raise ConfigError("the director assigns tasks, and env.tasks draws some as well; leave one of them out.")
 
 
 def _check_population(experiment: Experiment, director: PBT) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from jsrl.envs.base import EnvStep, GameStep
-from jsrl.envs.games.loop import SyncVectorGame
-from jsrl.envs.sync import SyncVectorEnv
 from jsrl.errors import EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.transport.wire.schema import to_dtype
@@ -160,7 +158,7 @@ class JournaledEnv:
 
 def where(env: Any) -> str:
     """Return which slot of a vector is stepping and where in its life it is; empty where it does not tell."""
-    return env.where() if isinstance(env, SyncVectorEnv | SyncVectorGame | JournaledEnv) else ""
+    return env.where() if hasattr(env, "spec") and callable(getattr(env, "where", None)) else ""
 
 
 def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
