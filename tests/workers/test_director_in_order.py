@@ -146,5 +146,10 @@ def test_who_is_faster_changes_nothing(tmp_path: Path, director, monkeypatch) ->
     first, *others = [fleet.run(20) for fleet in fleets]
     assert len(first) == 4 and all(other == first for other in others)
     last = first[f"state-{make_version(0, 20)}.json"]
-    assert last["state"]["finished"] > 60 and len(last["leases"]) == GROUPS * SLOTS and last["orders"] == []
+    assert (
+        last["state"]["finished"] > 60
+        and len(last["leases"]) == GROUPS * SLOTS
+        and last["orders"] == []
+        and not last["stops"]
+    )
     assert [fleet.store.names() for fleet in fleets[1:]] == [fleets[0].store.names()] * 2

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from jsrl.directors.messages import Outcome, Score
+from jsrl.directors.messages import Outcome, Score, Stop
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Directed, Games, Moment, Scores
 from jsrl.types import version_updates
@@ -85,6 +85,7 @@ class DirectorInOrder(DirectorWorker):
             int, dict[str, Any]
         ] = {}  # trajectories of each group -> the state between them and the next ones
         self._begun = order.begun
+        self._stops_in = -1  # trajectory in which it ended the run
         self._savings: list[int] = []  # versions whose state was not written yet
         self._seen: dict[tuple[str, int, int], int] = {}  # (actor, its life, group) -> number of its newest message
 
@@ -156,6 +157,10 @@ class DirectorInOrder(DirectorWorker):
         own = self._proposed(kept)
         self._tell_actor(worker, own, self._leases.give(worker, own, slots), slots)
 
+    def _stop(self, order: Stop) -> None:
+        self._stops_in = max(self._between, default=self._begun)
+        super()._stop(order)
+
     def _save(self) -> None:
         """Write the states that belong to snapshots, once everything up to their last rows was taken."""
         for version in list(self._savings):
@@ -166,7 +171,7 @@ class DirectorInOrder(DirectorWorker):
                 values = self._kept()
             if values is not None:
                 self._savings.remove(version)
-                self._states.write(version, values)
+                self._states.write(version, values | {"stops": self._stops_in >= trajectories})
 
     def command(self, command: Command) -> None:
         """Take what the controller passes on."""

@@ -24,11 +24,15 @@ PERIOD_S = 1.0
 
 
 class Found(NamedTuple):
-    """A director's state, which slots played what, and the commands that were not confirmed."""
+    """A director's state, which slots played what, and the commands that were not confirmed.
+
+    stops: from this state on it ended the run, which a later life shall not do once more at the same place.
+    """
 
     state: dict[str, Any]
     leases: list[Any]
     orders: list[dict[str, Any]]
+    stops: bool = False
 
 
 class StateFile:
@@ -54,7 +58,7 @@ class StateFile:
             return None
         try:
             values = read_json(path)
-            return Found(values["state"], values["leases"], values["orders"])
+            return Found(values["state"], values["leases"], values["orders"], values.get("stops", False))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SnapshotError(
                 f"the director's state {path} cannot be read ({error}); put it back, or start a new run."

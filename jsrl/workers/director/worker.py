@@ -79,6 +79,7 @@ class DirectorWorker:
         self._handed: int | None = None  # version of the state that the first order's source has handed over
         self._versions: dict[Player, int] = {}
         self._standings = Standings(states.folder)
+        self._stopped_before = False
 
     def setup(self) -> None:
         """Take up the state of an earlier life; its games that nobody plays any more are void."""
@@ -87,7 +88,7 @@ class DirectorWorker:
         if found is None:
             self._state: State = self._director.init(self._seed)
             return
-        self._state = found.state
+        self._state, self._stopped_before = found.state, found.stops
         self._orders.extend(from_json(order) for order in found.orders)  # type: ignore[misc]
         going_on = self._leases.restore(found.leases) if self._exact else set()
         void = [Outcome(game, void=LEFT_OPEN) for game in open_assignments(self._state) if game not in going_on]
@@ -156,7 +157,7 @@ class DirectorWorker:
         """Give the first command to its learner, and again where it was not confirmed for a while."""
         while self._orders and isinstance(order := self._orders[0], Stop):
             self._orders.popleft()
-            self._reporter.event("stop", why=order.reason or "the director ended the run")
+            self._stop(order)
         if not self._orders or (self._given_s and time.monotonic() - self._given_s < AGAIN_S):
             return
         order = self._orders[0]
@@ -173,6 +174,13 @@ class DirectorWorker:
         elif isinstance(order, Copy):
             facts = {"version": self._handed, "hyperparameters": order.hyperparameters}
             self._tell_learner(order.policy, "copy", **facts)
+
+    def _stop(self, order: Stop) -> None:
+        """End the run, unless an earlier life did so at this place and was resumed."""
+        if self._stopped_before:
+            self._stopped_before = False
+        else:
+            self._reporter.event("stop", why=order.reason or "the director ended the run")
 
     def _tell_learner(self, policy: str, command: str, **facts: Any) -> None:
         self._reporter.event("tell", policy=policy, command=command, facts=facts | {"ticket": self._ticket})
