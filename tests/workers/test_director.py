@@ -15,7 +15,7 @@ from jsrl.envs.base import Episode
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Games, Lease
+from jsrl.runs.control_bodies import Lease
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
@@ -291,16 +291,17 @@ def test_a_command_that_a_learner_cannot_carry_out_ends_the_director(tmp_path: P
 
 
 def test_slots_go_on_with_what_they_played_before_a_resume() -> None:
-    leases, body = Leases(3), Games([], 2, 0, 0, -1, [(0, 1), (0, 2)])
-    leases.outcomes("actor-0", 0, body)
+    """Also at other actors."""
+    leases = Leases(3)
+    leases.outcomes("actor-0", 0, [])
     given = [Lease(5, 3, [(0, -1)], [True]), Lease(6, 3, [(0, -1)], [True])]
-    assert leases.short("actor-0", body) == 2
-    leases.give("actor-0", given, body)
+    leases.give("actor-0", given, [(0, 2), (0, 1)])
     later = Leases(9)
+    assert [entry[:2] for entry in leases.kept()] == [[0, 1], [0, 2]]
     assert later.restore(json.loads(json.dumps(leases.kept()))) == {5, 6}
-    later.outcomes("actor-0", 0, body)
-    assert [(lease.id, lease.life) for lease in later.given("actor-0", body, 2) if lease] == [(5, 9), (6, 9)]
-    assert later.given("actor-0", body, 2) == [None, None]
+    found = [later.returning(0, slot) for slot in (1, 2)]
+    assert [(lease.id, lease.life) for lease in found if lease is not None] == [(6, 9), (5, 9)]
+    assert later.returning(0, 1) is None
 
 
 @pytest.mark.parametrize(
