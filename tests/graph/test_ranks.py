@@ -20,6 +20,7 @@ from jsrl.graph.graph import Graph
 from jsrl.graph.placements import make_graph, with_ranks
 from jsrl.graph.policies import policies_of, policy_of, with_policy
 from jsrl.graph.ranks import ranks_of
+from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.plan import describe, make_plan, process_environment
 
 
@@ -53,6 +54,13 @@ def test_the_jobs_of_ranks_have_their_share_and_devices_of_their_own(tmp_path: P
     for job in (learner, rank):
         assert "device_count=2" in process_environment(plan, job, [])["XLA_FLAGS"]
     assert "rank <-> learner" in describe(plan, []) and "8 of 16 columns each" in describe(plan, [])
+
+
+def test_the_learner_of_ranks_is_laid_out_as_a_learner(tmp_path: Path):
+    needs = {need.worker: need for need in needs_of(make_plan(experiment(), str(tmp_path), tmp_path))}
+    assert not needs["learner"].answers and needs["learner"].stays
+    assert not needs["rank-1"].asks and needs["rank-1"].device == "learns"
+    assert needs["inference-0"].answers and needs["actor-3"].asks == "inference-0"
 
 
 def test_groups_of_learners_stand_side_by_side():

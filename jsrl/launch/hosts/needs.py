@@ -6,7 +6,7 @@ from jsrl.experiment import Experiment
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, memory_mb
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Kind, find_kind
+from jsrl.workers.kinds import Kind, Port, find_kind
 
 
 def needs_of(plan: Plan) -> tuple[Need, ...]:
@@ -26,8 +26,8 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
                 memory_mb=memory_mb(plan, job),
                 stays=stays,
                 spreads=kind.forks,
-                answers=any(port.does == "answers" for port in kind.ports),
-                asks=next((end.peers[0].worker for port, end in job.ends if kind.port(port).does == "asks"), ""),
+                answers=any(port.sort == "inference" and port.does == "answers" for port in kind.ports),
+                asks=next((end.peers[0].worker for port, end in job.ends if _asks(kind.port(port))), ""),
                 beside="" if kind.forks or worker.name == learner or not (stays or worker.own_device) else learner,
             )
         )
@@ -51,3 +51,7 @@ def _stays(kind: Kind, job: Job) -> str:
     if any(end.stream.road and kind.port(port).binds for port, end in job.ends):
         return "it binds a stream with a road of its own"
     return ""
+
+
+def _asks(port: Port) -> bool:
+    return (port.sort, port.does) == ("inference", "asks")
