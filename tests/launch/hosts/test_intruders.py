@@ -133,7 +133,11 @@ def mutated(frame: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(100, marks=pytest.mark.slow), pytest.param(10_000, marks=[pytest.mark.nightly])]
+    "count",
+    [
+        pytest.param(100, marks=pytest.mark.slow),
+        pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)]),
+    ],
 )
 def test_nobody_joins_without_a_token_of_its_own(count: int, tmp_path: Path) -> None:
     with contextlib.closing(Port(tmp_path)) as port:
@@ -206,7 +210,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     yield found
 
 
-@pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=[pytest.mark.nightly])])
+@pytest.mark.parametrize(
+    "count", [3_000, pytest.param(100_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)])]
+)
 def test_garbage_in_place_of_a_start_runs_nothing_but_workers(count: int, tmp_path: Path, started: Started) -> None:
     folder, kinds, begun = tmp_path / "inner" / "agent", set[str](), 0
     folder.mkdir(parents=True)
