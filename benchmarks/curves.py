@@ -114,7 +114,8 @@ def draw(picture: Picture, results: Path = RESULTS) -> str:
     peers = [_peer(path) for path in sorted(results.glob(f"{picture.peer[1]}?.json"))] if picture.peer else []
     drawn, notes = [*peers, *series], []
     if picture.peer and peers:
-        notes.append((PEER, f"{picture.peer[0]}, seeds 0 to {len(peers) - 1}"))
+        seeds = f"seeds 0 to {len(peers) - 1}" if len(peers) > 1 else "seed 0"
+        notes.append((PEER, f"{picture.peer[0]}, {seeds}"))
     if picture.reference:
         value, text = picture.reference
         ends = np.array([min(one.x.min() for one in drawn), max(one.x.max() for one in drawn)])
