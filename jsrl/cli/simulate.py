@@ -44,7 +44,10 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="seconds to simulate (default: 10)")
     made.add_argument(
-        "--fan-out", type=int, default=0, metavar="N", help="send params down a tree of hosts, to N hosts each"
+        "--fan-out",
+        type=int,
+        metavar="N",
+        help="hosts that each host sends params to (default: as runs do; 0: no tree)",
     )
     made.add_argument("--deaths-per-hour", type=float, default=0.0, metavar="N", help="deaths of each actor per hour")
     made.add_argument(
@@ -115,7 +118,10 @@ def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path:
     if lacking := times.lacks(bool(system.servers), system.far_rows or system.far_asks):
         raise ConfigError(f"{path} has no times of {lacking}; calibrate without --placement.")
     system = dataclasses.replace(
-        system, fan_out=own.fan_out, deaths_per_hour=own.deaths_per_hour, restart_s=own.restart_s
+        system,
+        fan_out=system.fan_out if own.fan_out is None else own.fan_out,
+        deaths_per_hour=own.deaths_per_hour,
+        restart_s=own.restart_s,
     )
     print(layout_text(layout))
     outcome = simulate(system, times, seconds=own.seconds)

@@ -14,6 +14,7 @@ from jsrl.launch.hosts.layout import Layout, lay_out
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, make_plan
+from jsrl.transport.params.relay import FAN_OUT
 from jsrl.types import ArraySpec, leaves
 from jsrl.workers.inference.build import batch_sizes
 from jsrl.workers.jobs import Job
@@ -150,6 +151,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
         far_rows=far_rows,
         far_asks=bool(servers) and (encrypted or len(acting | serving) > 1),
         far_params=encrypted or len((serving or acting) | {home[learner]}) > 1,
+        fan_out=FAN_OUT if len((serving or acting) | {home[learner]}) > 1 else 0,
     )
 
 

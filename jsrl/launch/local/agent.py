@@ -17,6 +17,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -67,6 +68,7 @@ from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 PATIENCE_S, DRAIN_S = 120.0, 30.0
 LEAVES = "its agent was told to end"
 _TURN_MS, _USAGE_S = 50, 1.0
+_OBEY_S = 0.1  # of a turn
 _MOST_WORDS_BYTES = MAX_MESSAGE_BYTES // 2
 
 
@@ -108,6 +110,7 @@ class Agent:
         self._leave_by_s: float | None = None  # once it was told to end
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._parts: dict[str, bytearray] = {}
+        self._heard: deque[AnyDown] = deque()
         self._context = zmq.Context()
         self._road = ChildrenRoad(self._context, folder)
         self._children = Children(folder, self._road.address)
@@ -155,7 +158,7 @@ class Agent:
         poller = zmq.Poller()
         for waited in (self._socket, self._road.socket):
             poller.register(waited, zmq.POLLIN)
-        poller.poll(_TURN_MS)
+        poller.poll(0 if self._heard else _TURN_MS)
         self._check_lease()
         try:
             self._handshakes.look()
@@ -245,6 +248,10 @@ class Agent:
     # -- what the controller says
 
     def _hear(self) -> None:
+        """Take in all that has come. Answers to beats are obeyed at once, the rest in order and for a moment: beats go on.
+
+        To start hundreds of workers takes a busy host longer than its lease.
+        """
         while self._end is None and self._socket.poll(0):
             try:
                 (body,) = incoming(self._socket.recv_multipart(), self._keys, MAX_MESSAGE_BYTES)
@@ -252,7 +259,15 @@ class Agent:
             except (CodecError, ValueError) as error:
                 self._tell(f"a message of the controller was dropped: {error}")
                 continue
-            self._obey(message)
+            if isinstance(message, Alive):
+                self._obey(message)
+            else:
+                self._heard.append(message)
+        until_s = now_s() + _OBEY_S
+        while self._heard and self._end is None:
+            self._obey(self._heard.popleft())
+            if now_s() >= until_s:
+                return
 
     def _obey(self, message: AnyDown) -> None:
         if isinstance(message, Welcome):

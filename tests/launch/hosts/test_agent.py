@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +21,11 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.hosts.members import JoinedHost, RemoteLife
-from jsrl.launch.hosts.messages import Begin
+from jsrl.launch.hosts.messages import Alive, Begin
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Need, Start
+from jsrl.launch.local import agent as local_agent
 from jsrl.launch.local import children
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
@@ -344,3 +346,25 @@ def test_hosts_that_do_not_come_are_missed_in_a_sentence(tmp_path: Path) -> None
     assert not (tmp_path / "join").exists()
     with pytest.raises(ConfigError, match="min_hosts is 3, expected 1 to 2"):
         JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", print, least=3)
+
+
+def test_an_agent_hears_answers_to_beats_while_it_starts_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start takes a second here, and a lease 15: with 100 of them in one turn a healthy host would end its workers."""
+    clock, obeyed = [0.0], list[object]()
+    begins = [Begin(1, "actor", f"actor-{number}", 0, b"", {}) for number in range(100)]
+    come: deque[object] = deque([*begins, Alive(1, 7.0)])
+    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
+    monkeypatch.setattr(local_agent, "incoming", lambda frames, *_: frames)
+    monkeypatch.setattr(local_agent, "decode", lambda body, _: body)
+
+    def obey(message: object) -> None:
+        obeyed.append(message)
+        clock[0] += isinstance(message, Begin)
+
+    road = SimpleNamespace(poll=lambda _: bool(come), recv_multipart=lambda: [come.popleft()])
+    agent = SimpleNamespace(_end=None, _socket=road, _keys=None, _heard=deque(), _obey=obey)
+    local_agent.Agent._hear(agent)  # type: ignore[arg-type]
+    assert obeyed == [Alive(1, 7.0), begins[0]]
+    for _ in range(99):
+        local_agent.Agent._hear(agent)  # type: ignore[arg-type]
+    assert obeyed[1:] == begins and not agent._heard
