@@ -70,6 +70,7 @@ class Need:
       answers: workers that spread ask workers of its kind for actions, so these are distributed in the same proportion.
         asks: the worker that it asks first; empty: none.
       beside: the worker whose host suits it best; empty: the host with the most idle cores.
+      follows: it learns as another rank of a learner, and needs no run folder for that.
     """
 
     worker: str
@@ -83,6 +84,7 @@ class Need:
     answers: bool = False
     asks: str = ""
     beside: str = ""
+    follows: bool = False
 
 
 @dataclass(frozen=True)

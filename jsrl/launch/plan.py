@@ -22,6 +22,7 @@ from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.placements import check_groups
 from jsrl.graph.policies import PolicyPart, policies_at, policies_of, policy_of
+from jsrl.graph.ranks import RANKS
 from jsrl.launch.compilation import cache_variables
 from jsrl.launch.directing import check_director
 from jsrl.launch.filming import check_filming
@@ -414,13 +415,29 @@ def devices_of(workers: Iterable[WorkerNode], device: str, gpus: list[str]) -> d
     """
     workers = list(workers)
     servers = {w.name: w.own_device for w in workers if find_kind(w.kind).device == "serves"}
-    learners = [w.name for w in workers if find_kind(w.kind).device == "learns"]
+    learners = [w for w in workers if find_kind(w.kind).device == "learns"]
     serving = {name: _server_gpus(device, gpus, own) for name, own in servers.items()}
     if not learners and device == "auto" and gpus:
         return {name: [gpus[number % len(gpus)]] for number, name in enumerate(servers)}
     taken = {gpu for name, given in serving.items() if servers[name] for gpu in given}
     learning = [gpu for gpu in gpus if gpu not in taken] if len(gpus) > 1 else gpus
-    return serving | dict.fromkeys(learners, learning)
+    return serving | {worker.name: _share_of(worker, learners, learning) for worker in learners}
+
+
+def _share_of(worker: WorkerNode, learners: list[WorkerNode], gpus: list[str]) -> list[str]:
+    """Return the accelerators of a learner among those of its host: ranks of one learner divide them, others share them."""
+    link = worker.link(RANKS)
+    ranks = [w.name for w in learners if link is not None and w.link(RANKS) == link]
+    if len(ranks) < 2 or not gpus:
+        return gpus
+    size = len(gpus) // len(ranks)
+    if not size:
+        raise ConfigError(
+            f"{len(ranks)} ranks of one learner are on a host with {len(gpus)} accelerator(s), and each wants one of its own; "
+            "use fewer ranks there, or CPU (JAX_PLATFORMS=cpu)."
+        )
+    at = ranks.index(worker.name) * size
+    return gpus[at : at + size]
 
 
 def _server_gpus(device: str, gpus: list[str], own: bool) -> list[str]:
@@ -456,6 +473,8 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     there = [worker for worker in plan.graph.workers if here is None or worker.name in here]
     devices = devices_of(there, e.inference.device, gpus)
     own = devices.get(job.name, [])
+    if kind.device == "learns" and e.learner.num_ranks > 1:  # a rank uses all that it sees
+        own = own[: e.learner_devices]
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         return variables | cpu_flags(threads, e.learner_devices if kind.device == "learns" else None)

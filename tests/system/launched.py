@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -45,8 +45,10 @@ class Launched:
         experiment: str = "tiny",
         script: Path = DRIVE,
         output_dir: Path | None = None,
+        within: Sequence[str] = (),
     ) -> None:
-        self.runs_dir = runs_dir
+        """Start it; `within`: a command that starts it somewhere else, such as in a network of its own."""
+        self.runs_dir, self.words = runs_dir, list(arguments)
         words = [experiment, "--runs-dir", str(runs_dir), "--display", "plain", *arguments]
         self._output = (output_dir or runs_dir) / f"output-{time.monotonic_ns()}.txt"
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -54,7 +56,7 @@ class Launched:
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
         with self._output.open("wb") as output:
             self.popen = subprocess.Popen(
-                [sys.executable, str(script), *(w for w in words if w)],
+                [*within, sys.executable, str(script), *(w for w in words if w)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -15,6 +18,7 @@ from jsrl.launch.local.hang import HungProcess
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.types import named_leaves
+from tests.launch.hosts.agents import Agent, namespaces
 from tests.system.launched import FOREVER, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
@@ -54,7 +58,7 @@ def end(run: Launched) -> dict:
     text = run.expect(130, 60.0)
     result = run.result()
     assert "did not leave" not in text and "while stopping" not in text, text
-    assert_balanced(result)
+    assert_balanced(result, killed_over_zeromq=bool(result["hops"]) and "--listen" in run.words)
     return SnapshotStore(run.folder / "snapshots" / "state").meta("final")
 
 
@@ -100,6 +104,55 @@ def harm(process: psutil.Process, fault: str) -> HungProcess | None:
         return HungProcess(process.pid)
     process.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
     return None
+
+
+MAIN = 'hostname "$NAME"; exec "$@"'
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, list[str]]]:
+    """Two networks as hosts with names of their own, and the address of the first."""
+    with namespaces(2) as (address, names):
+        if not names:
+            pytest.skip("network namespaces are not allowed here (they need root)")
+        net = address.rpartition(".")[0]
+        lines = ["127.0.0.1 localhost", *(f"{net}.{i} {name}" for i, name in enumerate(names, 2))]
+        folders = [Path("/etc/netns", name) for name in names]
+        for folder in folders:  # `ip netns exec` shows this file as /etc/hosts
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text("\n".join(lines) + "\n")
+        try:
+            yield f"{net}.2", names
+        finally:
+            for folder in folders:
+                shutil.rmtree(folder)
+
+
+@pytest.mark.nightly
+def test_ranks_on_two_hosts(hosts, tmp_path: Path) -> None:
+    """The learner on one host, its other rank on a second one that joined; that rank is killed, and begins again there."""
+    address, (main, far) = hosts
+    run = Launched(
+        tmp_path,
+        *(*TWO, *AGAIN, "--listen", f"{address}:7000", "--num-hosts", "1", "--tokens-dir", str(tmp_path / "join")),
+        within=["ip", "netns", "exec", main, "unshare", "--uts", "sh", "-c", MAIN.replace("$NAME", main), "sh"],
+    )
+    agent = None
+    try:
+        token = run.until(lambda: next((tmp_path / "join").glob("*.token"), None), "a token", 120.0)
+        agent = Agent(f"{address}:7000", token, far, tmp_path / "far.txt", far)
+        run.until(lambda: list(tmp_path.glob("*/*/experiment.json")), "the run", 120.0)
+        await_training(run, 0, 300.0)
+        (rank,) = [worker for worker in agent.workers() if "rank" in worker.cmdline()]
+        rank.kill()
+        await_training(run, 1, 300.0)
+        meta = end(run)
+        assert meta["epoch"] == 1 and "samples.rank-1" in run.result()["hops"]
+        assert agent.ends()[0] == 0
+    finally:
+        if agent is not None:
+            agent.close()
+        run.kill()
 
 
 @pytest.mark.nightly

@@ -250,7 +250,9 @@ class JoinedHosts:
             lacks_gpu = need.device == "serves" and not host.facts.gpus
             return host.name != self._home[worker], lacks_gpu, host.living / host.facts.cores
 
-        return min((host for host in self.members.staying if host.facts.gpus >= need.gpus), key=order, default=None)
+        staying = self.members.staying
+        on_cpu = need.device == "learns" and not any(host.facts.gpus for host in staying)  # its devices are the CPU's
+        return min((host for host in staying if on_cpu or host.facts.gpus >= need.gpus), key=order, default=None)
 
     def _variables_on(self, host: JoinedHost, job: Job, start: Start) -> dict[str, str]:
         """Return the variables of a worker on a host, where accelerators are counted from 0."""

@@ -78,7 +78,7 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     seeing = [room for room in rooms if room.host.shares_folder or room is rooms[0]]
     of: dict[str, _Room] = {}
     for need in (need for need in needs if need.device == "learns"):
-        of[need.worker] = _for_learner(need, seeing, rooms)
+        of[need.worker] = _for_learner(need, rooms if need.follows else seeing, rooms)
     on_cpu = not any(host.gpus for host in hosts)
     shared = [need for need in needs if need.spreads or (need.answers and (on_cpu or not need.alone))]
     for need in (need for need in needs if need.device != "learns" and need not in shared):

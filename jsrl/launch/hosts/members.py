@@ -27,6 +27,7 @@ from jsrl.launch.hosts.messages import (
     Farewell,
     Hello,
     Leaving,
+    Pages,
     Refused,
     Said,
     Usage,
@@ -120,6 +121,7 @@ class Members:
 
     Attributes:
       hosts: of this moment, in the order in which they joined. words: what workers said, for the control road.
+      pages: (host epoch, what its workers count of the streams that they read), for the run folder.
       news: for people, not yet told.
     """
 
@@ -136,6 +138,7 @@ class Members:
         self._tokens, self._lease_s, self._lost_s, self._clock, self._own = tokens, lease_s, lost_s, clock, own
         self.hosts: list[JoinedHost] = []
         self.words: list[bytes] = []
+        self.pages: list[tuple[int, dict[str, bytes]]] = []
         self.news: list[str] = []
         self._epoch = 0
 
@@ -161,7 +164,11 @@ class Members:
                 self.lose(host, host.leaves)
                 return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
             return [(host.identity, Alive(host.epoch, message.sent_s))]
-        if isinstance(message, Said):
+        if isinstance(message, Pages):
+            ends = tuple(f".{life.worker}" for life in host.lives.values())
+            own = {name: page for name, page in message.pages.items() if name.partition("/")[0].endswith(ends)}
+            self.pages.append((host.epoch, own))
+        elif isinstance(message, Said):
             self.words += message.words
         elif isinstance(message, Exited):
             self._note_exit(host, message)

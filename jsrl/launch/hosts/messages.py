@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jsrl.errors import CodecError
+from jsrl.launch.hosts.pages import PAGE_BYTES
 from jsrl.runs.names import Registration
 
 MAX_MESSAGE_BYTES = 32 << 20
@@ -23,6 +24,7 @@ _WORKER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _WANTED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}")
 _PLAYER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}-[0-9a-f]{32}\.npz")
+_PAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}/(ledger|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.page)")
 _GUEST = re.compile(r"[0-9a-f]{80}")
 _KIND = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 VARIABLES = frozenset(  # of a worker's environment, which decide on devices, threads and the cache of programs
@@ -95,6 +97,18 @@ class Beat(Up, tag="beat"):
         wrong = [wanted for wanted in self.wanted if not _WANTED.fullmatch(wanted) or ".." in wanted]
         if wrong:
             raise ValueError(f"player {wrong[0][:80]!r}")
+
+
+class Pages(Up, tag="pages"):
+    """What has changed of what workers of the host count of the streams that they read: HOP/FILE -> page."""
+
+    pages: dict[str, bytes]
+
+    def __post_init__(self) -> None:
+        """Refuse what could be a path to anything else."""
+        wrong = [n for n, page in self.pages.items() if not _PAGE.fullmatch(n) or ".." in n or len(page) != PAGE_BYTES]
+        if wrong:
+            raise ValueError(f"page {wrong[0][:80]!r}")
 
 
 class Said(Up, tag="said"):
@@ -252,7 +266,7 @@ class Farewell(Down, tag="farewell"):
     text: str
 
 
-AnyUp = Hello | Beat | Said | Exited | Answer | Leaving
+AnyUp = Hello | Beat | Pages | Said | Exited | Answer | Leaving
 AnyDown = Welcome | Refused | Alive | Keys | Code | Names | Player | Begin | Signal | Ask | Tell | Farewell
 Message = TypeVar("Message")
 

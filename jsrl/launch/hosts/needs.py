@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jsrl.experiment import Experiment
+from jsrl.graph.ranks import RANKS
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, memory_mb
 from jsrl.workers.jobs import Job
@@ -28,6 +29,7 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
                 spreads=kind.forks,
                 answers=any(port.sort == "inference" and port.does == "answers" for port in kind.ports),
                 asks=next((end.peers[0].worker for port, end in job.ends if _asks(kind.port(port))), ""),
+                follows=any((port.sort, port.does) == (RANKS, "asks") for port in kind.ports),
                 beside="" if kind.forks or worker.name == learner or not (stays or worker.own_device) else learner,
             )
         )
@@ -46,7 +48,7 @@ def _stays(kind: Kind, job: Job) -> str:
     """Return why a worker may not live on a host that does not see the run folder; empty: it may."""
     if kind.needs_folder:
         return kind.needs_folder
-    if kind.reads_samples:
+    if kind.reads_samples and not job.has(RANKS):  # what ranks count, their agents send
         return "it counts what it reads in the run folder"
     if any(end.stream.road and kind.port(port).binds for port, end in job.ends):
         return "it binds a stream with a road of its own"

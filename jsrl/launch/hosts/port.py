@@ -29,10 +29,12 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.launch.hosts.pages import keep_pages
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.runs.control import RELAY
 from jsrl.runs.names import FileNames, Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.transport.ledger.hops import HOPS
 from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
 
 _logger = logging.getLogger("jsrl.hosts")
@@ -73,6 +75,7 @@ class HostPort:
         self._shown: dict[int, Names] = {}  # host epoch -> what it was told
         self._told_s = 0.0
         self._folder = Path()  # of the run
+        self._counted: dict[int, set[str]] = {}  # host epoch -> hops of which it has sent pages
         self._sent: dict[tuple[int, Path], tuple[int, float]] = {}  # (host epoch, player) -> bytes sent, and when
         self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._rung = socketpair()
@@ -186,6 +189,10 @@ class HostPort:
         words, self._members.words = self._members.words, []
         if words and self._control is not None:
             self._control.send_multipart(words)
+        pages, self._members.pages = self._members.pages, []
+        for epoch, changed in pages:
+            with contextlib.suppress(OSError):  # a full disk: the result says that counts are missing
+                keep_pages(self._folder / HOPS, changed, self._counted.setdefault(epoch, set()))
         news, self._members.news = self._members.news, []
         for line in news:
             self._tell(line)

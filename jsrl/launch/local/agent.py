@@ -41,6 +41,7 @@ from jsrl.launch.hosts.messages import (
     Keys,
     Leaving,
     Names,
+    Pages,
     Player,
     Refused,
     Said,
@@ -52,6 +53,7 @@ from jsrl.launch.hosts.messages import (
     decode,
     encode,
 )
+from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.links import KEYS
@@ -61,6 +63,7 @@ from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.local.relays import HostRelays
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
+from jsrl.transport.ledger.hops import HOPS
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, show_guests
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
@@ -113,6 +116,7 @@ class Agent:
         self._heard: deque[AnyDown] = deque()
         self._context = zmq.Context()
         self._road = ChildrenRoad(self._context, folder)
+        self._pages = PageWatch(folder / HOPS)
         self._children = Children(folder, self._road.address)
         self._relays = HostRelays(memory, folder / KEYS, tell)
         self._own_address = ""
@@ -204,6 +208,7 @@ class Agent:
         if self._road.urgent:
             self._say(Said(self._epoch, kept_words(self._road.words(beats=False), _MOST_WORDS_BYTES)))
         for exited in self._children.ended(self._epoch):
+            self._tell_pages()  # before: then nothing of what it counted is missing
             self._say(exited)
         while not self._answers.empty():
             self._say(self._answers.get())
@@ -217,10 +222,15 @@ class Agent:
         if now_s() >= self._usage_at_s:
             self._usage_at_s = now_s() + _USAGE_S
             usage = self._children.usage()
+            self._tell_pages()
         names = FileNames(self._folder / "names").own() if self._children.count else []
         words = kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
         self._say(Beat(self._epoch, now_s(), words, usage, names, wanted, leaves, self._relays.addresses))
+
+    def _tell_pages(self) -> None:
+        if changed := self._pages.changed():
+            self._say(Pages(self._epoch, changed))
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -301,6 +311,7 @@ class Agent:
         if message.epoch > self._epoch:
             self._children.kill_all()  # of an earlier membership; there should be none
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
+            self._pages.forget()
             self._tell(f"joined the run at {self._address} as {self._name}")
 
     def _begin(self, message: Begin) -> None:

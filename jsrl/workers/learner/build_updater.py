@@ -140,6 +140,11 @@ def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
     found = jax.local_devices()
     if jax.process_count() > 1:  # of all ranks together
         number = len(found)
+        if len(jax.devices()) != jax.process_count() * number:
+            raise ConfigError(
+                f"this rank has {number} device(s), but all {jax.process_count()} ranks together have {len(jax.devices())}; "
+                "each needs the same number: give learner.num_devices."
+            )
     elif number is None:
         number = 1 if found[0].platform == "cpu" else len(found)
         while columns % number:

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from jsrl.errors import StreamTimeout
+from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, part_processes
@@ -141,6 +141,7 @@ class Leader:
                     "look at its log."
                 )
             self._hear(SAY_S)
+        check_own_name(self._begins.coordinator)
         join_processes(self._begins.coordinator, 0, self.count, local_devices)
         self._rest()
 
@@ -258,6 +259,7 @@ class Follower:
             self._say("joins")
             begins = self._hear(SAY_S)
         self.count = begins.count
+        check_own_name(begins.coordinator)
         join_processes(begins.coordinator, begins.rank, begins.count, local_devices)
         self._heard_s = time.monotonic()
         return begins
@@ -346,6 +348,26 @@ def await_life(job: Job, name: str) -> Registration:
                 f"{CONNECT_TIMEOUT_S:g} s; look at the log of the learner."
             )
         time.sleep(0.05)
+
+
+def check_own_name(coordinator: str) -> None:
+    """Refuse a host whose own name leads to itself alone where ranks on CPU meet over the network: gloo publishes that name.
+
+    Raises:
+      ConfigError: says what the name leads to, and what to do.
+    """
+    if coordinator.startswith(("127.", "[::1]")) or os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return
+    name = sockets.gethostname()
+    try:
+        found = sockets.gethostbyname(name)
+    except OSError:
+        found = "nothing"
+    if found.startswith("127.") or found == "nothing":
+        raise ConfigError(
+            f"the name of this host, {name}, leads to {found}, where ranks on other hosts cannot reach it; have /etc/hosts "
+            f"or the name service lead to its address in the network of {coordinator}."
+        )
 
 
 def own_devices(e: Experiment) -> int:

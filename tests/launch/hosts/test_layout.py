@@ -285,3 +285,10 @@ def test_the_text_has_a_line_for_each_host():
     lines = layout_text(layout).splitlines()
     assert len(lines) == 4 and "learner" in lines[1] and lines[2].endswith("actor-0 to actor-2 (3)")
     assert lines[3].endswith("none")
+
+
+def test_other_ranks_of_a_learner_go_to_hosts_that_do_not_see_the_run_folder() -> None:
+    rank = dataclasses.replace(LEARNER, worker="rank-1", follows=True)
+    for gpus in (0, 2):
+        hosts = [HostFacts("main", 8, 8_000, gpus=gpus), HostFacts("far", 8, 8_000, gpus=gpus)]
+        assert lay_out([LEARNER, rank], hosts).of == {"learner": "main", "rank-1": "far"}

@@ -1,0 +1,55 @@
+"""What workers on other hosts count of the streams that they read: their agents send the pages, which the run folder keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from jsrl.runs.files import write_atomic
+
+PAGE_BYTES = 4096
+
+
+class PageWatch:
+    """The pages of a host, as they were last sent.
+
+    Args:
+      folder: of the hops of a run on this host (jsrl.transport.ledger.hops).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._sent = folder, dict[str, int]()
+
+    def changed(self) -> dict[str, bytes]:
+        """Return HOP/FILE -> content of the pages that are not as they were; they count as sent."""
+        found = {}
+        for path in self._folder.glob("*/[!.]*"):
+            with contextlib.suppress(OSError):  # just removed
+                content = path.read_bytes()
+                name, digest = f"{path.parent.name}/{path.name}", hash(content)
+                if self._sent.get(name) != digest and len(content) == PAGE_BYTES:
+                    self._sent[name], found[name] = digest, content
+        return found
+
+    def forget(self) -> None:
+        """Count nothing as sent."""
+        self._sent.clear()
+
+
+def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> None:
+    """Write pages of one host to the folder of the hops of a run.
+
+    Args:
+      known: hops of which this host has sent pages before. Of others the pages of an earlier host go.
+
+    Raises:
+      OSError: they cannot be written.
+    """
+    for hop in {name.partition("/")[0] for name in pages} - known:
+        shutil.rmtree(folder / hop, ignore_errors=True)
+        (folder / hop).mkdir(parents=True)
+        known.add(hop)
+    for name, content in pages.items():
+        write_atomic(folder / name, content, durable=False)

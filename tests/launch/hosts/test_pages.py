@@ -1,0 +1,38 @@
+"""Pages of counts on their way from a host's agent to the run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jsrl.launch.hosts.messages import Pages
+from jsrl.launch.hosts.pages import PAGE_BYTES, PageWatch, keep_pages
+
+
+def test_only_what_changed_is_sent_and_a_new_host_begins_anew(tmp_path: Path) -> None:
+    there, here = tmp_path / "host" / "hops", tmp_path / "run" / "hops"
+    hop = there / "samples.rank-1"
+    hop.mkdir(parents=True)
+    (hop / "ledger").write_bytes(b"a" * PAGE_BYTES)
+    (hop / ".ledger.1.draft").write_bytes(b"d" * PAGE_BYTES)
+    watch, known = PageWatch(there), set[str]()
+    first = watch.changed()
+    assert list(first) == ["samples.rank-1/ledger"] and not watch.changed()
+    keep_pages(here, Pages(1, first).pages, known)
+    (hop / "actor-1.0.00000000000a.page").write_bytes(b"b" * PAGE_BYTES)
+    keep_pages(here, Pages(1, watch.changed()).pages, known)
+    kept = here / "samples.rank-1"
+    assert sorted(path.name for path in kept.iterdir()) == ["actor-1.0.00000000000a.page", "ledger"]
+    keep_pages(here, first, set())  # another host: what the lost one counted of connections goes
+    assert [path.name for path in kept.iterdir()] == ["ledger"]
+    watch.forget()
+    assert len(watch.changed()) == 2
+
+
+@pytest.mark.parametrize("name", ["../x/ledger", "samples/../ledger", "samples.rank-1/x", "/etc/ledger", "a/b/ledger"])
+def test_pages_that_could_lie_elsewhere_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="page"):
+        Pages(1, {name: bytes(PAGE_BYTES)})
+    with pytest.raises(ValueError, match="page"):
+        Pages(1, {"samples.rank-1/ledger": b"short"})
