@@ -137,11 +137,11 @@ class Watch:
         return times.user + times.system
 
     def _actors(self) -> list[psutil.Process]:
-        """Return the living actors: children of the processes that fork them."""
-        forking = [
-            child for agent in self._agents for child in agent.children() if "actor-host" in " ".join(child.cmdline())
-        ]
-        return [actor for host in forking for actor in host.children()]
+        """Return the living actors: those that a process forked, and later lives, which are interpreters of their own."""
+        children = [child for agent in self._agents for child in agent.children()]
+        forking = [child for child in children if "actor-host" in child.cmdline()]
+        alone = [child for child in children if "actor" in child.cmdline()]
+        return [*(actor for host in forking for actor in host.children()), *alone]
 
     def _working(self) -> int:
         """Return how many producers have committed a trajectory."""
