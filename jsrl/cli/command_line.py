@@ -82,6 +82,9 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
             whole[option.name] = json_value(option, " ".join(values))
         else:
             words.append((option, option_words(option, name, values)))
+    for name in whole.keys() - of_run.keys():  # other values may need these; those that need others are set below
+        with contextlib.suppress(ConfigError):
+            default = _with(default, _path(name), whole[name])
     line = _tyro(words, default, run)
     for name in [*whole, *keys]:
         part = "run" if name in of_run else "experiment"

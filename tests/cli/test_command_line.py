@@ -241,6 +241,13 @@ def test_every_option_of_the_short_help_is_explained():
             assert len(line.split(maxsplit=2)) == 3 or line.endswith("environment"), f"no explanation: {line!r}"
 
 
+def test_values_that_need_each_other_may_be_given_in_any_order():
+    tasks, weights = ["--env.tasks", '[{"size": 5}, {"size": 9}]'], ["--env.task-weights", "3,1"]
+    for words in ([*tasks, *weights], [*weights, *tasks]):
+        env = parse(words, real()).experiment.env
+        assert env.tasks == ({"size": 5}, {"size": 9}) and env.task_weights == (3.0, 1.0)
+
+
 def test_the_full_help_has_every_option_once():
     names = [line.split()[0] for line in full_help(real()).splitlines() if line.startswith("  --")]
     assert len(names) == len(set(names)) > 80
