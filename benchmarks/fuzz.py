@@ -421,7 +421,7 @@ def live_inference(folder: Path) -> Live:
     def serve() -> None:
         for asked in server.collect(64, 0.05):
             rows = len(asked.request.is_first)
-            server.reply([asked], Reply(np.zeros(rows, np.int32), np.zeros(rows, np.float32), (), 0))
+            server.reply(asked, Reply(np.zeros(rows, np.int32), np.zeros(rows, np.float32), (), 0))
 
     def works() -> None:
         welcomed: list[Any] = []

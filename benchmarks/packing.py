@@ -107,22 +107,21 @@ def consume(address: str, keys: str, arm: str) -> dict[str, float]:
     return {"count": count - VARIANTS - 1, "cpu_s": cpu_s() - begin_cpu}
 
 
-def measure(arm: str, rate: int, seconds: float) -> dict[str, float]:
-    """Return what an arm does on a link of so many Mbit/s."""
-    from tests.launch.hosts.agents import namespaces
+def shape(namespace: str, link: str, rate: int) -> None:
+    """Let the link of a namespace send so many Mbit/s (0: as many as it can)."""
+    inside = ["ip", "netns", "exec", namespace, "tc", "qdisc"]
+    subprocess.run([*inside, "del", "dev", link, "root"], check=False, stderr=subprocess.DEVNULL)
+    if rate:
+        limits = ["rate", f"{rate}mbit", "burst", "256kb", "latency", "100ms"]
+        subprocess.run([*inside, "add", "dev", link, "root", "tbf", *limits], check=True)
 
-    with namespaces(2) as (address, names), tempfile.TemporaryDirectory() as folder:
-        if not names:
-            raise SystemExit("network namespaces are not allowed here; run this as root")
-        net, keys = address.rpartition(".")[0], make_keys(Path(folder, "keys"))
-        for i, name in enumerate(names if rate else []):
-            shape = ["tc", "qdisc", "add", "dev", f"ji{os.getpid() % 100_000}{i}", "root", "tbf"]
-            words = ["rate", f"{rate}mbit", "burst", "256kb", "latency", "100ms"]
-            subprocess.run(["ip", "netns", "exec", name, *shape, *words], check=True)
-        reader = start(names[0], "consume", f"tcp://{net}.2:0", str(keys), arm)
-        assert reader.stdout is not None
-        writer = start(names[1], "produce", json.loads(reader.stdout.readline()), str(keys), str(seconds))
-        made, took = (json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in (writer, reader))
+
+def measure(names: list[str], net: str, keys: str, arm: str, seconds: float) -> dict[str, float]:
+    """Return what an arm does between two namespaces."""
+    reader = start(names[0], "consume", f"tcp://{net}.2:0", keys, arm)
+    assert reader.stdout is not None
+    writer = start(names[1], "produce", json.loads(reader.stdout.readline()), keys, str(seconds))
+    made, took = (json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in (writer, reader))
     return {
         "trajectories_per_s": made["count"] / made["s"],
         "mb_each": made["bytes"] / made["count"] / 1e6,
@@ -151,11 +150,20 @@ def main() -> None:
     parser.add_argument("--output")
     options = parser.parse_args()
     sys.path.insert(0, os.getcwd())
+    from tests.launch.hosts.agents import namespaces
+
     results: dict[str, Any] = {"machine": platform.platform(), "cores": os.cpu_count(), "rounds": {}}
-    for _ in range(options.rounds):
-        for rate in options.rates:
-            for arm in ARMS:
-                results["rounds"].setdefault(f"{rate} {arm}", []).append(measure(arm, rate, options.seconds))
+    with namespaces(2) as (address, names), tempfile.TemporaryDirectory() as folder:
+        if not names:
+            raise SystemExit("network namespaces are not allowed here; run this as root")
+        net, keys = address.rpartition(".")[0], str(make_keys(Path(folder, "keys")))
+        for _ in range(options.rounds):
+            for rate in options.rates:
+                for i, name in enumerate(names):
+                    shape(name, f"ji{os.getpid() % 100_000}{i}", rate)
+                for arm in ARMS:
+                    found = measure(names, net, keys, arm, options.seconds)
+                    results["rounds"].setdefault(f"{rate} {arm}", []).append(found)
     for name, rounds in results["rounds"].items():
         row = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
         print(f"{name:>20}: " + ", ".join(f"{key} {value:.2f}" for key, value in row.items()))
