@@ -72,7 +72,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     )
     scores = None
     if wants_scores(e.director):
-        scores = Scores(reporter, job.policy_number, always=e.is_deterministic)
+        scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=life.open_games)
     copies = Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key))
 
     def again(values: list[Any], updates: int) -> Any:

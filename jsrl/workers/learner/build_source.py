@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,8 @@ class Life(NamedTuple):
 
     Attributes:
       epoch: of this life. trained: trajectories that the restored state was trained on. ledger: of all lives.
-      told: a director's reset or copy that was not made, see Learner. saved_epoch: of the snapshot that it begins with.
+      told, open_games: a director's reset or copy that was not made, and scores of games that go on, see Directed.
+      saved_epoch: of the snapshot that it begins with.
     """
 
     epoch: int
@@ -40,6 +41,7 @@ class Life(NamedTuple):
     ledger: Ledger
     told: dict[str, Any] | None = None
     saved_epoch: int | None = None
+    open_games: Sequence[Sequence[float]] = ()
 
 
 def make_source(job: Job, devices: int, life: Life, recorder: Recorder, reporter: Reporter) -> Source:
@@ -135,15 +137,15 @@ def begin_counting(job: Job, reporter: Reporter) -> Life:
     The epoch rises on the disk at each start, also where no snapshot was written since the last one, so that no two lives
     of a run ever publish under the same version.
     """
-    saved, told = None, None
+    saved, told, open_games = None, None, []
     if job.start_point.restore and not job.start_point.params_only:
         folder, _, selector = job.start_point.restore.rpartition("@")
         meta = SnapshotStore(folder).meta(selector)
-        told = meta.get("told")
+        told, open_games = meta.get("told"), meta.get("open_games", [])
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
     epoch, ledger = count_on(job, saved, reporter)
-    return Life(epoch, trained, ledger, told, saved_epoch)
+    return Life(epoch, trained, ledger, told, saved_epoch, open_games)
 
 
 def count_on(job: Job, saved: dict[str, Any] | None, reporter: Reporter) -> tuple[int, Ledger]:

@@ -116,8 +116,9 @@ class ByDirector(Directed):
             self._scores.add(batch.trajectory.game, rows, batches)
 
     def meta(self) -> dict[str, Any]:
-        """Return what was told and is not made yet."""
-        return {} if self._told is None else {"told": self._told}
+        """Return what was told and is not made yet, and the scores of games that go on."""
+        told = {} if self._told is None else {"told": self._told}
+        return told if self._scores is None else told | {"open_games": self._scores.open_games}
 
     def obey(self, name: str, facts: dict[str, Any], now: Now, save: Callable[[], None]) -> None:
         """Carry out a command, once, and say so, or why not."""

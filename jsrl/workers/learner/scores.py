@@ -1,7 +1,6 @@
 """Scores of games: the mean |advantage| over the rows of each game that a director assigned, told when the game has ended.
 
-A game's rows come in several batches. A later life of the learner knows nothing of the games that were open, and tells nothing
-of them.
+A game's rows come in several batches. Snapshots have what the learner knows of the games that are open, for a later life.
 
 Source: Jiang et al., "Prioritized Level Replay" (2021), section 3.1: the average magnitude of the generalised advantage
 estimate over an episode, the L1 value loss. Differs: the rows of an episode that is longer than one batch are scored with the
@@ -27,11 +26,19 @@ class Scores:
     Args:
       reporter: through which the director is told. policy: number of the learner's.
       always: tell of every batch, also where no game ended: the director waits for it.
+      known: of games that were open in the life before, see `open_games`.
     """
 
-    def __init__(self, reporter: Reporter, policy: int = 0, *, always: bool = False) -> None:
+    def __init__(
+        self, reporter: Reporter, policy: int = 0, *, always: bool = False, known: Sequence[Sequence[float]] = ()
+    ) -> None:
         self._reporter, self._policy, self._always = reporter, policy, always
-        self._open: dict[int, tuple[float, float]] = {}  # game -> sum and number of its rows so far
+        self._open = {int(game): (total, count) for game, total, count in known}  # sum and number of its rows so far
+
+    @property
+    def open_games(self) -> list[tuple[int, float, float]]:
+        """Return each game that has not ended, with the sum and the number of its rows so far."""
+        return [(game, *values) for game, values in self._open.items()]
 
     def add(self, game: Array, rows: Array | None, batches: int = 0) -> None:
         """Count the rows of a batch, and tell of the games that ended in it.

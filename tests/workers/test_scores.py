@@ -1,0 +1,38 @@
+"""Scores of games, as a learner counts them over batches and over its lives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jsrl.workers.learner.scores import Scores
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.scores: list[tuple[int, float]] = []
+
+    def event(self, kind: str, **facts) -> None:
+        assert kind == "scores"
+        self.scores += facts["scores"]
+
+
+def batch(*games: int) -> np.ndarray:
+    """Return the games of T+1 rows of one environment, [D, T+1, B/D]."""
+    return np.array(games, np.int32).reshape(1, -1, 1)
+
+
+def values(*scores: float) -> np.ndarray:
+    """Return a score and a count of 1 for each of T rows, [D, B/D, T, 2]."""
+    return np.stack([np.array(scores), np.ones(len(scores))], -1).reshape(1, 1, -1, 2)
+
+
+def test_a_later_life_goes_on_with_the_games_that_are_open():
+    """Game 7 has the rows 1, 2 in one life and 6 in the next: its score is 3."""
+    heard = Heard()
+    first = Scores(heard)
+    first.add(batch(5, 7, 7), values(4.0, 1.0))
+    first.add(batch(7, 7), values(2.0))
+    assert heard.scores == [(5, 4.0)] and first.open_games == [(7, 3.0, 2.0)]
+    later = Scores(heard, known=[list(game) for game in first.open_games])  # as JSON keeps it
+    later.add(batch(7, 8), values(6.0))
+    assert heard.scores == [(5, 4.0), (7, 3.0)] and later.open_games == []
