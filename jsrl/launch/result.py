@@ -101,12 +101,13 @@ class Result:
         lines += ledger_lines(self.ledger, self.hops)
         if self.summary:
             lines.append(self.summary)
-        lines.append(f"run folder: {self.folder}")
+        said = fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+        whole = [f"run folder: {self.folder}"]  # paths and commands are copied: they are not wrapped
         if (report := self.folder / "report.html").exists():
-            lines.append(f"report: {report}")
+            whole.append(f"report: {report}")
         if not self.as_intended and (self.folder / "snapshots" / "state").exists():
-            lines.append(f"to go on: jsrl run --resume {self.folder}")
-        return fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+            whole.append(f"to go on: jsrl run --resume {self.folder}")
+        return "\n".join([said, *whole])
 
 
 def fitted(text: str, width: int = WIDTH) -> str:
