@@ -138,20 +138,21 @@ def test_the_higher_return_wins_where_the_environment_names_no_winner():
 
 
 @pytest.mark.slow
-def test_psro_solves_biased_rock_paper_scissors_from_sampled_games():
-    """4,000 games a cell, moves drawn: NashConv from 0.667 to at most 0.05 with at most 6 members."""
+@pytest.mark.parametrize(("games", "bar"), [(400, 0.15), pytest.param(4_000, 0.05, marks=pytest.mark.nightly)])
+def test_psro_solves_biased_rock_paper_scissors_from_sampled_games(games: int, bar: float):
+    """So many games a cell, moves drawn: NashConv falls from 0.667 to the bar with at most 6 members."""
     generator = np.random.default_rng(0)
 
     def play(strategies):
         first, second = (generator.choice(3, p=strategy) for strategy in strategies)
         return float(BIASED[first, second]), -float(BIASED[first, second])
 
-    director = PSRO(oracle_env_steps=20, games_per_cell=4_000, max_population=5)
+    director = PSRO(oracle_env_steps=20, games_per_cell=games, max_population=5)
     uniform = np.full(3, 1 / 3)
     solved, _ = run_psro(director, {"main": uniform}, respond, play, at_once=64)
     mixed = {size: np.average(found["main"][0], axis=0, weights=found["main"][1]) for size, found in solved.items()}
     assert nash_conv(BIASED, -BIASED, uniform, uniform) == pytest.approx(2 / 3)
-    assert nash_conv(BIASED, -BIASED, mixed[5], mixed[5]) <= 0.05
+    assert nash_conv(BIASED, -BIASED, mixed[5], mixed[5]) <= bar
 
 
 def test_games_that_are_not_zero_sum_are_refused_where_that_matters():

@@ -148,7 +148,7 @@ def test_a_host_that_ssh_does_not_reach_is_refused_in_a_sentence(tmp_path: Path,
         with pytest.raises(
             ConfigError, match=r"host b cannot join: sh b ended with status 255: b: Permission denied \(pub"
         ):
-            launcher.place(None, ())  # type: ignore[arg-type]
+            launcher.place(None, (), lambda: False)  # type: ignore[arg-type]
     finally:
         launcher.close()
 
