@@ -57,10 +57,11 @@ class Client:
         introduce(self.socket, f"tcp://{address}", keys)
         self.monitor = self.socket.get_monitor_socket(int(ENDED))
         self.socket.connect(f"tcp://{address}")
-        self.say(words)
+        with contextlib.suppress(zmq.Again):  # refused already: the monitor has it
+            self.say(words)
 
     def say(self, words: bytes) -> None:
-        self.socket.send_multipart(outgoing([words], self.keys))
+        self.socket.send_multipart(outgoing([words], self.keys), zmq.NOBLOCK)
 
     def answer(self) -> Any:
         """Return what the controller answers, waiting for it; None: it ended the connection."""
