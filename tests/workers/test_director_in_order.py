@@ -153,3 +153,23 @@ def test_who_is_faster_changes_nothing(tmp_path: Path, director, monkeypatch) ->
         and not last["stops"]
     )
     assert [fleet.store.names() for fleet in fleets[1:]] == [fleets[0].store.names()] * 2
+
+
+def test_the_last_snapshot_has_its_state_where_one_group_has_gone_on(tmp_path: Path) -> None:
+    """Actors play on until they are stopped, so that messages of the next trajectory wait at the end of a run."""
+    fleet = Hasty(tmp_path, DeltaUniform(freeze_env_steps=30, latest_share=0.3), 0)
+    while fleet.updates < 5:
+        fleet.turn()
+    (saving,) = [mail for mail in fleet.mail if mail[1] == "saving"]
+    fleet.mail.remove(saving)
+    last = GROUPS - 1  # of equal steps it comes after the others, so that what it says waits for them
+    while fleet.steps[last] <= 5 * ROWS or not fleet.over[last]:
+        fleet.play(last)
+        fleet.carry()
+        fleet.worker.step()
+        fleet.deliver()
+    fleet.mail.append(saving)
+    while fleet.mail:
+        fleet.carry()
+    fleet.worker.close()
+    assert (tmp_path / "director" / f"state-{make_version(0, 5)}.json").exists()

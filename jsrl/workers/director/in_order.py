@@ -70,8 +70,8 @@ class Merge:
         return self._waiting[source].popleft()[1]
 
     def is_past(self, step: int) -> bool:
-        """Return whether everything up to a step was taken."""
-        return not any(self._waiting.values()) and min(self._lowest.values()) > step
+        """Return whether everything up to a step was taken; messages of later steps may wait."""
+        return min(self._lowest.values()) > step
 
 
 class DirectorInOrder(DirectorWorker):
@@ -167,7 +167,8 @@ class DirectorInOrder(DirectorWorker):
             trajectories = version_updates(version) // self._order.updates
             values = self._between.get(trajectories)
             idle = self._moment is None and not self._orders
-            if values is None and idle and self._merge.is_past(trajectories * self._order.rows):
+            newest = trajectories > max(self._between, default=-1)  # nothing of a later one was taken
+            if values is None and newest and idle and self._merge.is_past(trajectories * self._order.rows):
                 values = self._kept()
             if values is not None:
                 self._savings.remove(version)
