@@ -21,27 +21,27 @@ from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import Array, GameSpec, Tree, named_leaves
 
-SEED_STRIDE = 1_009  # between the random numbers of two seeds; players of one arena have those between
-STEP_S = 0.5  # between reports of progress
+SEED_STRIDE = 1_009  # distance between the random streams of two seeds; the players of an arena use the streams between
+STEP_S = 0.5  # seconds between reports of progress
 Progress = Callable[[str, int, int], Any]
 
 
 class LoadedPlayer(NamedTuple):
-    """What `RUN@TAG` names: its policies, and the experiment that trained the first one."""
+    """The policies of a `RUN@TAG`, and the experiment that trained the first of them."""
 
     name: str
     policies: tuple[Policy, ...]
 
     @property
     def experiment(self) -> Experiment:
-        """Return what trained it."""
+        """Return the experiment that trained it."""
         return self.policies[0].experiment
 
 
 def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> LoadedPlayer:
     """Load the player that `RUN@TAG` or `RUN@POLICY/TAG` names; without a policy, all policies of the run that have the tag.
 
-    Of several policies for the same seats the first one plays.
+    If several policies play the same seats, the first one plays.
 
     Args:
       text: RUN as for `load_policy`. TAG: best (the default), latest, final, or a frozen player such as frozen-3.
@@ -56,7 +56,7 @@ def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> Load
     for each in [f"{name}/{tag}" for name in several] or [tag]:
         try:
             policy = load_policy(run, each, runs_dir=os.fspath(runs_dir))
-            if not any(set(policy.seats) & set(other.seats) for other in found):  # of rivals the first one plays
+            if not any(set(policy.seats) & set(other.seats) for other in found):  # of rivals for seats the first plays
                 found.append(policy)
         except ConfigError as error:
             refusals.append(error)
@@ -90,10 +90,11 @@ def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[s
 
 
 class Arena:
-    """An environment in which trained players meet: that of the first one's evaluations.
+    """An environment in which trained players meet: the evaluation environment of the first player.
 
     Args:
-      players: `RUN@TAG`, `RUN@POLICY/TAG`, or loaded ones. num_envs: stepped together. seed: of the environments and of
+      players: `RUN@TAG`, `RUN@POLICY/TAG`, or loaded ones. num_envs: environments stepped together. seed: of the
+      environments and of
         sampled actions.
       greedy: take the most likely actions instead of sampling.
 
@@ -140,7 +141,7 @@ class Arena:
           progress: called now and then with (names, games played, games).
 
         Raises:
-          ConfigError: they do not have the seats for it.
+          ConfigError: the two players cannot fill the seats.
         """
         one, other = self._contestants[home], self._contestants[away]
         find_sides(self.spec, one, other)
@@ -159,7 +160,7 @@ class Arena:
         pairs: Iterable[tuple[int, int]] | None = None,
         progress: Progress = lambda match, played, of: None,
     ) -> Standings:
-        """Play a match of each pair of players (None: everybody against everybody); return table and ratings.
+        """Play a match of each pair of players (None: all pairs); return table and ratings.
 
         Raises:
           ConfigError: no pair has the seats for a match.
@@ -200,10 +201,10 @@ def _tell(progress: Progress, number: int, matches: int, names: str, played: int
 
 
 def contestant_of(player: LoadedPlayer, number: int, greedy: bool) -> Contestant:
-    """Return a loaded player as matches take it, with recurrent states and random numbers of its own.
+    """Return a `Contestant` of a loaded player, with recurrent states and random numbers of its own.
 
     Args:
-      number: another one for each player of a match. greedy: take the most likely actions instead of sampling.
+      number: different for each player of a match. greedy: take the most likely actions instead of sampling.
     """
     parts = []
     for policy in player.policies:
@@ -222,14 +223,14 @@ def check_same(name: str, experiment: Experiment, other: LoadedPlayer, spec: Gam
     """Refuse a player that was trained in another environment.
 
     Args:
-      name: of the player or run whose environment it is. experiment: of it. spec: of the environment.
+      name: the player or run that owns the environment. experiment: its experiment. spec: its environment.
 
     Raises:
-      ConfigError: says in what they differ.
+      ConfigError: the environments differ; the message says how.
     """
     here, there = experiment.env.id, other.experiment.env.id
     if here != there:
-        raise ConfigError(f"{name} was trained in {here!r}, {other.name} in {there!r}; they never meet.")
+        raise ConfigError(f"{name} was trained in {here!r}, {other.name} in {there!r}; a match needs both in one.")
     for policy in other.policies:
         known = set(policy.seats) <= set(spec.names)
         own = spec.view(policy.seats) if known else None

@@ -5,7 +5,7 @@ JsrlError
 │   └── MissingExtra       an optional dependency that is not installed
 ├── SpecMismatch           arrays that differ from the declared schema; names the leaf
 ├── AgentFault             an agent broke the contract of jsrl.agents.base
-├── EnvironmentFault       an environment raised, hung, or returned something it must not
+├── EnvironmentFault       an environment raised, hung, or returned invalid values
 ├── StreamError
 │   ├── StreamTimeout      nothing arrived (or no room was made) before the deadline
 │   ├── StreamClosed       the other end, or this one, is closed
@@ -46,10 +46,10 @@ class AgentFault(JsrlError):
 
 
 class EnvironmentFault(JsrlError):
-    """An environment raised, hung, or returned something it must not (NaN, shape, dtype).
+    """An environment raised, hung, or returned invalid values (NaN, shape, dtype).
 
     Attributes:
-      slot: index of the environment inside its vector; None: not known. repairable: by another one; False: no repair is left.
+      slot: index of the environment inside its vector; None: not known. repairable: False once the repair budget is exhausted.
     """
 
     slot: int | None = None

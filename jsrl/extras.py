@@ -37,7 +37,7 @@ def install_command(extra: str) -> str:
 
 
 def _source(extra: str) -> str:
-    """Return what pip is to be given: the checkout, the wheel, or the name on an index."""
+    """Return the requirement for pip: the checkout, the wheel, or the name on an index."""
     installed = importlib.metadata.distributions(name=DISTRIBUTION)  # a checkout's egg-info may be among them
     texts = [text for found in installed if (text := found.read_text("direct_url.json"))]
     if texts:
@@ -47,6 +47,6 @@ def _source(extra: str) -> str:
         editable = "-e " if facts["dir_info"].get("editable") else ""
         return f"{editable}'{unquote(urlparse(facts['url']).path)}{extra}'"
     checkout = Path(__file__).resolve().parents[1]
-    if (checkout / "pyproject.toml").exists():  # only its folder is on the path
+    if (checkout / "pyproject.toml").exists():  # not installed, only on sys.path
         return f"-e '{checkout}{extra}'"
     return f"'{DISTRIBUTION}{extra}'"

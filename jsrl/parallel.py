@@ -1,10 +1,10 @@
 """One update on several devices: the only file that says pmap.
 
-`update(state, trajectory, key, axis_name="devices")` runs on every device with its share of the batch; it sums what must be
-summed over the axis itself. The state carries no device axis: each device holds all of it, and all hold the same.
+`update(state, trajectory, key, axis_name="devices")` runs on every device with its share of the batch; the update itself does
+the sums over the axis. The state has no device axis: every device holds a full copy.
 
-Only device 0's share of the returned state is used (`out_axes=None`), so an update whose devices disagree is wrong without a
-sign of it: tests compare all shards with `replicas`.
+Only device 0's copy of the returned state is used (`out_axes=None`), so an update whose devices disagree gives wrong results
+silently: tests compare all copies with `replicas`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ IN_TURN = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 @functools.cache
 def small_calls() -> dict[str, str] | None:
-    """Return the compiler options of a small program that is called very often; None where there are none to give.
+    """Return the compiler options of a small program that is called very often; None: no options.
 
-    On CPU XLA hands what is independent in a program (actor and critic) to its threads, and waking one takes longer than a
-    small network's whole call: 16 rows through two of 64x64 take 140 us so, and 38 us in turn. The results are the same bits.
+    On CPU, XLA runs independent parts of a program (actor and critic) on its threads. Waking a thread takes longer than a
+    whole
+    call of a small network: 16 rows through two networks of 64x64 take 140 us with threads and 38 us without. Results are
+    bit-equal.
     """
     if jax.default_backend() != "cpu":
         return None
@@ -49,16 +51,16 @@ def small_calls() -> dict[str, str] | None:
 
 
 def join_processes(coordinator: str, number: int, count: int, local_devices: int) -> None:
-    """Make this process number `number` of `count` whose devices work together; call it before jax is used.
+    """Join this process, number `number` of `count`, to the others for joint updates; call it before using jax.
 
-    Whoever leaves without `part_processes` ends at once, without jax's barrier: that would wait for processes that may hang.
+    A process that exits without `part_processes` ends at once and skips jax's barrier, which would wait for hung processes.
 
     Args:
-      coordinator: HOST:PORT where process 0 listens, on that address alone. Whoever reaches it may join: it has no keys.
+      coordinator: HOST:PORT where process 0 listens, on that address alone. There is no authentication: any peer may join.
       local_devices: how many this process has.
 
     Raises:
-      RuntimeError: not all came within a minute.
+      RuntimeError: not all processes joined within a minute.
     """
     asked = signal.getsignal(signal.SIGTERM)
     with contextlib.suppress(AttributeError):  # a version of jax without it
@@ -74,12 +76,12 @@ def join_processes(coordinator: str, number: int, count: int, local_devices: int
         shutdown_timeout_seconds=SHUTDOWN_S,
         coordinator_bind_address=coordinator,
     )
-    signal.signal(signal.SIGTERM, asked)  # jax's own would let nobody know
+    signal.signal(signal.SIGTERM, asked)  # keep the worker's handler: jax's would hide the signal from it
     atexit.register(_end_at_once)
 
 
 def part_processes() -> None:
-    """Leave the other processes in order, once all of them call this."""
+    """Leave the group of processes cleanly, once all of them call this."""
     jax.distributed.shutdown()
 
 
@@ -127,8 +129,8 @@ class DataParallel:
     def place(self, state: Tree) -> Tree:
         """Return a copy of `state` (host, single-device or replicated arrays) on all devices.
 
-        The caller's own arrays stay valid: what a call donates is only what `place` or an earlier call returned. Of several
-        processes all call this, with arrays of the same shapes, and get the state of process 0.
+        The caller's arrays stay valid: calls donate only states that `place` or an earlier call returned. With several
+        processes all of them call this, with arrays of the same shapes, and get the state of process 0.
         """
         state, number = self.fetch(state), len(self.devices)
         if not self._alone:
@@ -137,7 +139,7 @@ class DataParallel:
         return jax.block_until_ready(self._copy(state, is_first))
 
     def make(self, init: Callable[[Array], Tree], key: Array) -> Tree:
-        """Return `init(key)`, made on all devices: nothing of it passes through the host's memory."""
+        """Return `init(key)`, made on all devices; nothing passes through the host's memory."""
 
         def on_each(key: Array, _: Array) -> Tree:
             return init(key)
@@ -175,15 +177,15 @@ class DataParallel:
         self._update.lower(state, batch, key).compile()  # fills the cache that calls look into
 
     def fetch(self, tree: Tree) -> Tree:
-        """Return a tree of replicated arrays as numpy arrays of their own, from the first shard: nothing is gathered."""
+        """Return copies of replicated arrays as numpy arrays, read from the first shard; no gather."""
         return jax.tree.map(_first_shard, tree)
 
 
 def forget_pmap(function: Callable[..., Any]) -> None:
-    """Free what jax keeps of a function that `jax.pmap` was given, once nothing calls it any more.
+    """Free jax's cached program of a function given to `jax.pmap`, once nothing calls it any more.
 
-    jax 0.10 keeps it forever: its cache is keyed weakly by the function, but what it holds refers to the function. That is
-    about 20 MB of compiled program for each run that starts in one process. Another jax, without that cache, needs nothing.
+    jax 0.10 never frees it: the cache's key is a weak reference to the function, but the cached value refers to the function.
+    That leaks about 20 MB of compiled program per run in one process. A jax without that cache needs nothing.
     """
     try:
         from jax._src import pmap
@@ -252,13 +254,13 @@ def join_devices(tree: Tree) -> Tree:
 
 
 def replicas(tree: Tree) -> list[Tree]:
-    """Return the tree as each device of this process holds it (numpy): for checks that all hold the same."""
+    """Return each device's copy of the tree (numpy), for checks that the copies are equal."""
     count = len(jax.tree.leaves(tree)[0].addressable_shards)
     return [jax.tree.map(lambda x, d=d: np.array(x.addressable_shards[d].data), tree) for d in range(count)]
 
 
 def _of_first(x: Array, is_first: Array) -> Array:
-    """Return the bits of an array as the one device has them on which `is_first` is true."""
+    """Return the exact bits that an array has on the one device where `is_first` is true."""
     bits = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     found = jax.lax.psum(jnp.where(is_first, bits.astype(jnp.uint32), 0), AXIS_NAME)
     return found != 0 if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(found.astype(bits.dtype), x.dtype)

@@ -1,4 +1,4 @@
-"""Reading files of which nothing is known: only regular ones, of bounded size, arrays no larger than their file."""
+"""Reading untrusted files: only regular ones, of bounded size, with arrays no larger than their file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import IO
 
 import numpy as np
 
-MOST_BYTES = 256 << 20  # of a file that is read as a whole
+MOST_BYTES = 256 << 20  # largest file that is read as a whole
 
 
 def open_plain(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading; never waits, as opening a FIFO would.
+    """Open a regular file for reading; never blocks, as opening a FIFO would.
 
     Raises:
       OSError: it cannot be opened. ValueError: it is a FIFO, a folder, a socket or a device.
@@ -44,10 +44,10 @@ def read_plain(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_npy_header(file: IO[bytes], size_bytes: int) -> tuple[tuple[int, ...], np.dtype]:
-    """Return shape and dtype of an array in numpy's file format, which has `size_bytes` with its header; reads the header.
+    """Return shape and dtype of an array in numpy's file format; reads the header of a file of `size_bytes` bytes.
 
     Raises:
-      ValueError: it is not one, holds objects, or declares another size than it has.
+      ValueError: it is not such a file, holds objects, or declares another size than it has.
     """
     version = np.lib.format.read_magic(file)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

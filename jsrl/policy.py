@@ -32,10 +32,10 @@ class Policy:
     """A policy with its own recurrent state.
 
     Attributes:
-      experiment: what trained it. spec: the environment it knows. version: of the params. meta: the snapshot's facts.
-      agent: the value that acts. params: what it acts with.
+      experiment: the experiment that trained it. spec: its environment. version: of the params. meta: the snapshot's metadata.
+      agent: the agent. params: its params.
       view: its part of an environment with several seats, seats: their names; None and (): the environment has one agent.
-      stream: of its random numbers; policies that play each other with sampled actions have different ones.
+      stream: number of its random stream; policies that play each other with sampled actions need different ones.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Policy:
     def save(self, path: str | os.PathLike[str], *, onnx: bool = False) -> list[str]:
         """Write the policy to one file that plays without jsrl (docs/export.md); return its parity report, a line per player.
 
-        Greedy actions and the distribution's parameters; observation moments are inside, recurrent state goes in and out.
+        It gives greedy actions and the distribution's parameters. Observation moments are inside; recurrent state is
+        input and output.
 
         Args:
           onnx: write `policy.onnx` into the file as well.
@@ -118,7 +119,7 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     several = policies_in(folder)
     name, _, plain = tag.rpartition("/")
     first = next(iter(several), "")
-    beside = "" if name == first else name  # files of the first policy lie in no folder of its own
+    beside = "" if name == first else name  # files of the first policy are in no subfolder
     experiment = experiment_of(folder, beside)
     game = make_spec(experiment.env)
     seats = find_seats(several, game, shared=True)[(name or first) if several else ""]
@@ -135,7 +136,7 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
 def _params_of(
     folder: RunFolder, tag: str, runs_dir: str, leaf_names: Sequence[str]
 ) -> tuple[int, list[Any], dict[str, Any]]:
-    """Return version, leaves (in the order of their names) and meta of a snapshot, or where none has the tag of a player."""
+    """Return version, leaves (ordered by name) and metadata of a snapshot, or of the frozen player with this tag."""
     from jsrl.launch.resume import params_source
 
     policy, _, plain = tag.rpartition("/")
@@ -151,7 +152,7 @@ def _params_of(
         raise
     snapshot = SnapshotStore(source).load_snapshot(selector)
     tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]
-    found = dict(named_leaves(tree))  # dicts, whose leaves are in another order than those of the tuples they were
+    found = dict(named_leaves(tree))  # tuples were saved as dicts, whose leaves have another order
     return snapshot.version, [found[leaf] for leaf in leaf_names], snapshot.meta
 
 
@@ -180,7 +181,7 @@ def load_players(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: st
 
 
 def act_together(policies: Sequence[Policy], step: EnvStep | GameStep, *, greedy: bool = True) -> Any:
-    """Return the actions of policies for what an environment returned: [B, ...], or by group of seats."""
+    """Return the policies' actions for an environment's step: [B, ...], or by group of seats."""
 
     def chosen(policy: Policy) -> np.ndarray:
         part = part_of(policy.view, step)

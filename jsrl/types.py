@@ -146,17 +146,17 @@ def to_environment(spec: ActionSpec, action: Any, xp: Any = np) -> Any:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent has to know of an environment.
+    """The spec of an environment, as an agent needs it.
 
     Attributes:
       observation: schema of one environment's observation (no batch axis): ArraySpec or a dict of them. A dict with the
         key `action_mask` (bool or uint8, [A]; for MultiDiscrete the concatenation over its parts) masks actions.
       action: the action spec.
-      name: what messages call the environment.
+      name: of the environment, for messages.
       action_repeat: game frames per env step (brackets in Atari tables only; everything is counted in env steps).
       num_agents: N where several agents act in one environment and share a policy group, None for a single agent.
-      frames: where the observation is one array that stacks this many frames on its last axis, newest last, and older
-        ones are black (0) as a game begins: replay then keeps each frame once. None: it is something else.
+      frames: number of frames stacked on the last axis, newest last, where the observation is one such array and frames before
+        the episode's start are black (0); replay then keeps each frame once. None: any other observation.
       state: schema of the global state that only the learner sees, in environments that have one (no batch axis).
     """
 
@@ -171,7 +171,7 @@ class EnvSpec:
 
 @dataclass(frozen=True)
 class Seat:
-    """One place of an agent in an environment of several.
+    """One agent's place in an environment with several.
 
     Attributes:
       name: unique in its environment. observation, action: as in EnvSpec, of this seat alone.
@@ -189,11 +189,11 @@ class GameSpec:
     """An environment with several seats, in a fixed order.
 
     Attributes:
-      seats: all of them; who is absent or dead keeps its seat. name: what messages call the environment.
+      seats: all seats; absent and dead agents keep theirs. name: of the environment, for messages.
       state: schema of the global state for central critics, None: there is none.
       action_repeat: as in EnvSpec.
       symmetric: seats may be exchanged without changing the game.
-      zero_sum: what one side gains the others lose, so that a mean return says nothing of players that play each other.
+      zero_sum: one side's gain is the others' loss, so the mean return of players that play each other means nothing.
       death: what a seat's death before the end of the episode means. `ends`: its episode terminates, and it is absent from
         then on. `team`: it goes on receiving its team's rewards, so that its rows still train the value function.
     """
@@ -207,7 +207,7 @@ class GameSpec:
     zero_sum: bool = False
 
     def __post_init__(self) -> None:
-        """Check that there are seats, each with a name of its own."""
+        """Check that there are seats and that their names differ."""
         names = [seat.name for seat in self.seats]
         if not names or len(set(names)) < len(names):
             raise ConfigError(
@@ -227,12 +227,12 @@ class GameSpec:
         return tuple(order.index(name) for name in names)
 
     def index(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Return where seats stand in the order of all."""
+        """Return the positions of seats in the order of all seats."""
         known = self.names
         return tuple(known.index(name) for name in names)
 
     def view(self, names: Sequence[str]) -> EnvSpec:
-        """Return what a policy has to know that plays these N seats: observations [B, N, ...], actions [B, N, ...].
+        """Return the spec for a policy that plays these N seats: observations [B, N, ...], actions [B, N, ...].
 
         Raises:
           ConfigError: their observations or actions differ; names the seats and the leaf.
@@ -250,16 +250,16 @@ class GameSpec:
 
 
 def spec_for_one(spec: EnvSpec | GameSpec) -> EnvSpec:
-    """Return what one policy has to know that plays all seats of an environment, or its only agent.
+    """Return the spec for one policy that plays all seats of an environment, or its only agent.
 
     Raises:
-      ConfigError: the seats are not alike.
+      ConfigError: the seats differ.
     """
     return spec.view(spec.names) if isinstance(spec, GameSpec) else spec
 
 
 def _unlike(one: Seat, other: Seat) -> str:
-    """Return the first leaf in which two seats differ, and how; empty: they are alike."""
+    """Return the first leaf in which two seats differ, and how; empty: they do not differ."""
     left, right = (
         dict(named_leaves(one.observation, "observation")),
         dict(named_leaves(other.observation, "observation")),
@@ -274,7 +274,7 @@ def _words(leaf: ArraySpec | None) -> str:
     return "missing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
 
 
-WAITING, ACTING, VALUE_ONLY = 0, 1, 2  # kinds of rows, as `acts` says them
+WAITING, ACTING, VALUE_ONLY = 0, 1, 2  # kinds of rows: the values of `acts`
 
 
 class Trajectory(NamedTuple):
@@ -293,11 +293,12 @@ class Trajectory(NamedTuple):
       extras: tree of values of `act` that `update` needs.
       version: int64, like reward: version of the params that chose the action.
       core: tree of [B, ...]: the recurrent state before row 0 acted; () when feed-forward.
-      sampling: () as actors send it and from uniform replay; from prioritised replay float32 [B], each column's
-        importance weight (at most 1), by which an off-policy agent weighs the column's loss.
+      sampling: () as actors send it and from uniform replay; from prioritised replay float32 [B], the importance weight (at
+        most 1) of each column's loss in an off-policy agent.
       state: tree of [T+1, B, ...], the environment's global state, which only the learner sees; () where there is none. Row T
         carries it.
-      game: int32 [T+1, B], the number of the game that a director assigned, where it wants scores of games; else (). Row T
+      game: int32 [T+1, B], the number of the game that a director assigned, where the director uses scores of games; else
+      (). Row T
         carries it.
     """
 
@@ -388,7 +389,7 @@ EPOCH_SHIFT = 40  # version = (learner epoch << 40) | updates
 
 
 def make_version(epoch: int, updates: int) -> int:
-    """Return the version of the params after `updates` updates in learner life `epoch`."""
+    """Return the version of the params after `updates` updates in learner epoch `epoch`."""
     return (epoch << EPOCH_SHIFT) | updates
 
 
@@ -418,7 +419,7 @@ def _children(tree: Tree) -> list[tuple[str, Tree]] | None:
 
 
 def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path such as `observation/image`, leaf) in the order that jax.tree.leaves has (dict keys sorted)."""
+    """Yield (path such as `observation/image`, leaf) in the order of jax.tree.leaves (dict keys sorted)."""
     children = _children(tree)
     if children is None:
         yield prefix, tree
@@ -460,7 +461,7 @@ def map_tree(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 def unflatten(template: Tree, values: list[Any]) -> Tree:
     """Return `template` with its leaves replaced by `values`, given in the order of `leaves`.
 
-    Makes no reference cycle: the last user of a large array frees it at once, not some garbage collection later.
+    Makes no reference cycle, so a large array is freed with its last reference, not at a later garbage collection.
     """
     return _rebuild(template, iter(values))
 

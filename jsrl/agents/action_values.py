@@ -15,13 +15,13 @@ from jsrl.types import Array, Tree
 
 
 class Learned(NamedTuple):
-    """The learner's own: weights of the target network."""
+    """Learner-only params: weights of the target network."""
 
     target: Tree
 
 
 def fresh_state(weights: Tree, optimizer: optax.GradientTransformation, moments: Tree) -> AgentState:
-    """Return the state before any update; the target network has the same weights."""
+    """Return the state before any update; the target network starts with the same weights."""
     updates = jnp.zeros((), jnp.int32)
     params = ActParams(Published(weights, updates), moments)
     return AgentState(params, Learned(weights), optimizer.init(weights), (), updates)
@@ -31,12 +31,12 @@ def fresh_state(weights: Tree, optimizer: optax.GradientTransformation, moments:
 
 
 def annealed_epsilon(updates: Array, *, final: float, over: int) -> Array:
-    """Return epsilon after so many updates: 1 at the start, falling linearly to `final` after `over` of them."""
+    """Return epsilon after `updates` updates: it falls linearly from 1 to `final` over `over` updates."""
     return 1.0 + (final - 1.0) * jnp.clip(updates / over, 0.0, 1.0)
 
 
 def ladder_epsilon(place: Array, *, base: float, alpha: float) -> Array:
-    """Return base^(1 + alpha place) for places in [0, 1] on the ladder: from base down to base^(1 + alpha).
+    """Return base^(1 + alpha place) for places in [0, 1] on the ladder: it falls from base to base^(1 + alpha).
 
     Source: Horgan et al., 2018, arXiv 1803.00933, section 4.1 (place = i / (N - 1) for actor i of N).
     """
@@ -44,7 +44,7 @@ def ladder_epsilon(place: Array, *, base: float, alpha: float) -> Array:
 
 
 def episode_epsilon(key: Array, is_first: Array, kept: Array, *, base: float, alpha: float) -> Array:
-    """Return the epsilon [B] of each row's episode: `kept`, or a place on the ladder, drawn evenly, where one begins."""
+    """Return the epsilon [B] of each row's episode: `kept`, or where an episode begins a random place on the ladder."""
     drawn = ladder_epsilon(jax.random.uniform(key, is_first.shape), base=base, alpha=alpha)
     return jnp.where(is_first, drawn, kept)
 
@@ -54,7 +54,8 @@ def epsilon_greedy(
 ) -> tuple[Array, Array]:
     """Return (action int32 [B], log-probability [B]) for values [B, A] and epsilon [] or [B].
 
-    With probability epsilon the action is any that the observation's `action_mask` allows, else the best of those.
+    With probability epsilon the action is uniform over those that the observation's `action_mask` allows, else the best
+    of them.
     """
     best = jnp.argmax(mask_outputs(values, observation), axis=-1).astype(jnp.int32)
     if greedy:
@@ -76,10 +77,11 @@ def pick(values: Array, action: Array) -> Array:
 
 
 def project(atoms: Array, chances: Array, support: Array) -> Array:
-    """Return the distribution of `atoms` [..., Z] with `chances` [..., Z] moved onto `support` [Z], evenly spaced.
+    """Return the distribution of `atoms` [..., Z] with `chances` [..., Z], projected onto `support` [Z], evenly spaced.
 
-    An atom gives its chance to its two neighbours on the support, in proportion to how near they are; beyond the ends
-    all of it goes to the end.
+    An atom's probability is split between its two neighbours on the support, in proportion to how near they are; an atom
+    beyond
+    the ends gives all of it to the end.
 
     Source: Bellemare et al., 2017, arXiv 1707.06887, equation 7.
     """
@@ -103,7 +105,7 @@ def rescale(value: Array, epsilon: float = RESCALE_EPSILON) -> Array:
 def unscale(value: Array, epsilon: float = RESCALE_EPSILON) -> Array:
     """Return the inverse of `rescale`: sign(x) (((sqrt(1 + 4 e (|x| + 1 + e)) - 1) / (2 e))^2 - 1).
 
-    Written without the difference of nearly equal numbers that float32 cannot hold: with s = |x| + 1 + e,
+    This form avoids the difference of nearly equal numbers, which float32 cannot hold: with s = |x| + 1 + e,
     (sqrt(1 + 4 e s) - 1) / (2 e) = 2 s / (sqrt(1 + 4 e s) + 1).
     """
     distance = jnp.abs(value) + 1.0 + epsilon

@@ -21,7 +21,7 @@ Schedule: TypeAlias = Literal["constant", "linear"]
 
 
 class Weights(NamedTuple):
-    """All that is trained."""
+    """All trained weights."""
 
     policy: Tree
     value: Tree
@@ -61,9 +61,11 @@ def unfold(tree: Tree, axis: int, num_agents: int) -> Tree:
 def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
     """Return the trajectory as one of B * N environments with one agent each (as it is without an agent axis).
 
-    What rows hold that are not the agent's own becomes 0, so that nothing in there reaches a gradient: actions of rows on
-    which it does not act, and observations of waiting rows (where there is a core, which reads those as acting did, only of
-    agents that wait on all rows).
+    Values that are not the agent's own become 0, so that they reach no gradient: actions of rows on which the agent does
+    not act,
+    and observations of waiting rows. With a core, which reads these rows as acting did, only the observations of agents
+    that wait
+    on all rows become 0.
     """
     if num_agents is None:
         return trajectory
@@ -139,7 +141,7 @@ def for_agents(agent: Agent, num_agents: int | None) -> Agent:
 def make_act(network: ActorCritic, chosen: Distribution, *, with_value: bool = False) -> Act:
     """Return the `act` of an actor-critic agent; greedy takes the distribution's mode.
 
-    Where `with_value`, params hold all `Weights`, and the value of each row goes along in the extras.
+    With `with_value`, params hold all `Weights`, and the extras hold the value of each row.
     """
 
     def act(
@@ -161,7 +163,7 @@ def make_act(network: ActorCritic, chosen: Distribution, *, with_value: bool = F
 
 
 def make_optimizer(name: OptimizerName, *, eps: float, max_grad_norm: float | None) -> optax.GradientTransformation:
-    """Return clipping and scaling of gradients; `apply_gradients` multiplies by the learning rate and descends."""
+    """Return clipping and scaling of gradients; `apply_gradients` applies the learning rate and its sign."""
     match name:
         case "adam":
             scale = optax.scale_by_adam(eps=eps)
@@ -174,11 +176,11 @@ def make_optimizer(name: OptimizerName, *, eps: float, max_grad_norm: float | No
 
 
 def learning_rate_at(base: float, schedule: Schedule, total_updates: int | None, updates: Array) -> Array:
-    """Return the learning rate of the update after `updates` updates; `linear` falls to 0 at `total_updates`."""
+    """Return the learning rate after `updates` updates; `linear` falls to 0 at `total_updates`."""
     if schedule == "linear" and total_updates is None:
         raise ConfigError(
-            "schedule='linear' needs total_updates (where the rate reaches 0), got None; an Experiment fills it in, a loop of "
-            "your own must give it."
+            "schedule='linear' needs total_updates (where the rate reaches 0), got None; an Experiment sets it, your own loop "
+            "must give it."
         )
     if schedule == "constant" or total_updates is None:
         return jnp.asarray(base, jnp.float32)
@@ -212,7 +214,7 @@ def check_range(name: str, value: float | None, low: float, high: float | None =
     """Check that low <= value <= high (None: off, or no upper bound).
 
     Raises:
-      ConfigError: it is not; the message says what it was.
+      ConfigError: it does not hold; the message gives the value.
     """
     if value is None or (low <= value and (high is None or value <= high)):
         return
@@ -233,7 +235,7 @@ def check_optimization(config: Any) -> None:
     """Check the fields that every actor-critic config has.
 
     Raises:
-      ConfigError: a value that cannot work; says which and what would.
+      ConfigError: an invalid value; the message names it and the valid ones.
     """
     if not config.learning_rate > 0:
         raise ConfigError(f"learning_rate must be positive, got {config.learning_rate}")

@@ -44,8 +44,8 @@ class ActOutput(NamedTuple):
 
     Attributes:
       action: [B, ...], unclipped. log_prob: [B], of the stored action. extras: tree of [B, ...], stored beside it.
-      distribution: what the action was chosen by, name -> [B, ...]: logits, mean and log_std, or values. Exported policies
-        return it; nothing else reads it.
+      distribution: parameters of the distribution of the action, name -> [B, ...]: logits, mean and log_std, or values. Only
+        exported policies use it.
     """
 
     action: Array
@@ -57,8 +57,8 @@ class ActOutput(NamedTuple):
 class UpdateOutput(NamedTuple):
     """Metrics: flat dict of scalars, already reduced over devices. priorities: new priorities [B, ...], or None.
 
-    Where trajectories carry `game`, priorities are those of jsrl.agents.rows.row_scores; the agent's config has
-    `scores_rows = True` then.
+    If trajectories carry `game`, priorities are those of jsrl.agents.rows.row_scores, and the agent's config has
+    `scores_rows = True`.
     """
 
     metrics: dict[str, Array]
@@ -88,9 +88,9 @@ class Update(Protocol):
 class Split(NamedTuple):
     """An actor-critic agent as two updates, each for a copy of the state on a device of its own.
 
-    policy, critic: `Update`s that train their own part of the state and leave the other's as it is. The policy's side owns
+    policy, critic: `Update`s that train their own part of the state and leave the rest unchanged. The policy's side owns
       `params` (with the moments) and `extra`, the critic's side the rest, targets included.
-    publish_policy, publish_critic: (state) -> what the other side needs of this one.
+    publish_policy, publish_critic: (state) -> what the other side needs from this side.
     take_policy, take_critic: (state, published) -> the state of the other side, with what was published to it.
     join: (state of the policy's side, state of the critic's side) -> the agent's whole state.
     """
@@ -109,7 +109,7 @@ class Agent(NamedTuple):
 
     init: (key) -> AgentState, the same in every process. initial_core: (batch_size) -> core [B, ...], () without one.
     Optional: split (two updates for two devices); analyse (re-analysis of rows); adopt ((fresh state, another run's params) ->
-      a state that begins with these params, target networks and schedules included; None: `params` of the state is replaced);
+      a state that begins with these params, target networks and schedules included; None: only `params` is replaced);
       store_core (whether trajectories carry the core before row 0; False: only acting reads it).
     """
 
@@ -141,15 +141,15 @@ def pmean(value: Tree, axis_name: str | None) -> Tree:
 
 
 def masked_sum(value: Array, mask: Array) -> Array:
-    """Return the sum of the values with mask 1; what the others hold, NaN included, does not matter."""
+    """Return the sum of the values with mask 1; masked values, NaN included, are ignored."""
     return jnp.sum(jnp.where(mask > 0, value, 0.0))
 
 
 def masked_mean(value: Array, mask: Array, axis_name: str | None = None) -> Array:
-    """Return global sum over global count of the rows with mask 1 (not a mean of per-device means).
+    """Return the global sum over the global count of the rows with mask 1 (not a mean of per-device means).
 
     Raises:
-      ValueError: value and mask differ in shape; the count would not be that of the values summed.
+      ValueError: value and mask differ in shape; the count would not match the values.
     """
     if jnp.shape(value) != jnp.shape(mask):
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Behaviour cloning: the policy that makes recorded actions likely, feed-forward and recurrent, for every action spec.
+"""Behaviour cloning: maximise the likelihood of recorded actions, feed-forward and recurrent, for every action spec.
 
 Read `bc` first: `update` is the algorithm in two steps. Its trajectories come from a recording, not from its own acting.
 
 Source: Pomerleau, 1989, "ALVINN: An Autonomous Land Vehicle in a Neural Network" (NeurIPS).
-Differs: a recurrent policy reads each window from a fresh core: the recorded one is another policy's.
+Differs: a recurrent policy reads each window from a fresh core, because the recorded core is another policy's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BCConfig:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         if not self.learning_rate > 0:
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
@@ -75,7 +75,7 @@ class Components(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows to imitate [T, B, ...]: normalised observation, is_first, stored action, mask; count: of all devices."""
+    """Rows to imitate [T, B, ...]: normalised observation, is_first, stored action, mask; count: over all devices."""
 
     observation: Tree
     is_first: Array
@@ -105,14 +105,14 @@ def bc(config: BCConfig, spec: EnvSpec) -> Agent:
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        del key  # nothing here is random
+        del key  # the update is deterministic
         weights, moments = state.params
         trajectory = ac.fold_agents(trajectory, spec.num_agents)._replace(core=())
         mask = acting_mask(trajectory)
         count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
         batch = Batch(norm.normalize(moments, raw), trajectory.is_first[:-1], trajectory.action[:-1], mask, count)
-        # 1. The gradient of the loss: shares of a global mean, so their sum over devices is the mean.
+        # 1. The gradient of the loss: each device has a share of a global mean, so the sum over devices is the mean.
         shares = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, batch)
         gradients, metrics = psum(shares, axis_name)
         # 2. One gradient step.

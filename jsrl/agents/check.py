@@ -1,4 +1,4 @@
-"""The contract of agents as a call: `check_agent(agent, spec)` says in seconds what is wrong, or returns."""
+"""Checks of the agent contract: `check_agent(agent, spec)` raises the first broken rule within seconds, or returns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jsrl.types import Array, ArraySpec, Continuous, Discrete, EnvSpec, Tree, ma
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was checked, and how long the parts took.
+    """Which checks passed, and how long act and update took.
 
     Attributes:
-      checks: names of the checks that passed. skipped: name and reason of those that could not be made.
-      act_compile_s, update_compile_s: first call. act_s, update_s: a later call (batch as given to `check_agent`).
+      checks: names of the checks that passed. skipped: name and reason of those that do not apply.
+      act_compile_s, update_compile_s: first call. act_s, update_s: a later call (with the batch of `check_agent`).
     """
 
     checks: tuple[str, ...]
@@ -40,11 +40,11 @@ def check_agent(agent: Agent, spec: EnvSpec, *, num_rows: int = 8, num_envs: int
     Args:
       agent: the agent.
       spec: the environment's spec that it was made for.
-      num_rows: T. num_envs: B; even, where two devices are to be compared, and what the agent's minibatches divide.
+      num_rows: T. num_envs: B; even to compare two devices, and divisible by the agent's minibatches.
       seed: of weights and rows.
 
     Raises:
-      AgentFault: the first broken rule: what the agent did, what was expected, what to do.
+      AgentFault: the first broken rule: what the agent did, what was expected, what to do next.
     """
     checking = _Check(agent, spec, num_rows, num_envs, seed)
     passed = []
@@ -100,7 +100,7 @@ class _Check:
         _same_layout("jitted init", state, jax.eval_shape(self.agent.init, self.key))
 
     def initial_core(self) -> None:
-        """Core leaves have a leading batch axis and rows that are all alike."""
+        """Core leaves have a leading batch axis and equal rows."""
         self.core = self.agent.initial_core(self.num_envs)
         for name, leaf in named_leaves(self.core):
             _expect(
@@ -162,7 +162,7 @@ class _Check:
         _same("act(greedy=True) with two keys", first, second)
 
     def act_resets_core(self) -> None:
-        """Where is_first is set, the core that came in does not matter; elsewhere it does."""
+        """Where is_first is set, the incoming core does not matter; elsewhere it does."""
         if not jax.tree.leaves(self.core):
             self.skipped.append("act_resets_core: feed-forward, there is no core")
             return

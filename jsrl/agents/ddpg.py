@@ -52,7 +52,7 @@ class DDPGConfig:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         off.check_learning(self)
         ac.check_range("exploration_noise", self.exploration_noise, 0)

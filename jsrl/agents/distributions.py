@@ -42,7 +42,7 @@ class Distribution(NamedTuple):
 
 
 def distribution(spec: ActionSpec) -> Distribution:
-    """Return the distribution that plays `spec`: the one place that maps an action spec to its maths."""
+    """Return the distribution for `spec`: the one place that maps an action spec to its maths."""
     match spec:
         case Discrete():
             return categorical()
@@ -141,9 +141,9 @@ def diagonal_gaussian() -> Distribution:
 
 
 def squashed_gaussian() -> Distribution:
-    """Return the distribution of tanh(u), u a diagonal Gaussian, in which actions are held as u, before tanh.
+    """Return the distribution of tanh(u), u a diagonal Gaussian; actions are stored as u, before tanh.
 
-    Holding u makes the log-probability exact where tanh saturates (no atanh of a rounded 1.0); the environment's side
+    Storing u keeps the log-probability exact where tanh saturates (no atanh of a rounded 1.0). The environment's side
     applies tanh and scales to the bounds (jsrl.types.to_environment). log_prob is the density of tanh(u) on [-1, 1]:
     log N(u) - sum log(1 - tanh(u)^2), and log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The entropy is
     H(N) + E[sum log(1 - tanh(u)^2)], which is smooth, without noise, and right to 1e-5 nats per action dimension.

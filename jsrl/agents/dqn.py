@@ -5,7 +5,8 @@ Read `dqn` first: `update` is the algorithm in three steps.
 Source: Mnih et al., 2015 (DQN); van Hasselt et al., 2016, arXiv 1509.06461 (double); Wang et al., 2016, arXiv 1511.06581
 (duelling); Schaul et al., 2016, arXiv 1511.05952 (prioritised); Bellemare et al., 2017, arXiv 1707.06887 (C51); Hessel et
 al., 2018, arXiv 1710.02298 (all together); Horgan et al., 2018, arXiv 1803.00933 (a ladder of epsilons).
-Differs: how many steps a return has is the length of replay's windows; the rung of the ladder is drawn at each start of an
+Differs: the length of replay's windows is the number of steps of a return; the place on the ladder is drawn at the start
+of each
 episode and kept in a core for acting alone, because `act` does not know the number of its actor.
 """
 
@@ -82,7 +83,7 @@ class DQNConfig:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         off.check_learning(self)
         ac.check_range("epsilon", self.epsilon, 0, 1)
@@ -107,7 +108,7 @@ class Components(NamedTuple):
 
 
 class Core(NamedTuple):
-    """What acting on the ladder keeps. epsilon: float32 [B], of the episode that is being played."""
+    """The core of acting on the ladder. epsilon: float32 [B], of the current episode."""
 
     epsilon: Array
 
@@ -131,7 +132,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        del key  # nothing here is random
+        del key  # the update is deterministic
         weights = state.params.weights.network
         target = state.learner_params.target
         options: Any = {"gamma": config.gamma, "num_agents": spec.num_agents, "axis_name": axis_name}
@@ -140,7 +141,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         def of_network(weights: Tree, columns: Transition) -> Any:
             return loss(parts, weights, target, columns, counts.value)
 
-        # 1. The gradient of the loss against targets that the target network bootstraps.
+        # 1. The gradient of the loss, with targets from the target network.
         gradients, metrics, error = off.gradient(of_network, weights, batch, axis_name)
         # 2. One gradient step.
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
@@ -159,7 +160,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
         weights = params.weights
-        if config.exploration == "linear":  # epsilon starts over, where actors act as well
+        if config.exploration == "linear":  # epsilon starts over, for actors too
             weights = weights._replace(updates=state.params.weights.updates)
         return state._replace(params=params._replace(weights=weights), learner_params=av.Learned(weights.network))
 
@@ -194,14 +195,14 @@ def make_act(parts: Components) -> Act:
 
 
 def annealed_over(config: DQNConfig) -> int | None:
-    """Return over how many updates epsilon falls; None: the config does not say."""
+    """Return the number of updates over which epsilon falls; None: the config does not say."""
     if config.exploration_updates is None and config.total_updates is not None:
         return max(1, config.total_updates // 10)
     return config.exploration_updates
 
 
 def epsilon_now(config: DQNConfig, updates: Array) -> Array:
-    """Return epsilon [] after so many updates; on the ladder that of its middle."""
+    """Return epsilon [] after `updates` updates; for the ladder that of its middle."""
     if config.exploration == "linear":
         over = annealed_over(config)
         assert over is not None
@@ -211,15 +212,15 @@ def epsilon_now(config: DQNConfig, updates: Array) -> Array:
 
 
 def check_schedule(config: DQNConfig) -> None:
-    """Check that a schedule knows how long it is.
+    """Check that the length of a schedule is known.
 
     Raises:
       ConfigError: epsilon is annealed, but the config does not say over how many updates.
     """
     if config.exploration == "linear" and annealed_over(config) is None:
         raise ConfigError(
-            "exploration='linear' needs exploration_updates or total_updates (an Experiment fills in the latter), got "
-            "None; a loop of your own must give one, or choose exploration='ladder'"
+            "exploration='linear' needs exploration_updates or total_updates (an Experiment sets the latter), got None; "
+            "your own loop must give one, or choose exploration='ladder'"
         )
 
 
@@ -227,7 +228,7 @@ def check_schedule(config: DQNConfig) -> None:
 
 
 def apply(parts: Components, weights: Tree, observation: Tree) -> Array:
-    """Return outputs [B, A, Z] for observations [B, ...]; of seats [B, N, A, Z]."""
+    """Return outputs [B, A, Z] for observations [B, ...]; for seats [B, N, A, Z]."""
     rows = jax.tree.leaves(observation)[0].shape[0]
     return parts.network.apply(weights, observation, jnp.zeros(rows, bool), ())[0]
 
@@ -245,8 +246,8 @@ def loss(
     """Return this device's share of the loss, and (its share of the metrics, error [B]).
 
     y = r + d Q'(o', argmax_a Q(o', a)) (double; else the argmax of Q'), over the actions that o' allows.
-    One atom: Huber's or the squared error to y. More: the cross-entropy to the projected distribution of y; the error
-    is then what the cross-entropy exceeds that distribution's own entropy by, the KL divergence.
+    One atom: Huber's or the squared error to y. More atoms: the cross-entropy to the projected distribution of y; the error
+    is then the KL divergence, the cross-entropy minus that distribution's own entropy.
 
     Args:
       weights: what the gradient is for. target: weights of the target network.
@@ -268,7 +269,7 @@ def loss(
 def outputs_of(
     parts: Components, weights: Tree, target: Tree, observation: Tree, action: Array, next_observation: Tree
 ) -> tuple[Array, Array]:
-    """Return the outputs [..., Z] of the actions [...] taken, and the target network's of those that follow."""
+    """Return the outputs [..., Z] of the actions [...] taken, and the target network's outputs of the next actions."""
     next_outputs = apply(parts, target, next_observation)
     chooser = apply(parts, weights, next_observation) if parts.config.double else next_outputs
     chooser = ac.mask_outputs(mean_values(parts, chooser), next_observation)
@@ -280,7 +281,7 @@ def outputs_of(
 def one_step_loss(
     config: DQNConfig, value: Array, following: Array, batch: Transition, count: Array
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Return what `loss` does for values [B] and the values [B] that the target network gives what follows."""
+    """Return the results of `loss` for values [B] and the target network's values [B] of the next observations."""
     goal = batch.reward + batch.discount * following
     goal = jax.lax.stop_gradient(goal)
     each = value_loss(value, goal, goal, kind=config.loss, huber_delta=config.huber_delta)

@@ -1,6 +1,6 @@
-"""Hyperparameters that may change while an agent is trained: part of its state, so that no change compiles anything anew.
+"""Hyperparameters that may change during training: they are part of the agent's state, so a change recompiles nothing.
 
-A config names in `explorable` those of its numbers that its update computes with, and decides nothing by. Population-based
+A config lists in `explorable` those of its numbers that its update only computes with, and never branches on. Population-based
 training changes them between two updates (docs/populations.md).
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, adopt
 from jsrl.types import Array, Trajectory, Tree
 
-METRIC = "hyperparameter_"  # and the name: what an update says of each
+METRIC = "hyperparameter_"  # and the name: the metric of each hyperparameter
 
 
 class Explored(NamedTuple):
@@ -28,11 +28,11 @@ class Explored(NamedTuple):
 
 
 def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapping[str, float]) -> Agent:
-    """Return the agent of a config, some of whose numbers are taken from the state.
+    """Return the agent of a config, with some of its numbers taken from the state.
 
     Args:
       config: a frozen dataclass. build: (config) -> its agent.
-      first: name of a field of the config -> the value that it has in a new state. None of them: the agent as it is.
+      first: name of a field of the config -> its value in a new state. Empty: the agent is returned unchanged.
     """
     agent = build(config)
     if not first:
@@ -49,7 +49,7 @@ def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapp
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
         own, values = state.extra
-        now = build(_with_fields(config, values))  # at the trace of the update alone
+        now = build(_with_fields(config, values))  # only when the update is traced
         after, output = now.update(state._replace(extra=own), trajectory, key, axis_name=axis_name)
         metrics = output.metrics | {METRIC + name: value for name, value in values.items()}
         return after._replace(extra=Explored(after.extra, values)), output._replace(metrics=metrics)
@@ -61,7 +61,7 @@ def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapp
 
 
 def set_hyperparameters(state: AgentState, values: Mapping[str, float]) -> AgentState:
-    """Return a state, as numpy arrays, with other hyperparameters; those that `values` does not name stay."""
+    """Return a state, as numpy arrays, with other hyperparameters; those not in `values` stay."""
 
     def changed(node: Any) -> Any:
         if not isinstance(node, Explored):
@@ -72,7 +72,7 @@ def set_hyperparameters(state: AgentState, values: Mapping[str, float]) -> Agent
 
 
 def _with_fields(config: Any, values: Mapping[str, Array]) -> Any:
-    """Return a config with traced numbers, which its own checks could not compare."""
+    """Return a config with traced numbers; skips its checks, which cannot compare traced numbers."""
     changed = copy.copy(config)
     for name, value in values.items():
         object.__setattr__(changed, name, value)

@@ -1,13 +1,14 @@
 """Value factoring: the value of a team's joint action as a mixture of its seats' utilities, for DQN and for R2D2.
 
-The seats of a policy group are one team. Each has a utility Q_i(o_i, a_i), all from one network; a mixer makes Q_tot of those
-of the seats that act, and Q_tot is what DQN's or R2D2's loss trains, with the team's reward. The mixer does not fall where a
-utility rises, so each seat's best action is its part of the best joint one: acting needs neither mixer nor state.
+The seats of a policy group are one team. Each has a utility Q_i(o_i, a_i), all from one network. A mixer computes Q_tot
+from the
+utilities of the seats that act; DQN's or R2D2's loss trains Q_tot with the team's reward. The mixer never decreases in a
+utility, so each seat's best action is its part of the best joint one: acting needs neither mixer nor state.
 
     value      Q_tot(s, a) = mix(Q_1(o_1, a_1), ..., Q_N(o_N, a_N); s)
     target     r + gamma mix'(Q'_1(o'_1, argmax_a Q_1(o'_1, a)), ...; s')       double Q; mix' and Q' of the target network
 
-Utilities, targets and losses are those of jsrl.agents.dqn and jsrl.agents.r2d2; `Mixing` is what VDN and QMIX differ by.
+Utilities, targets and losses are those of jsrl.agents.dqn and jsrl.agents.r2d2; VDN and QMIX differ in their `Mixing`.
 """
 
 from __future__ import annotations
@@ -46,21 +47,21 @@ MakeMixing: TypeAlias = Callable[[int, int], Mixing]  # (N, F) -> Mixing
 
 
 class Factored(NamedTuple):
-    """All that is trained. network: of the utilities. mixer: of their mixture."""
+    """All trained weights. network: of the utilities. mixer: of their mixture."""
 
     network: Tree
     mixer: Tree
 
 
 class Learned(NamedTuple):
-    """The learner's own: the mixer, and the weights that targets are computed with."""
+    """Learner-only params: the mixer, and the weights that compute targets."""
 
     mixer: Tree
     target: Factored
 
 
 class Team(NamedTuple):
-    """What both agents are made of.
+    """The parts of both agents.
 
     base: the agent of single seats. spec: of one seat, as the network reads it. mixer_size: F.
     """
@@ -75,7 +76,7 @@ class Team(NamedTuple):
 
 
 def make_team(config: Any, spec: EnvSpec, make: Callable[[Any, EnvSpec], Agent], make_mixing: MakeMixing) -> Team:
-    """Return the parts; `make` is the agent of single seats.
+    """Return the parts; `make` makes the agent of single seats.
 
     Raises:
       ConfigError: the environment has one agent.
@@ -93,10 +94,10 @@ def make_team(config: Any, spec: EnvSpec, make: Callable[[Any, EnvSpec], Agent],
 
 
 def as_team(team: Team, trajectory: Trajectory) -> Trajectory:
-    """Return the team's rows [T+1, B, ...], as `team_rows` has them.
+    """Return the team's rows [T+1, B, ...], as `team_rows` does.
 
-    observation: {"seats": as the network reads it, "acts": float32 [T+1, B, N], 1 where the seat acts, "state": what the mixer
-    reads}.
+    observation: {"seats": as the network reads it, "acts": float32 [T+1, B, N], 1 where the seat acts, "state": the mixer's
+    input}.
     """
     rows = team_rows(with_numbers(team, trajectory), team.num_agents)
     acts = (trajectory.acts == ACTING).astype(jnp.float32)
@@ -112,7 +113,7 @@ def with_numbers(team: Team, trajectory: Trajectory) -> Trajectory:
 
 
 def mix(mixing: Mixing, weights: Tree, utilities: Array, observation: dict[str, Array]) -> Array:
-    """Return Q_tot [...] of utilities [..., N]; those of seats that do not act do not count."""
+    """Return Q_tot [...] of utilities [..., N]; seats that do not act are left out."""
     return mixing.apply(weights, jnp.where(observation["acts"] > 0, utilities, 0.0), observation["state"])
 
 
@@ -120,7 +121,7 @@ def mix(mixing: Mixing, weights: Tree, utilities: Array, observation: dict[str, 
 
 
 def check_mixed(config: dqn.DQNConfig) -> None:
-    """Check that values are numbers.
+    """Check that values are single numbers.
 
     Raises:
       ConfigError: they are distributions.
@@ -130,7 +131,7 @@ def check_mixed(config: dqn.DQNConfig) -> None:
 
 
 def factored_dqn(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
-    """Return DQN whose seats' values are utilities that are mixed; config: a DQNConfig with `agent_ids`."""
+    """Return DQN with mixed utilities as values; config: a DQNConfig with `agent_ids`."""
     team = make_team(config, spec, dqn.dqn, make_mixing)
     network = value_network(config.network, team.spec, dueling=config.dueling)
     parts = dqn.Components(config, network, jnp.zeros(1))
@@ -138,7 +139,7 @@ def factored_dqn(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        del key  # nothing here is random
+        del key  # the update is deterministic
         online, target = online_of(state), state.learner_params.target
         rows = as_team(team, trajectory)
         raw = off.transition(rows, config.gamma, axis_name)
@@ -159,14 +160,14 @@ def factored_dqn(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
 
 
 def factored_r2d2(config: Any, spec: EnvSpec, make_mixing: MakeMixing) -> Agent:
-    """Return R2D2 whose seats' values are utilities that are mixed; config: an R2D2Config with `agent_ids`."""
+    """Return R2D2 with mixed utilities as values; config: an R2D2Config with `agent_ids`."""
     team = make_team(config, spec, r2d2.r2d2, make_mixing)
     parts = r2d2.Components(config, value_network(config.network, team.spec, dueling=config.dueling))
 
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        del key  # nothing here is random
+        del key  # the update is deterministic
         online, target = online_of(state), state.learner_params.target
         rows = as_team(team, trajectory)
         trained = r2d2.trained_rows(config, rows, axis_name)
@@ -209,7 +210,7 @@ def r2d2_loss(
     """Return R2D2's loss of Q_tot: see jsrl.agents.r2d2.loss.
 
     Args:
-      sequences: of the seats, [T+1, B N, ...]. team: the observation after burn-in, [T+1, B, ...], and what is trained of it.
+      sequences: of the seats, [T+1, B N, ...]. team: the observation after burn-in, [T+1, B, ...], and the trained rows.
     """
     (observation, trained), rows = team, sequences.rows.trajectory
     utilities = r2d2.values_of(parts, weights.network, target.network, sequences, rows.is_first, rows.action)
@@ -219,7 +220,7 @@ def r2d2_loss(
 
 
 def online_of(state: AgentState) -> Factored:
-    """Return what is trained."""
+    """Return the trained weights of a state."""
     return Factored(state.params.weights.network, state.learner_params.mixer)
 
 
@@ -247,7 +248,7 @@ def step(team: Team, state: AgentState, gradients: Factored, moments: tuple[Tree
 
 
 def as_agent(team: Team, update: Any) -> Agent:
-    """Return the agent with this update; it acts as its seats' own agent does."""
+    """Return the agent with this update; it acts like the agent of single seats."""
     base, config = team.base, team.config
 
     def init(key: Array) -> AgentState:

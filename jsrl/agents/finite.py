@@ -17,7 +17,7 @@ SMALL = 1 << 14  # values
 
 
 def with_state_check(update: Update) -> Update:
-    """Return `update` with the metric `STATE`: what looks at the metrics then sees a bad state too."""
+    """Return `update` with the metric `STATE`, so that a check of the metrics also finds a bad state."""
 
     def checked(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
@@ -31,13 +31,13 @@ def with_state_check(update: Update) -> Update:
 def state_metric(state: AgentState) -> Array:
     """Return 0, or NaN where params, learner_params or extra of a state hold NaN or infinity.
 
-    The optimizer's state is left out: a bad gradient reaches the params in the same update, unless the optimizer
-    is meant to skip it. Small leaves are looked at together, since on CPU each reduction costs more than they do.
+    The optimizer's state is left out: a bad gradient reaches the params in the same update, unless the optimizer skips it on
+    purpose. Small leaves are checked together, because on CPU one reduction costs more than the leaves themselves.
     """
     floats = [leaf for leaf in jax.tree.leaves((*state[:2], state.extra)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     small = [leaf.astype(jnp.float32).reshape(-1) for leaf in floats if leaf.size < SMALL]
     looked_at = [leaf for leaf in floats if leaf.size >= SMALL] + ([jnp.concatenate(small)] if small else [])
-    # not by their maximum: XLA's reductions by max lose NaN on CPU
+    # no maximum: XLA's max reductions lose NaN on CPU
     finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in looked_at]))
     return jnp.where(finite, 0.0, jnp.nan).astype(jnp.float32)
 
@@ -48,7 +48,7 @@ def non_finite_metrics(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def what_is_bad(bad: list[str], metrics: Mapping[str, Any]) -> str:
-    """Return, for people, what an update made that is not finite."""
+    """Return a message that says what in an update is not finite."""
     if bad[0] == STATE:
         return "a state with NaN or infinity in it, although its metrics are finite"
     ordinary = [name for name in metrics if name != STATE]

@@ -1,7 +1,8 @@
 """HAPPO: PPO for a team in which every seat has a policy of its own, and these are updated one after another.
 
-Read `happo` first. The seats share one advantage, the team's. A seat's PPO loss weighs it by what the seats updated before it
-in this update made of it: the product of their ratios. So each step starts from the joint policy that the steps before left.
+Read `happo` first. The seats share one advantage, the team's. A seat's PPO loss weights this advantage by the product of the
+probability ratios of the seats updated before it in this update. So each step starts from the joint policy of the earlier
+steps.
 
 Parts are PPO's (jsrl.agents.ppo): preparation, losses, gradient steps. The value function reads the global state.
 
@@ -50,7 +51,7 @@ class HAPPOConfig(MAPPOConfig):
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         super().__post_init__()
         if self.critic != "central":
@@ -66,14 +67,14 @@ class HAPPOConfig(MAPPOConfig):
 
 
 class OptStates(NamedTuple):
-    """The optimizer's. policies: of each seat, leaves [N, ...]. value: of the value function."""
+    """The optimizers' states. policies: of each seat, leaves [N, ...]. value: of the value function."""
 
     policies: Tree
     value: Tree
 
 
 class Seats(NamedTuple):
-    """What the policies read and did: leaves [T, B, N, ...] (observation [T+1, ...]), core [B, N, ...].
+    """Inputs and actions of the policies: leaves [T, B, N, ...] (observation [T+1, ...]), core [B, N, ...].
 
     mask: 1 where the seat acted and the team's row is trained on.
     """
@@ -89,7 +90,7 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
     """Return HAPPO for environments with seats of this spec.
 
     Raises:
-      ConfigError: the environment has one agent, or a network cannot read what it is given.
+      ConfigError: the environment has one agent, or a network cannot read its input.
     """
     n = spec.num_agents
     if n is None:
@@ -180,7 +181,7 @@ def initial_state(
     seen: dict[str, Tree],
     num_agents: int,
 ) -> AgentState:
-    """Return the state before any update, with policies that begin differently; seen: schema of what is normalised."""
+    """Return the state before any update, with policies that start differently; seen: schema of the normalised leaves."""
     config, optimizer = policies.config, policies.optimizer
     policy_key, value_key = jax.random.split(key)
     policy = jax.vmap(lambda k: policies.network.init(k)[0])(jax.random.split(policy_key, num_agents))
@@ -195,7 +196,7 @@ def initial_state(
 
 
 def seats_of(moments: Tree, trajectory: Trajectory, rows: Trajectory, mask: Array) -> Seats:
-    """Return what the policies learn from; rows: from `team_rows`. mask: [T, B], of the team's rows."""
+    """Return the training rows of the policies; rows: from `team_rows`. mask: [T, B], of the team's rows."""
     acting = mask[..., None] * (trajectory.acts[:-1] == ACTING)
     return Seats(
         norm.normalize(moments, as_dict(rows.observation)),
@@ -232,11 +233,11 @@ def update_policies(
 ) -> tuple[Tree, Tree, dict[str, Array]]:
     """Return policies and optimizer states [N, ...] after each seat's steps, and metrics averaged over the seats.
 
-    The advantage of a seat is weighed by the product, over the seats before it that acted on the row, of
-    new probability / old probability of their actions.
+    A seat's advantage is weighted by the product of new probability / old probability of the actions, over the seats before it
+    that acted on the row.
 
     Args:
-      turns: (the seats in their order [N], a key for each).
+      turns: (the seats in update order [N], a key for each).
     """
     recurrent = parts.config.network.core != "none"
 
@@ -266,7 +267,7 @@ def outputs_of(parts: ppo.Components, policy: Tree, batch: ppo.Batch) -> Any:
 def policy_only(
     parts: ppo.Components, policy: Tree, batch: ppo.Batch, counts: RowMasks
 ) -> tuple[Array, dict[str, Array]]:
-    """Return what PPO's loss says of one seat's policy; see jsrl.agents.ppo.loss."""
+    """Return PPO's loss of one seat's policy; see jsrl.agents.ppo.loss."""
     outputs = outputs_of(parts, policy, batch)
     metrics = ppo.policy_terms(parts, outputs, batch, counts.policy)
     total = metrics["loss_policy"] - parts.config.entropy_coef * metrics["entropy"]
@@ -276,7 +277,7 @@ def policy_only(
 def value_only(
     parts: ppo.Components, weights: Tree, batch: ppo.Batch, counts: RowMasks
 ) -> tuple[Array, dict[str, Array]]:
-    """Return what PPO's loss says of the value function; see jsrl.agents.ppo.loss."""
+    """Return PPO's loss of the value function; see jsrl.agents.ppo.loss."""
     value = parts.network.value(weights, batch.observation, jnp.zeros(()))
     error = ppo.value_term(parts, value, batch, counts.value)
     return parts.config.value_coef * error, {"loss_value": error}
@@ -285,7 +286,7 @@ def value_only(
 def merged(
     moments: dict[str, Tree], trajectory: Trajectory, seen: dict[str, Tree], team: ppo.Batch, axis_name: str | None
 ) -> dict[str, Tree]:
-    """Return moments that also cover the rows of the seats, and of the team for what the value function reads."""
+    """Return moments that also cover the rows of the seats and of the team (the value function's input)."""
     rows = jax.tree.map(lambda x: x[:-1], seen)
     mask = team.masks.value
     own = mask[..., None] * (trajectory.acts[:-1] > 0)

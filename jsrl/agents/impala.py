@@ -3,7 +3,7 @@
 Read `impala` first: `update` is the algorithm. Feed-forward and recurrent, for every action spec and number of devices.
 
 Source: Espeholt et al., 2018, arXiv 1802.01561.
-Differs: losses are means over the unmasked rows of all devices, not sums (so rates do not depend on the batch size).
+Differs: losses are means over the unmasked rows of all devices, not sums (so learning rates do not depend on the batch size).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class IMPALAConfig:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         ac.check_optimization(self)
         ac.check_range("vtrace_lambda", self.vtrace_lambda, 0, 1)
@@ -94,7 +94,7 @@ class Components(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One update's rows. value moments: those the update started from, () when values are not normalised.
+    """One update's rows. value moments: at the start of the update, () when values are not normalised.
 
     observation: normalised [T+1, B, ...]. masks: [T, B] each. counts: rows of all devices in each mask.
     margin: from `row_margin`.
@@ -129,7 +129,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        del key  # nothing here is random
+        del key  # the update is deterministic
         weights = Weights(state.params.weights, state.learner_params)
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
         margin = row_margin(trajectory, axis_name)
@@ -137,7 +137,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         counts = RowMasks(*(jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0) for mask in masks))
         observation = norm.normalize(state.params.moments, trajectory.observation)
         batch = Batch(trajectory, observation, state.extra, masks, counts, margin)
-        # 1. The gradient of the loss: shares of a global mean, so their sum over devices is the mean.
+        # 1. The gradient of the loss: each device has a share of a global mean, so the sum over devices is the mean.
         gradients, (metrics, value, target) = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, batch, axis_name)
         gradients, metrics = psum((gradients, metrics), axis_name)
         # 2. One gradient step.

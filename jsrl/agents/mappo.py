@@ -1,8 +1,8 @@
 """Multi-agent PPO: one policy for all seats of a group, with a central value function (MAPPO) or each seat's own (IPPO).
 
-Everything of the update is PPO's (jsrl.agents.ppo). What is added: the number of the seat in what the policy reads, and what
-the value function reads: the global state of the environment with the seat's own observation, or where there is none the
-observations of all seats of the group. Only the policy is published; acting needs no global state.
+The update is PPO's (jsrl.agents.ppo). Two inputs are added. The policy also reads the number of its seat. The value function
+reads the environment's global state with the seat's own observation, or, without a global state, the observations of all seats
+of the group. Only the policy is published; acting needs no global state.
 
 Source: Yu et al., 2022, arXiv 2103.01955 (MAPPO), sections 3 and 5; de Witt et al., 2020, arXiv 2011.09533 (IPPO).
 Differs: values are normalised by PopArt, which keeps the value function's outputs as its scale moves.
@@ -26,7 +26,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import VALUE_ONLY, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
-CENTRAL = "central"  # the leaf that is added to observations: what the critic reads
+CENTRAL = "central"  # the observation leaf that the critic reads
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class MAPPOConfig(PPOConfig):
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         super().__post_init__()
         ac.check_choice("critic", self.critic, ("central", "own"))
@@ -81,7 +81,7 @@ def mappo(config: MAPPOConfig, spec: EnvSpec) -> Agent:
     """Return MAPPO or IPPO for environments with seats of this spec.
 
     Raises:
-      ConfigError: the environment has one agent, or a network cannot read what it is given.
+      ConfigError: the environment has one agent, or a network cannot read its input.
     """
     n = spec.num_agents
     if n is None:
@@ -111,7 +111,7 @@ def mappo(config: MAPPOConfig, spec: EnvSpec) -> Agent:
 
 
 def _network(config: MAPPOConfig, spec: EnvSpec) -> ActorCritic:
-    """Return a network whose policy reads all leaves but `central`, and whose value function reads that one alone."""
+    """Return a network whose policy reads all leaves but `central`, and whose value function reads only `central`."""
     own = actor_critic(config.network, dataclasses.replace(spec, observation=_without_central(spec.observation)))
     separate = dataclasses.replace(config.critic_network, shared=False)
     critic = actor_critic(separate, dataclasses.replace(spec, observation=spec.observation[CENTRAL]))
@@ -133,11 +133,11 @@ def _without_central(tree: dict[str, Tree]) -> dict[str, Tree]:
     return {name: leaf for name, leaf in tree.items() if name != CENTRAL}
 
 
-# -- what is read -----------------------------------------------------------------------------------------------------
+# -- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def critic_size(config: MAPPOConfig, spec: EnvSpec) -> int:
-    """Return the size of what the value function reads of one seat."""
+    """Return the size of the value function's input for one seat."""
     own = own_size(spec)
     n = spec.num_agents or 1
     if config.critic == "own":
@@ -148,9 +148,9 @@ def critic_size(config: MAPPOConfig, spec: EnvSpec) -> int:
 
 
 def critic_input(config: MAPPOConfig, trajectory: Trajectory, num_agents: int) -> Array:
-    """Return what the value function reads, float32 [T+1, B, N, F]: state or observations, and the seat's number.
+    """Return the value function's input, float32 [T+1, B, N, F]: state or observations, and the seat's number.
 
-    Of dead seats (acts 2) it reads the number alone.
+    For dead seats (acts 2) it holds only the number.
 
     Source: arXiv 2103.01955, section 3 and appendix (agent-specific global state, death masking).
     """

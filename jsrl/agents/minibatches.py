@@ -1,8 +1,8 @@
 """Cutting one update's rows into minibatches, inside the compiled update.
 
-A batch is a NamedTuple with leaves [T, C, ...] and a field `core` [C, ...]; its C columns are what minibatches are made
-of. Recurrent networks keep sequences together: a column is an environment, or a chunk of its rows (`chunked`);
-feed-forward ones make every row a column of its own (`flat`).
+A batch is a NamedTuple with leaves [T, C, ...] and a field `core` [C, ...]; minibatches consist of some of its C columns.
+Recurrent networks keep sequences together: a column is an environment, or a chunk of its rows (`chunked`). For
+feed-forward networks every row is a column (`flat`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def flat(batch: Any) -> Any:
 
 
 def chunked(batch: Any, length: int | None) -> Any:
-    """Return a recurrent batch [T, B, ...] as [length, T/length * B, ...], chunk by chunk; None: as it is.
+    """Return a recurrent batch [T, B, ...] as [length, T/length * B, ...], chunk by chunk; None: unchanged.
 
     Its core, [T/length * B, ...], is that of the first row of each chunk, in the same order.
     """
@@ -49,7 +49,7 @@ def plan_minibatches(
 ) -> Array:
     """Return which columns each gradient step reads: int32 [epochs * minibatches, columns per minibatch].
 
-    Every epoch reads each column once, in an order of its own (and of each device's own).
+    Every epoch reads each column once, in its own order (different on each device).
 
     Raises:
       ConfigError: the columns cannot be split evenly.

@@ -1,4 +1,4 @@
-"""Running moments of observations and of value targets (PopArt), updated in the learner alone, summed over devices."""
+"""Running moments of observations and of value targets (PopArt). Only the learner updates them; sums cover all devices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def init_moments(observation: Tree, name: str = "") -> Tree:
 
 
 def normalize(moments: Tree, observation: Tree) -> Tree:
-    """Return observations [..., *shape] with mean 0 and variance 1, clipped to 10; where moments are () as they are."""
+    """Return observations [..., *shape] with mean 0 and variance 1, clipped to 10; unchanged where moments are ()."""
     if isinstance(moments, Moments):
         scaled = (observation - moments.mean) * jax.lax.rsqrt(moments.variance + _EPSILON)
         return jnp.clip(scaled, -_CLIP, _CLIP)
@@ -66,8 +66,9 @@ def merge_moments(moments: Tree, observation: Tree, mask: Array, axis_name: str 
 def _batch_moments(x: Array, mask: Array, axis_name: str | None) -> Moments:
     """Return the moments of the rows of x [..., *shape] where `mask` [...] is 1, of all devices (0 without any).
 
-    In two passes: the second takes deviations from the first one's mean, and corrects it by theirs. So nothing cancels in
-    float32 where the mean is thousands of standard deviations.
+    Two passes: the second takes deviations from the mean of the first, and corrects the mean by them. So float32 cancels
+    nothing
+    where the mean is thousands of standard deviations.
     """
     axes = tuple(range(mask.ndim))
     counts = spread(mask, x) > 0
@@ -81,7 +82,7 @@ def _batch_moments(x: Array, mask: Array, axis_name: str | None) -> Moments:
 
 
 def _merge(old: Moments | ValueMoments, batch: Moments, share: Array) -> tuple[Array, Array]:
-    """Return mean and variance of a mixture: `share` of the batch, the rest of `old`."""
+    """Return mean and variance of a mixture: weight `share` for the batch, the rest for `old`."""
     distance = batch.mean - old.mean
     spread = jnp.square(distance) * share * (1.0 - share)
     return old.mean + distance * share, (1.0 - share) * old.variance + share * batch.variance + spread
@@ -107,7 +108,7 @@ class ValueMoments(NamedTuple):
 
 
 def init_value_moments() -> ValueMoments:
-    """Return moments under which normalised and raw values agree."""
+    """Return moments for which normalised and raw values agree."""
     return ValueMoments(jnp.zeros(()), jnp.zeros(()), jnp.ones(()))
 
 
@@ -124,9 +125,9 @@ def normalize_value(moments: ValueMoments, value: Array) -> Array:
 def merge_value_moments(
     moments: ValueMoments, target: Array, mask: Array, *, decay: float = 0.99, axis_name: str | None = None
 ) -> ValueMoments:
-    """Return moments moved by one update's targets (raw units), of all devices; no row with mask 1 changes nothing.
+    """Return moments updated with one update's targets (raw units), of all devices; without a row of mask 1 they stay.
 
-    Exponential moving averages with their start-up bias divided out, `decay` per update.
+    Exponential moving averages with bias correction, `decay` per update.
     """
     batch = _batch_moments(target, mask, axis_name)
     rate = jnp.where(batch.count > 0, 1.0 - decay, 0.0)
@@ -135,7 +136,7 @@ def merge_value_moments(
 
 
 def rescale_head(weights: Tree, path: tuple[str, ...], old: ValueMoments, new: ValueMoments) -> Tree:
-    """Return `weights` with the linear layer at `path` (kernel, bias) changed so that raw values stay as they were.
+    """Return `weights` with the linear layer at `path` (kernel, bias) changed so that raw values do not change.
 
     kernel' = kernel std / std', bias' = (std bias + (mean - mean')) / std'. The means are subtracted first: both may be large.
 

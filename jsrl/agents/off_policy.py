@@ -1,7 +1,7 @@
 """What the off-policy algorithms share: windows as transitions, gradients over columns, targets, bounded actions, acting.
 
-An update gets windows that replay sampled: a Trajectory [T+1, B, ...] whose columns have nothing to do with each other.
-Agents without a core learn from row 0 of each: one transition over up to T rows.
+An update gets windows sampled by replay: a Trajectory [T+1, B, ...] with independent columns.
+Agents without a core learn from row 0 of each window: one transition over up to T rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.off_policy import Network
 from jsrl.types import Array, Continuous, EnvSpec, Trajectory, Tree
 
-MOST_TOO_SHORT = 0.1  # share of windows that end before the agent's next row
+MOST_TOO_SHORT = 0.1  # largest share of windows that may end before the agent's next row
 CHUNK = 512  # columns whose intermediate values (256 units wide) stay in a core's cache
 
 
@@ -39,8 +39,8 @@ class Published(NamedTuple):
 class Transition(NamedTuple):
     """From row 0 of each window to the row that bootstraps it; leaves [B, ...].
 
-    reward: the discounted sum between the two. discount: what the bootstrap value is multiplied by, gamma^k or 0.
-    mask: 1 where the window trains the critic. weight: mask times the importance weight. acting: the mask of the policy, 1
+    reward: the discounted sum between the two. discount: the factor of the bootstrap value, gamma^k or 0.
+    mask: 1 where the window trains the critic. weight: mask times the importance weight. acting: the policy's mask, 1
     where the agent also acted on row 0. next_acting: 1 where it acts on the row that bootstraps.
     """
 
@@ -60,13 +60,16 @@ def transition(trajectory: Trajectory, gamma: float, axis_name: str | None = Non
 
     A window stops after a termination (discount 0), at a last observation (its row bootstraps a truncation), at row T, and in
     games of turns at the agent's first row t > T - margin (jsrl.agents.rows), whose outcome lies behind the window.
-    Where it stops at a waiting row, the value of which nobody learns, it bootstraps at the agent's last row before, and is
-    masked where there is none but row 0. With end the row that bootstraps and g_t the product of all discounts before row t,
-    gamma's for each of the agent's rows from row 1 to t: reward = sum over t < end of g_t r_t, discount = g_end. So a waiting
-    row's reward counts as if it came with the agent's row before.
+    If it stops at a waiting row, whose value nobody learns, it bootstraps at the agent's last row before; if that is row
+    0, the
+    window is masked. Let end be the row that bootstraps, and g_t the product of all discounts before row t, with one gamma for
+    each of the agent's rows from row 1 to t. Then reward = sum over t < end of g_t r_t, and discount = g_end. So a
+    waiting row's
+    reward counts as if it came with the agent's row before.
 
-    Where more than a tenth of the batch's windows are too short for that, it trains nothing: those left would be the ones in
-    which the game ends soon, and Q their values. In a game of N players that take turns, windows need N rows.
+    If more than a tenth of the batch's windows are too short for that, the batch trains nothing: the remaining windows
+    would be
+    those in which the game ends soon, and Q would be biased to them. In a game of N players in turns, windows need N rows.
     """
     num_rows = trajectory.is_first.shape[0] - 1
     rows = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=(), sampling=(), observation=()))
@@ -131,7 +134,7 @@ def prepare(
 
 
 def priorities(error: Array, mask: Array, num_agents: int | None) -> Array:
-    """Return |error| [B], 0 where masked; the mean over the agents with mask 1 where several share a window."""
+    """Return |error| [B], 0 where masked; the mean over the agents with mask 1 if several share a window."""
     priority = jnp.abs(error) * mask
     if num_agents is None:
         return priority
@@ -146,16 +149,16 @@ class ColumnLoss(Protocol):
     """A loss that is a sum over columns: its share of a global mean."""
 
     def __call__(self, weights: Tree, columns: Any, /) -> tuple[Array, tuple[dict[str, Array], Tree]]:
-        """Return loss, (metrics: sums over columns as well, what is known per column: leaves [B, ...])."""
+        """Return loss, (metrics: also sums over columns, values per column: leaves [B, ...])."""
         ...
 
 
 def gradient(
     loss: ColumnLoss, weights: Tree, columns: Any, axis_name: str | None = None
 ) -> tuple[Tree, dict[str, Array], Tree]:
-    """Return the gradient and metrics, summed over columns [B, ...] and devices, and what `loss` says per column.
+    """Return gradient and metrics, summed over columns [B, ...] and devices, and the values that `loss` returns per column.
 
-    On CPUs a large batch is worked on some columns at a time, so that what lies between two layers stays in the cache.
+    On CPU a large batch is processed in chunks of columns, so that intermediate values stay in the cache.
     """
     one = jax.grad(loss, has_aux=True)
     num_columns = jax.tree.leaves(columns)[0].shape[0]
@@ -176,7 +179,7 @@ def gradient(
 
 
 def normal_columns(key: Array, shape: tuple[int, ...], axis_name: str | None) -> Array:
-    """Return normal noise [B, ...]; a column gets the same numbers however the columns are spread over devices."""
+    """Return normal noise [B, ...]; a column's numbers do not depend on how columns are spread over devices."""
     if axis_name is None:
         return jax.random.normal(key, shape)
     every = jax.random.normal(key, (jax.lax.psum(1, axis_name) * shape[0], *shape[1:]))
@@ -187,7 +190,7 @@ def move_targets(target: Tree, online: Tree, *, tau: float, period: int, updates
     """Return target + tau (online - target) after every `period`-th update, else target.
 
     Args:
-      updates: before this one.
+      updates: number before this one.
     """
     if period == 1:
         return jax.tree.map(lambda t, w: t + tau * (w - t), target, online)
@@ -201,7 +204,8 @@ def every(
     """Return step(state) before every `period`-th update from the first on, else (state, reported).
 
     Args:
-      updates: before this one; the same on all devices. step: (state) -> (state, metrics). reported: metrics of its last call.
+      updates: number before this one; the same on all devices. step: (state) -> (state, metrics). reported: metrics of
+      its last call.
     """
     if period == 1:
         return step(state)
@@ -212,7 +216,7 @@ def check_learning(config: Any) -> None:
     """Check the fields that every off-policy config has.
 
     Raises:
-      ConfigError: a value that cannot work; says which and what would.
+      ConfigError: an invalid value; the message names it and the valid ones.
     """
     for name in ("learning_rate", "critic_learning_rate"):
         value = getattr(config, name, None)
@@ -229,7 +233,7 @@ def check_learning(config: Any) -> None:
 
 
 class ActionBox(NamedTuple):
-    """How stored actions [..., A] and actions as fractions of their bounds, in [-1, 1], become each other.
+    """Conversions between stored actions [..., A] and unit actions, fractions of their bounds in [-1, 1].
 
     to_unit: (stored) -> unit. from_unit: (unit) -> stored. from_raw: (u) -> the stored action whose unit is tanh(u).
     """
@@ -275,7 +279,7 @@ class Choose(Protocol):
     """How an algorithm without a core acts."""
 
     def __call__(self, weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
-        """Return the actions for normalised observations (an action mask is as it came)."""
+        """Return the actions for normalised observations (action masks are not normalised)."""
         ...
 
 
@@ -292,7 +296,7 @@ def make_act(choose: Choose) -> Act:
 
 
 def gaussian_around(network: Network, box: ActionBox, *, noise: float, random_start: bool) -> Choose:
-    """Return how a deterministic policy [..., A] in [-1, 1] acts: with Gaussian noise, and without it when greedy.
+    """Return the acting rule of a deterministic policy [..., A] in [-1, 1]: with Gaussian noise, without it when greedy.
 
     The log-probability is 0: noise is clipped to the bounds, so an action has no density, and no update reads it.
 
@@ -314,7 +318,7 @@ def gaussian_around(network: Network, box: ActionBox, *, noise: float, random_st
 
 
 def random_first(weights: Published, key: Array, box: ActionBox, action: Array, log_prob: Array) -> tuple[Array, Array]:
-    """Return uniformly random actions and their log-probability while nothing was learned yet, else those given."""
+    """Return uniformly random actions and their log-probability before the first update, else the given ones."""
     learned = weights.updates > 0
     key = jax.random.fold_in(key, 1)  # `key` itself has drawn the action
     unit = jax.random.uniform(key, action.shape, minval=-1.0, maxval=1.0)

@@ -124,7 +124,7 @@ class PPOConfig:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         ac.check_optimization(self)
         ac.check_range("gae_lambda", self.gae_lambda, 0, 1)
@@ -160,9 +160,9 @@ class Components(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the loss reads: leaves [T, C, ...], core [C, ...]; C are the columns that minibatches are made of.
+    """Inputs of the loss: leaves [T, C, ...], core [C, ...]; minibatches consist of some of the C columns.
 
-    observation is normalised, with its last row T; target and old_value are in the value function's normalised units.
+    observation is normalised and includes row T; target and old_value are in the value function's normalised units.
     masks: of the policy's rows and of the value function's.
     """
 
@@ -181,7 +181,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
     """Return PPO for environments of this spec.
 
     Args:
-      network: another one than the config's, of the same spec.
+      network: replaces the config's network; for the same spec.
 
     Raises:
       ConfigError: the spec or network cannot work with this config.
@@ -205,7 +205,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
     ) -> tuple[AgentState, UpdateOutput]:
         weights = weights_of(parts, state)
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
-        # 1. Values of all rows, advantages and targets, with the moments this update started from.
+        # 1. Values of all rows, advantages and targets, with the moments at the start of the update.
         batch, prepared_metrics = prepare(parts, weights, state, trajectory, axis_name)
         scores = row_scores(trajectory, batch.target - batch.old_value, batch.masks.policy, spec.num_agents)
         # 2. The value function moves to the targets' units; its outputs in raw units stay as they are.
@@ -230,14 +230,14 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
 def pack(
     parts: Components, weights: Weights, moments: Tree, opt_state: Tree, value_moments: Tree, updates: Array
 ) -> AgentState:
-    """Return the agent's state: what acting needs in `params`, with the value function where actors send values."""
+    """Return the agent's state: `params` for acting, with the value function if actors send values."""
     if parts.config.values == "acting":
         return AgentState(ActParams(weights, moments), (), opt_state, value_moments, updates)
     return AgentState(ActParams(weights.policy, moments), weights.value, opt_state, value_moments, updates)
 
 
 def weights_of(parts: Components, state: AgentState) -> Weights:
-    """Return all weights of a state that `pack` made."""
+    """Return all weights of a state made by `pack`."""
     if parts.config.values == "acting":
         return state.params.weights
     return Weights(state.params.weights, state.learner_params)
@@ -246,9 +246,9 @@ def weights_of(parts: Components, state: AgentState) -> Weights:
 def values_of(
     parts: Components, weights: Weights, observation: Tree, trajectory: Trajectory
 ) -> tuple[Any, Array, Tree]:
-    """Return head outputs and values of all rows [T+1, B], and the cores that the columns of minibatches begin with.
+    """Return head outputs and values of all rows [T+1, B], and the first cores of the minibatches' columns.
 
-    Where actors send values, outputs are of row T only, and values what acting said.
+    If actors send values, outputs are of row T only, and the values are the actors'.
     """
     network, core = parts.network, trajectory.core
     if parts.config.values == "learner":
@@ -342,7 +342,7 @@ def rescale_values(
 
 
 def loss(parts: Components, weights: Weights, batch: Batch, counts: RowMasks) -> tuple[Array, dict[str, Array]]:
-    """Return this device's share of PPO's loss and metrics: sums over its rows / `counts`, the rows of all in each mask."""
+    """Return this device's share of PPO's loss and metrics: sums over its rows / `counts`, those of all devices per mask."""
     config, network, _, _ = parts
     outputs, features, _ = network.policy(weights.policy, batch.observation, batch.is_first, batch.core)
     outputs = ac.mask_outputs(outputs, batch.observation)
@@ -354,7 +354,7 @@ def loss(parts: Components, weights: Weights, batch: Batch, counts: RowMasks) ->
 
 
 def policy_terms(parts: Components, outputs: Any, batch: Batch, count: Array) -> dict[str, Array]:
-    """Return this device's share of the policy's terms and metrics: sums over its rows / `count`; outputs: masked."""
+    """Return this device's share of the policy's terms and metrics: sums over its rows / `count`; outputs are masked."""
     config, chosen, mask = parts.config, parts.distribution, batch.masks.policy
     log_ratio = log_ratio_of(parts, outputs, batch)
     ratio = jnp.exp(log_ratio)
@@ -372,12 +372,12 @@ def policy_terms(parts: Components, outputs: Any, batch: Batch, count: Array) ->
 
 
 def log_ratio_of(parts: Components, outputs: Any, batch: Batch) -> Array:
-    """Return log(probability of the actions now / as they were chosen); 0 where the policy's mask is."""
+    """Return log(probability of the actions now / when chosen); 0 where the policy's mask is 0."""
     return jnp.where(batch.masks.policy > 0, parts.distribution.log_prob(outputs, batch.action) - batch.log_prob, 0.0)
 
 
 def value_term(parts: Components, value: Array, batch: Batch, count: Array) -> Array:
-    """Return this device's share of the loss of values: a sum over its rows / `count`."""
+    """Return this device's share of the value loss: a sum over its rows / `count`."""
     config = parts.config
     error = value_loss(
         value,
@@ -404,7 +404,7 @@ def optimize(
     """Return weights and optimizer state after all epochs, and metrics averaged over the gradient steps evaluated.
 
     Args:
-      of: the loss of these weights.
+      of: the loss, a function of these weights.
     """
     config = parts.config
 
@@ -412,7 +412,7 @@ def optimize(
         minibatch = take(batch, columns)
         counts = RowMasks(*(jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0) for mask in minibatch.masks))
         shares = jax.grad(of, argnums=1, has_aux=True)(parts, weights, minibatch, counts)
-        gradients, metrics = psum(shares, axis_name)  # shares of a global mean: their sum is the mean
+        gradients, metrics = psum(shares, axis_name)  # each device has a share of a global mean: the sum is the mean
         metrics["grad_norm"] = optax.tree.norm(gradients)
         going = jnp.asarray(True) if config.target_kl is None else metrics["approx_kl"] <= config.target_kl
         stepped = ac.apply_gradients(parts.optimizer, gradients, opt_state, weights, learning_rate)

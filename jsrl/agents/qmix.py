@@ -1,9 +1,9 @@
-"""QMIX: a team's value is a monotonic mixture of its seats' utilities, which depends on the state.
+"""QMIX: a team's value is a monotonic mixture of its seats' utilities; the mixture depends on the state.
 
 Everything but the mixture is jsrl.agents.factoring; the mixer is jsrl.networks.mixers.MonotonicMixer.
 
 Source: Rashid et al., 2018, arXiv 1803.11485.
-Differs: double Q-learning, as the authors' later code; the mixer also reads which seats act; `RecurrentQMIXConfig` stores
+Differs: double Q-learning, as in the authors' later code; the mixer also reads which seats act; `RecurrentQMIXConfig` stores
 cores and burns in, as R2D2 does.
 """
 
@@ -40,7 +40,7 @@ class QMIXConfig(VDNConfig):
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         super().__post_init__()
         _check_mixer(self)
@@ -63,7 +63,7 @@ class RecurrentQMIXConfig(RecurrentVDNConfig):
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         super().__post_init__()
         _check_mixer(self)
@@ -89,7 +89,7 @@ def recurrent_qmix(config: RecurrentQMIXConfig, spec: EnvSpec) -> Agent:
 
 
 def monotonic(config: QMIXConfig | RecurrentQMIXConfig) -> MakeMixing:
-    """Return what makes the mixer of a team of N and states [F]."""
+    """Return the function that makes the mixer of N seats and states [F]."""
     mixer = MonotonicMixer(config.mixer_embedding, config.mixer_hidden)
 
     def make(num_agents: int, state_size: int) -> Mixing:

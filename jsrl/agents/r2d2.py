@@ -4,8 +4,8 @@ Read `r2d2` first: `update` is the algorithm in four steps.
 
 Source: Kapturowski et al., 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (ICLR); value
 rescaling: Pohlen et al., 2018, arXiv 1805.11593; a ladder of epsilons: Horgan et al., 2018, arXiv 1803.00933.
-Differs: losses are means over the rows trained on, not sums; n-step returns near a window's end are as long as the window
-allows; the network does not read the previous action and reward; the rung of the ladder is drawn at each start of an episode
+Differs: losses are means over the trained rows, not sums; n-step returns near a window's end are as long as the window
+allows; the network does not read the previous action and reward; the place on the ladder is drawn at the start of each episode
 and kept in the core, because `act` does not know the number of its actor.
 """
 
@@ -39,7 +39,7 @@ class R2D2Config:
       learning_rate: learning rate of Adam. adam_eps: epsilon of Adam. max_grad_norm: clip the gradient to this global
         norm; None: no clipping.
       gamma: discount factor. n_step: most rows of an n-step return.
-      burn_in: rows of each window that only update the recurrent state; the others are trained on.
+      burn_in: first rows of each window that only update the recurrent state; the others are trained on.
       tau: share of the online network in each step of the target network; 1 replaces it.
       target_period: updates between steps of the target network.
       double: double Q-learning: the online network chooses the action that the target network values.
@@ -80,7 +80,7 @@ class R2D2Config:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         off.check_learning(self)
         ac.check_range("n_step", self.n_step, 1)
@@ -93,7 +93,7 @@ class R2D2Config:
 
 
 class Core(NamedTuple):
-    """network: the network's core. epsilon: float32 [B], of the episode that is being played."""
+    """network: the network's core. epsilon: float32 [B], of the current episode."""
 
     network: Tree
     epsilon: Array
@@ -109,7 +109,7 @@ class Components(NamedTuple):
 class Trained(NamedTuple):
     """Rows [T+1, B] after burn-in. mask: [T, B], of the value function. weight: mask times the window's importance weight.
 
-    count: rows trained on, of all devices. margin: from `row_margin`. `trajectory` has no observation.
+    count: trained rows of all devices. margin: from `row_margin`. `trajectory` has no observation.
     """
 
     trajectory: Trajectory
@@ -149,13 +149,13 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        del key  # nothing here is random
+        del key  # the update is deterministic
         weights = state.params.weights.network
         target = state.learner_params.target
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
-        # 1. Burn-in: both networks read the first rows from the stored core, so that theirs is up to date.
+        # 1. Burn-in: both networks read the first rows from the stored core, which brings their cores up to date.
         sequences = burn_in(parts, weights, target, state.params.moments, trajectory, axis_name)
-        # 2. The gradient of the loss over the rows that follow.
+        # 2. The gradient of the loss over the remaining rows.
         gradients, (metrics, error) = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, target, sequences)
         gradients, metrics = psum((gradients, metrics), axis_name)
         # 3. One gradient step.
@@ -201,7 +201,7 @@ def make_act(parts: Components) -> Act:
 def burn_in(
     parts: Components, weights: Tree, target: Tree, moments: Tree, trajectory: Trajectory, axis_name: str | None
 ) -> Sequences:
-    """Return the windows without their first `burn_in` rows, with the cores that both networks have by then.
+    """Return the windows without their first `burn_in` rows, and both networks' cores after these rows.
 
     Raises:
       ConfigError: the windows are not longer than the burn-in.
@@ -223,7 +223,7 @@ def burn_in(
 
 
 def trained_rows(config: R2D2Config, trajectory: Trajectory, axis_name: str | None) -> Trained:
-    """Return the rows that come after burn-in, and which of them are trained on."""
+    """Return the rows after burn-in, and which of them are trained on."""
     margin = row_margin(trajectory, axis_name)
     mask = row_masks(trajectory, margin).value[config.burn_in :]
     weighted = mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling
@@ -251,7 +251,7 @@ def loss(
 def values_of(
     parts: Components, weights: Tree, target: Tree, sequences: Sequences, is_first: Array, action: Array
 ) -> tuple[Array, Array]:
-    """Return the values [T, B] of the actions taken, and the target network's [T+1, B] of the best ones."""
+    """Return the values [T, B] of the actions taken, and the target network's values [T+1, B] of the best actions."""
     observation = sequences.observation
     online, _ = parts.network.apply(weights, observation, is_first, sequences.online)
     fixed, _ = parts.network.apply(target, observation, is_first, sequences.target)
@@ -263,7 +263,7 @@ def values_of(
 def n_step_loss(
     config: R2D2Config, value: Array, bootstrap: Array, rows: Trained
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
-    """Return what `loss` does, for values [T, B] and those that bootstrap [T+1, B], both rescaled where the config says so."""
+    """Return the results of `loss` for values [T, B] and bootstrap values [T+1, B], both rescaled if the config says so."""
     if config.rescale_values:
         bootstrap = av.unscale(bootstrap)
     played = jax.tree.map(lambda x: x[:-1], rows.trajectory)

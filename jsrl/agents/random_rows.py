@@ -1,4 +1,4 @@
-"""Random observations and trajectories of a spec, which obey the row table: material for checks and warm-ups."""
+"""Random observations and trajectories of a spec that obey the row table, for checks and warm-ups."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def random_trajectory(
     core_spec = map_tree(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), spec_of(core))
     blank = zeros(make_trajectory_spec(spec, extras, core_spec, num_rows=num_rows, num_envs=num_envs))
     is_first, discount = np.zeros_like(blank.is_first), np.ones_like(blank.discount)
-    last = num_rows // 2  # row of the last observation of those episodes that end
+    last = num_rows // 2  # the row of the last observation, where an episode ends
     is_first[last + 1, ::2] = True
     if last:
         discount[last - 1, ::4] = 0.0

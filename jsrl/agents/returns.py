@@ -11,9 +11,10 @@ All functions take time-major arrays with any trailing axes and obey the tables 
 * cut:        nothing flows across; the row before sees `w_t = v_t`, which bootstraps a truncation (after a termination
   that row's discount is 0).
 
-So an agent's returns are those over its own rows, each with all rewards until its next one. On rows that do not wait
-`u_t = 0, w_t = v_t`. Where such a row's bootstrap is not known (jsrl.agents.rows: it is the value of a waiting row, which
-nobody learns), the row has no target: it corrects nothing, traces stop there, and both masks are 0. So it is with the last
+So an agent's returns are those over its own rows, each with all rewards until its next row. On rows that do not wait,
+`u_t = 0, w_t = v_t`. If the bootstrap of such a row is not known (jsrl.agents.rows: it is the value of a waiting row, which
+nobody learns), the row has no target: it corrects nothing, traces stop there, and both masks are 0. The same holds for
+the last
 rows of a batch in games of turns (`margin`, from jsrl.agents.rows.row_margin). Advantages are 0 where the policy mask is 0,
 and targets are v_t where the value mask is 0 (0 on waiting rows).
 """
@@ -31,7 +32,7 @@ from jsrl.types import Array
 
 
 class Rows(NamedTuple):
-    """What every return is computed from.
+    """Inputs of every return.
 
     value: float32 [T+1, ...], raw units. reward, discount (the environment's): [T, ...]. acts: [T+1, ...], row T included.
     is_first: bool [T+1, ...]; may lack trailing axes (an environment's, where value is per agent).
@@ -45,7 +46,7 @@ class Rows(NamedTuple):
 
 
 class Returns(NamedTuple):
-    """advantage: [T, ...], 0 where masked. target: [T, ...], what the value function is regressed to.
+    """advantage: [T, ...], 0 where masked. target: [T, ...], the regression target of the value function.
 
     The masks are those of jsrl.agents.rows.row_masks.
     """
@@ -94,7 +95,7 @@ def vtrace(
     weight_advantage: bool = True,
     margin: Array | int = 1,
 ) -> Returns:
-    """Return V-trace targets and policy-gradient advantages; on-policy (all ratios 1) they are those of GAE.
+    """Return V-trace targets and policy-gradient advantages; on-policy (all ratios 1) they equal GAE's.
 
     Args:
       rows: the rows.
@@ -104,7 +105,7 @@ def vtrace(
         brings its own ratio (PPO).
 
     Source: Espeholt et al., 2018, arXiv 1802.01561, equation 1 and section 4.2.
-    Differs: lambda_ < 1 also mixes the target ahead with the value ahead in the advantage, as rlax does.
+    Differs: lambda_ < 1 also mixes next target and next value in the advantage, as rlax does.
     """
     chex.assert_equal_shape([log_rho, rows.reward])
     rho = jnp.exp(jnp.where(rows.acts[:-1] == 1, log_rho, 0.0))
@@ -122,7 +123,7 @@ def vtrace(
 def _corrected(
     rows: Rows, rho: Array, c: Array, weight: Array, *, gamma: float, lambda_: float, margin: Array | int
 ) -> Returns:
-    """Run the recursion which GAE and V-trace share; x_t = vs_t - v_t is the correction to the value.
+    """Run the recursion shared by GAE and V-trace; x_t = vs_t - v_t is the correction to the value.
 
     trained: delta_t = r_t + d_t u_{t+1} + gamma d_t w_{t+1} - v_t
              x_t = rho_t delta_t + gamma c_t d_t x_{t+1},   u_t = 0,                   w_t = v_t
@@ -154,7 +155,7 @@ def _corrected(
 def lambda_returns(rows: Rows, *, gamma: float, lambda_: float, margin: Array | int = 1) -> Array:
     """Return TD(lambda) targets [T, ...]: G_t = r_t + gamma d_t ((1 - lambda) w_{t+1} + lambda G_{t+1}).
 
-    A waiting row passes d_t G_{t+1} and its reward; a cut row, and one whose bootstrap is not known, gives G_t = v_t.
+    A waiting row passes on d_t G_{t+1} and its reward; a cut row, and a row without a known bootstrap, gives G_t = v_t.
 
     Source: Sutton and Barto, 2018, chapter 12.
     """
@@ -175,9 +176,9 @@ def lambda_returns(rows: Rows, *, gamma: float, lambda_: float, margin: Array | 
 
 
 def n_step_returns(rows: Rows, *, gamma: float, n: int, margin: Array | int = 1) -> Array:
-    """Return n-step targets [T, ...], of fewer rows where a window ends early.
+    """Return n-step targets [T, ...], over fewer rows where a window ends early.
 
-    Windows end, bootstrapping there, at a cut row, at row T, and at a row whose own bootstrap is not known.
+    A window ends, and bootstraps, at a cut row, at row T, and at a row without a known bootstrap.
 
     With G^k the return over k trained rows, carried for all k = 0..n at once:
     trained: G^0_t = v_t, G^k_t = r_t + d_t u_{t+1} + gamma d_t G^{k-1}_{t+1}; waiting: G^k_t = d_t G^k_{t+1}; others: v_t.

@@ -1,12 +1,12 @@
-"""Kinds of rows: which of them train the policy, which the value function, and where a value may bootstrap.
+"""Kinds of rows: which of them train the policy, which train the value function, and where a value may bootstrap.
 
-`acts` says what a row is to its agent (the table of kinds in jsrl.types); with `cut_t = is_first_{t+1}` (row t is a last
+`acts` is the kind of a row for its agent (the table of kinds in jsrl.types); with `cut_t = is_first_{t+1}` (row t is a last
 observation):
 
     policy mask_t = (acts_t == 1) (1 - cut_t) known_t
     value mask_t  = (acts_t > 0)  (1 - cut_t) known_t
 
-The critic never learns the value of a waiting row, so nothing may bootstrap there. `k_t`: the value seen at row t is known.
+The critic never learns the value of a waiting row, so no target may bootstrap there. `k_t`: the value seen at row t is known.
 
     row T, last observations:  k_t = acts_t > 0
     acting, value-only:        k_t = 1
@@ -14,10 +14,11 @@ The critic never learns the value of a waiting row, so nothing may bootstrap the
 
 `known_t = (d_t == 0) or k_{t+1}`: without it a row has no target. Its own value still bootstraps the rows before.
 
-Near row T that rule alone keeps a move that ends the game and drops one that does not, and values become those of games that
-end. So algorithms also leave out the last rows whatever came of them: rows t > T - margin, where `margin` is how many rows
-the slowest row of the batch has to wait for its target. It is 2 in a game of two that take turns, and 1, which leaves out
-nothing, where nobody waits. (A time limit in a game of turns does the same to the move before it; that is not corrected.)
+Near row T that rule alone would keep a move that ends the game and drop one that does not, and values would be biased to games
+that end. So algorithms also leave out the last rows, whatever their outcome: rows t > T - margin. `margin` is the number
+of rows
+that the slowest row of the batch waits for its target. It is 2 in a game of two players in turns, and 1, which leaves out
+nothing, without waiting. (A time limit in a game of turns has the same effect on the move before it; that is not corrected.)
 
 All algorithms take their masks from here. A single agent acts on every row, and both masks are 1 - cut_t.
 """
@@ -33,7 +34,7 @@ from jsrl.types import ACTING, Array, Trajectory, spread
 
 
 class RowKinds(NamedTuple):
-    """What rows 0..T-1 are; bool [T, ...]. Rows that are none of these are last observations.
+    """Kinds of rows 0..T-1; bool [T, ...]. Rows of none of these kinds are last observations.
 
     acting: the agent acts (acts 1). waiting: it does not, and has no value there (acts 0).
     trained: acting and value-only rows (acts > 0) that have a target.
@@ -55,7 +56,7 @@ class RowMasks(NamedTuple):
 
 
 def row_kinds(discount: Array, acts: Array, is_first: Array, margin: Array | int = 1) -> RowKinds:
-    """Return what each row is.
+    """Return the kind of each row.
 
     Args:
       discount: the environment's, [T, ...]. acts: [T+1, ...], row T included.
@@ -74,7 +75,7 @@ def row_kinds(discount: Array, acts: Array, is_first: Array, margin: Array | int
 def row_margin(trajectory: Trajectory, axis_name: str | None = None) -> Array:
     """Return how many rows the slowest row of the batch waits for its target: int32 scalar, the same on all devices.
 
-    At most a quarter of the rows (but 2), so that a few long waits do not cost the whole batch.
+    At most a quarter of the rows (but at least 2), so that a few long waits do not cost the whole batch.
     """
     own, waiting = _own_and_waiting(trajectory.discount[:-1], trajectory.acts, trajectory.is_first)
     return margin_of(own, *_resolved(trajectory.discount[:-1], trajectory.acts, waiting), axis_name)
@@ -83,7 +84,7 @@ def row_margin(trajectory: Trajectory, axis_name: str | None = None) -> Array:
 def margin_of(own: Array, known: Array, delay: Array, axis_name: str | None = None) -> Array:
     """Return the margin of rows [T, ...]: bool own and known, and their delays."""
     num_rows = own.shape[0]
-    at_the_end = _numbers(own) + delay > num_rows  # not at a time limit, which no later row would lift
+    at_the_end = _numbers(own) + delay > num_rows  # a time limit is left out: no later row would resolve it
     slowest = jnp.max(jnp.where(own & (known | at_the_end), delay, 1))
     slowest = slowest if axis_name is None else jax.lax.pmax(slowest, axis_name)
     return jnp.minimum(slowest, max(2, num_rows // 4))
@@ -93,8 +94,8 @@ def _own_and_waiting(discount: Array, acts: Array, is_first: Array) -> tuple[Arr
     """Return bool [T, ...]: the agent's own rows (acting or value-only), and waiting rows; last observations are neither."""
     if acts.shape != (discount.shape[0] + 1, *discount.shape[1:]):
         raise ValueError(
-            f"acts has shape {list(acts.shape)}, expected {[discount.shape[0] + 1, *discount.shape[1:]]}: row T too, which "
-            "says whether its value may bootstrap; give `trajectory.acts` as it is"
+            f"acts has shape {list(acts.shape)}, expected {[discount.shape[0] + 1, *discount.shape[1:]]}: with row T, which "
+            "says whether its value may bootstrap; pass all of `trajectory.acts`"
         )
     cut = is_first[1:].astype(bool)
     cut = jnp.broadcast_to(spread(cut, discount), discount.shape)
@@ -108,10 +109,10 @@ def _numbers(rows: Array) -> Array:
 
 
 def _resolved(discount: Array, acts: Array, waiting: Array) -> tuple[Array, Array]:
-    """Return (known bool [T, ...]: whether the rest of a row's target is known, delay int32: after how many rows it would be).
+    """Return (known bool [T, ...]: the rest of a row's target is known, delay int32: after how many rows it is known).
 
-    The first row behind it that does not wait, or that waits and ends, decides: the smallest of 2 (row + 1 if it ends there)
-    + (0 if known else 1). Row T always decides; where the agent waits there, the answer lies at least a row behind it.
+    The next row that does not wait, or that waits and ends the episode, decides: the smallest of 2 (row + 1 if it ends there)
+    + (0 if known else 1). Row T always decides; if the agent waits there, the answer is at least one row later.
     """
     mine, going_on, num_rows = acts > 0, discount > 0, discount.shape[0]
     ends = waiting & ~going_on
@@ -139,7 +140,7 @@ def acting_mask(trajectory: Trajectory) -> Array:
 
 
 def row_scores(trajectory: Trajectory, error: Array, mask: Array, num_agents: int | None) -> Array | None:
-    """Return, for scores of games, (sum of |error|, number) over each row's trained agents: [B, T, 2]; None: not wanted.
+    """Return, for scores of games, (sum of |error|, number) over each row's trained agents: [B, T, 2]; None: no scores wanted.
 
     Args:
       trajectory: its `game` says whether scores are wanted.

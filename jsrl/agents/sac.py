@@ -79,7 +79,7 @@ class SACConfig:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         off.check_learning(self)
         ac.check_range("num_critics", self.num_critics, 1)
@@ -92,7 +92,7 @@ class Components(NamedTuple):
 
     predict: (critic weights, observation, stored action) -> values [E, B] of the actions taken.
     evaluate: (policy weights, critic weights, observation, noise) -> (smallest value [B], log-probability [B]) of the
-      policy's own action: of one that is sampled, or expected over all where actions are discrete.
+      policy's own action: sampled, or for discrete actions the expectation over all actions.
     """
 
     config: SACConfig
@@ -119,7 +119,7 @@ class Extra(NamedTuple):
 
 
 class OptStates(NamedTuple):
-    """The optimizer's state for each of the three that are trained."""
+    """The optimizer states of policy, critics and temperature."""
 
     policy: Tree
     critics: Tree
@@ -186,7 +186,7 @@ def critic_loss(
     """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
 
     y = r + d (min Q'(o', a') - alpha log pi(a' | o')), a' from the policy; loss: (Q(o, a) - y)^2 / 2, summed over critics.
-    Without the entropy where o' is a value-only row: the policy does not act there.
+    No entropy term where o' is a value-only row: the policy does not act there.
 
     Args:
       critics: what the gradient is for. fixed: weights of targets and policy, and log alpha.
@@ -225,7 +225,7 @@ def policy_loss(
 def critic_step(
     parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array], Array]:
-    """Return the state with critics one gradient step on, metrics, and the mean |error| of the critics [B]."""
+    """Return the state after one gradient step of the critics, metrics, and the mean |error| of the critics [B]."""
     config, (online, target) = parts.config, state.learner_params
     fixed = (target, state.params.weights.network, state.extra.log_temperature)
     noise = off.normal_columns(key, batch.action.shape, axis_name)
@@ -243,7 +243,7 @@ def critic_step(
 def policy_step(
     parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array]]:
-    """Return the state with policy and temperature one gradient step on, and metrics."""
+    """Return the state after one gradient step of policy and temperature, and metrics."""
     config, weights, opt_state = parts.config, state.params.weights, state.opt_state
     fixed = (state.learner_params.online, state.extra.log_temperature)
     noise = off.normal_columns(key, batch.action.shape, axis_name)
@@ -298,7 +298,7 @@ def split_sac(parts: Components, num_agents: int | None) -> Split:
 
 
 def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Choose]:
-    """Return what SAC is made of for bounded real actions, and how it acts: a tanh-squashed Gaussian."""
+    """Return SAC's functions for bounded real actions, and the acting rule: a tanh-squashed Gaussian."""
     box, chosen = off.action_box(spec), squashed_gaussian()
     policy = policy_network(config.network, spec)
     critics = critic_network(config.network, spec, num_critics=config.num_critics)
@@ -327,7 +327,7 @@ def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.
 
 
 def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Choose]:
-    """Return what SAC is made of for discrete actions, and how it acts; expectations over actions are exact."""
+    """Return SAC's functions for discrete actions, and the acting rule; expectations over actions are exact."""
     assert isinstance(spec.action, Discrete)
     chosen = categorical()
     policy = policy_network(config.network, spec)

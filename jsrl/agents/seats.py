@@ -1,4 +1,4 @@
-"""What agents for several seats read: observations with the seat's number, and what the whole group knows."""
+"""Inputs of agents for several seats: observations with the seat's number, and the knowledge of the whole group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents.normalization import ACTION_MASK
 from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
-AGENT = "agent"  # the leaf that is added to observations: the seat's number, one-hot
+AGENT = "agent"  # the added observation leaf: the seat's number, one-hot
 
 
 def as_dict(observation: Tree) -> dict[str, Tree]:
@@ -33,7 +33,7 @@ def numbered(observation: Tree, num_agents: int, agent_ids: bool, *leading: int)
 
 
 def own_size(spec: EnvSpec) -> int:
-    """Return how many numbers one seat's observation has, action mask excluded."""
+    """Return the number of values in one seat's observation, action mask excluded."""
     return sum(size(leaf) // leaf.shape[0] for path, leaf in named_leaves(spec.observation) if path != ACTION_MASK)
 
 
@@ -55,11 +55,11 @@ def state_vector(trajectory: Trajectory) -> Array | None:
 
 
 def team_rows(trajectory: Trajectory, num_agents: int) -> Trajectory:
-    """Return the rows [T+1, B, N] of a group of seats as those of one player, its team: [T+1, B].
+    """Return the rows [T+1, B, N] of a group of seats as the rows of one player, its team: [T+1, B].
 
-    reward: the mean over the group's seats, whatever they do (where all get the team's reward, this is it). discount: 0 where
+    reward: the mean over all seats of the group (equal to the team's reward where all seats get that). discount: 0 where
     it is 0 for all seats. acts: 1 where any seat acts, else the team waits. observation and action: of the seats,
-    [T+1, B, N, ...]; what they hold on rows that are not the seat's own becomes 0, as `fold_agents` has it.
+    [T+1, B, N, ...]; on rows that are not the seat's own they become 0, as in `fold_agents`.
     """
     clean = ac.fold_agents(trajectory, num_agents)
     return trajectory._replace(
@@ -77,7 +77,7 @@ def team_rows(trajectory: Trajectory, num_agents: int) -> Trajectory:
 
 
 def team_vector(trajectory: Trajectory) -> Array:
-    """Return what a team knows, float32 [T+1, B, F]: the state, or the observations of the seats that act; and who acts."""
+    """Return a team's knowledge, float32 [T+1, B, F]: the state, or the observations of the seats that act; and which act."""
     acts = (trajectory.acts == ACTING).astype(jnp.float32)
     state = state_vector(trajectory)
     if state is None:
@@ -93,5 +93,5 @@ def team_size(spec: EnvSpec) -> int:
 
 
 def size(leaf: ArraySpec) -> int:
-    """Return how many numbers an array of this spec has."""
+    """Return the number of values in an array of this spec."""
     return math.prod(leaf.shape)

@@ -1,8 +1,8 @@
-"""Policy and critics of an off-policy agent as two updates, made of the steps that its own `update` is made of.
+"""Policy and critics of an off-policy agent as two updates, made of the steps of its own `update`.
 
-Each side draws its own batches and keeps its own copy of the state; what it does not train is as new as what the other side
-published last. Where both take turns, critics first, SAC's sides do together what its own update does; the targets of TD3
-and DDPG move with the critics, and so with the policy as it was one update earlier.
+Each side draws its own batches and keeps its own copy of the state; the other side's part is as new as its last publication.
+If the sides take turns, critics first, SAC's sides together do what its own update does. The targets of TD3 and DDPG move with
+the critics, and so follow the policy of one update earlier.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jsrl.types import Array, Trajectory, Tree
 
 
 class CriticStep(Protocol):
-    """How the critics, and then the targets, move."""
+    """A step of the critics, then of the targets."""
 
     def __call__(
         self, state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None, /
@@ -27,7 +27,7 @@ class CriticStep(Protocol):
 
 
 class PolicyStep(Protocol):
-    """How the policy moves."""
+    """A step of the policy."""
 
     def __call__(
         self, state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None, /
@@ -39,8 +39,9 @@ class PolicyStep(Protocol):
 def make_split(critic_step: CriticStep, policy_step: PolicyStep, *, gamma: float, num_agents: int | None) -> Split:
     """Return an agent's `split` from its two steps.
 
-    The agent's state: params.weights is Published, learner_params a NamedTuple whose first field are the online critics, and
-    opt_state one whose field `critics` is that of the critics.
+    The agent's state: params.weights is Published; the first field of learner_params are the online critics; the field
+    `critics`
+    of opt_state is their optimizer state.
     """
     options: Any = {"gamma": gamma, "num_agents": num_agents}
 

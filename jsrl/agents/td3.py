@@ -70,7 +70,7 @@ class TD3Config:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         off.check_learning(self)
         ac.check_range("num_critics", self.num_critics, 1)
@@ -97,7 +97,7 @@ class LearnerParams(NamedTuple):
 
 
 class OptStates(NamedTuple):
-    """The optimizer's state for each of the two that are trained."""
+    """The optimizer states of policy and critics."""
 
     policy: Tree
     critics: Tree
@@ -135,7 +135,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         # 1. Critics: one gradient step towards the smaller target value of the target policy's action, with noise.
         state, metrics, error = critic_step(parts, state, batch, counts.value, key, axis_name)
 
-        # 2. and 3. Now and then: the policy, with the new critics, and all targets.
+        # 2. and 3. Every `policy_delay` updates: the policy, with the new critics, and all targets.
         def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
             state, metrics = policy_step(parts, state, batch, counts.policy, axis_name)
             return move_targets(parts, state), metrics
@@ -193,7 +193,7 @@ def policy_loss(
 def critic_step(
     parts: Components, state: AgentState, batch: Transition, count: Array, key: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array], Array]:
-    """Return the state with critics one gradient step on, metrics, and the mean |error| of the critics [B]."""
+    """Return the state after one gradient step of the critics, metrics, and the mean |error| of the critics [B]."""
     learned, config = state.learner_params, parts.config
     fixed = (learned.target_critics, learned.target_policy)
     shape = batch.action.shape
@@ -212,7 +212,7 @@ def critic_step(
 def policy_step(
     parts: Components, state: AgentState, batch: Transition, count: Array, axis_name: str | None
 ) -> tuple[AgentState, dict[str, Array]]:
-    """Return the state with the policy one gradient step on, and metrics."""
+    """Return the state after one gradient step of the policy, and metrics."""
     config, weights, critics = parts.config, state.params.weights, state.learner_params.critics
 
     def loss(policy: Tree, columns: Transition) -> Any:

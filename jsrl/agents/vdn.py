@@ -40,7 +40,7 @@ class VDNConfig(DQNConfig):
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         super().__post_init__()
         check_mixed(self)

@@ -73,7 +73,7 @@ class NetworkConfig:
         """Check the values.
 
         Raises:
-          ConfigError: a value that cannot work; says which and what would.
+          ConfigError: an invalid value; the message names it and the valid ones.
         """
         check_name("activation", self.activation, ACTIVATIONS)
         check_name("core", self.core, get_args(CoreName))

@@ -108,7 +108,7 @@ def test_where_a_single_agent_acts_all_rows_but_last_observations_are_trained():
 
 def test_acts_without_row_t_are_refused():
     rows = make_rows(0)
-    with pytest.raises(ValueError, match=r"acts has shape \[40, 7\], expected \[41, 7\]: row T too"):
+    with pytest.raises(ValueError, match=r"acts has shape \[40, 7\], expected \[41, 7\]: with row T"):
         gae(rows._replace(acts=rows.acts[:-1]), gamma=GAMMA, lambda_=LAMBDA)
 
 
