@@ -257,7 +257,8 @@ class Controller:
         may_live = running and kind.may_restart(
             life.job, ended.status if ended else None, crash.error if crash else None
         )
-        if may_live and self._replace(life, f"{reason.splitlines()[0]} ({told})"):
+        is_free = ended is not None and ended.with_host
+        if may_live and self._replace(life, f"{reason.splitlines()[0]} ({told})", is_free=is_free):
             return
         what += kind.death_hint(life.job) if crash is None else ""
         notice, spent = (
@@ -295,17 +296,19 @@ class Controller:
                 return other, self._silent(other), None
         return None
 
-    def _replace(self, life: Life, notice: str) -> bool:
+    def _replace(self, life: Life, notice: str, *, is_free: bool = False) -> bool:
         """Plan a worker's next life; return whether it may have one. `notice`: why, for people.
 
-        All ranks of a learner are replaced together, in lives of the same number; that counts as one restart of the learner.
+        All ranks of a learner are replaced together, in lives of the same number; that counts as one restart of the learner,
+        or as none where `is_free`.
         """
         ranks = [self._lives[name] for name in self._groups[life.name]]
         first = ranks[0]
-        pause_s = self._supervision.take(first.job)
+        pause_s = self._supervision.take(first.job, is_free=is_free)
         if pause_s is None:
             return False
-        count = f"{self._supervision.text(first.job)}, in {pause_s:.2g} s"
+        text = "started again" if is_free else self._supervision.text(first.job)
+        count = f"{text}, in {pause_s:.2g} s"
         with_all = f", with all {len(ranks)} ranks of {first.name}" if len(ranks) > 1 else ""
         self._session.display.message(f"{life.name} {notice}; {count}{with_all}", "warning")
         due_s, incarnation = time.monotonic() + pause_s, max(rank.job.incarnation for rank in ranks)

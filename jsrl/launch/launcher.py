@@ -109,10 +109,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker ended: its exit status (negative: the signal that killed it; None: not known), and the same for people."""
+    """How a worker ended: its exit status (negative: the signal that killed it; None: not known), and the same for people.
+
+    `with_host`: its host was lost, which is no fault of the worker.
+    """
 
     status: int | None
     text: str
+    with_host: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,13 @@ class Budget(RateLimit):
 
     def take(self) -> float | None:
         """Take a restart: return the seconds to wait before it, or None when all are exhausted."""
-        used = self.used
-        return min(self._backoff_s * 2.0 ** min(used, 60), self._max_backoff_s) if self.spend() else None
+        pause_s = self.pause_s
+        return pause_s if self.spend() else None
+
+    @property
+    def pause_s(self) -> float:
+        """Return the seconds before a restart that is taken now."""
+        return min(self._backoff_s * 2.0 ** min(self.used, 60), self._max_backoff_s)
 
 
 def restarts(e: Experiment, kind: Kind) -> int:
@@ -66,9 +71,13 @@ class Supervision:
             self._budgets[job.name] = Budget(limit, s.window_s, s.backoff_s, s.max_backoff_s, self._clock)
         return self._budgets[job.name]
 
-    def take(self, job: Job) -> float | None:
-        """Take a restart of this worker: return the seconds to wait before it, or None when it may have no more."""
-        pause_s = self.budget(job).take()
+    def take(self, job: Job, *, is_free: bool = False) -> float | None:
+        """Take a restart of this worker: return the seconds to wait before it, or None when it may have no more.
+
+        `is_free`: it costs none of the worker's restarts, where the worker may have any.
+        """
+        budget = self.budget(job)
+        pause_s = budget.pause_s if is_free and budget.limit else budget.take()
         if pause_s is not None:
             kind = find_kind(job.kind).prefix
             self.restarts[kind] = self.restarts.get(kind, 0) + 1

@@ -68,8 +68,7 @@ class Road:
         client: ProducerId,
         group_sizes: dict[int, int],
         timeout_s: float,
-        *,
-        keys: KeyPath,
+        **options: Any,
     ) -> InferenceClient:
         """Return the asking end of an inference stream."""
         raise self._carries_no("inference", address)
@@ -129,8 +128,7 @@ class InProcess(Road):
         client: ProducerId,
         group_sizes: dict[int, int],
         timeout_s: float,
-        *,
-        keys: KeyPath,
+        **options: Any,
     ) -> InferenceClient:
         """See Road."""
         from jsrl.transport.inference.local import connect_local
@@ -185,8 +183,7 @@ class SharedMemory(Road):
         client: ProducerId,
         group_sizes: dict[int, int],
         timeout_s: float,
-        *,
-        keys: KeyPath,
+        **options: Any,
     ) -> InferenceClient:
         """See Road."""
         from jsrl.transport.inference.shared_client import SharedInferenceClient
@@ -240,15 +237,14 @@ class ZeroMQ(Road):
         client: ProducerId,
         group_sizes: dict[int, int],
         timeout_s: float,
-        *,
-        keys: KeyPath,
+        **options: Any,
     ) -> InferenceClient:
         """See Road."""
         from jsrl.transport.inference.zmq_client import ZmqInferenceClient
 
         parsed = parse_address(address)
-        own_keys = keys_for(parsed.server, keys)
-        return ZmqInferenceClient(parsed.endpoint, spec, client, group_sizes, timeout_s, keys=own_keys)
+        options["keys"] = keys_for(parsed.server, options["keys"])
+        return ZmqInferenceClient(parsed.endpoint, spec, client, group_sizes, timeout_s, **options)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
         """See Road."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, Reply, Request
 from jsrl.transport.inference.roads import connect_inference
+from jsrl.transport.meeting.handshake import Check
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, BriefRetry, FailoverPeer
+from jsrl.workers.peers import CONNECT_S, BriefRetry, FailoverPeer, meet_present
 
 
 class InferenceRequests:
@@ -31,12 +33,12 @@ class InferenceRequests:
         """Connect, waiting for the server."""
         names = names_of_peers(self._end)
         self._peer = FailoverPeer(self._job.names, names, self._job.find(names[0]))
-        self._connect(self._peer.known.address, CONNECT_TIMEOUT_S)
+        meet_present(self._peer, CONNECT_TIMEOUT_S, self._connect)
 
-    def _connect(self, address: str, timeout_s: float) -> None:
+    def _connect(self, found: Registration, timeout_s: float, check: Check = lambda: None) -> None:
         job = self._job
         self._client = connect_inference(
-            address, job.schemas.act, job.producer, self._sizes, timeout_s=timeout_s, keys=job.keys
+            found.address, job.schemas.act, job.producer, self._sizes, timeout_s, keys=job.keys, check=check
         )
 
     def ask(self, group: int, request: Request, timeout_s: float) -> Reply | None:
@@ -83,7 +85,7 @@ class InferenceRequests:
         if found is None:
             return
         try:
-            self._connect(found.address, CONNECT_S)
+            self._connect(found, CONNECT_S)
         except StreamTimeout:
             self._peer.known = found
             if self._peer.is_elsewhere:

@@ -17,6 +17,7 @@ from jsrl.transport.inference.roads import bind_inference
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import begin_life
 from jsrl.transport.meeting.admission import JoinRules
+from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.transport.samples.packing import Packing
 from jsrl.transport.samples.roads import bind_samples, connect_samples
@@ -96,14 +97,21 @@ def find_readers(job: Job, port: str) -> list[Peer]:
 
 
 def connect_writer(
-    job: Job, port: str, schema: Tree, address: str, timeout_s: float, reader: int = 0
+    job: Job,
+    port: str,
+    schema: Tree,
+    address: str,
+    timeout_s: float,
+    reader: int = 0,
+    check: Check = lambda: None,
 ) -> SampleProducer:
     """Return the writing end of the samples at a port, connected to where one of its readers has bound it.
 
     Args:
       job: of the worker. schema: of what it writes. address: of the reader. reader: its number among the peers of the end.
+      check: called now and then while it waits.
     """
     end = job.end(port)
     groups = max(end.stream.groups, default=0) + 1
     hop = hop_folder(Path(job.folder), end.peers[reader].hop) if end.peers[reader].hop else None
-    return connect_samples(address, schema, job.producer, groups, timeout_s, keys=job.keys, hop=hop)
+    return connect_samples(address, schema, job.producer, groups, timeout_s, keys=job.keys, hop=hop, check=check)

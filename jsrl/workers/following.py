@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,12 +10,13 @@ import numpy as np
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.names import Registration
 from jsrl.transport.base import Block, Entry, Origin, SampleProducer
+from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.samples.broadcast import reserve_all
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, BriefRetry, Peer
+from jsrl.workers.peers import CONNECT_S, BriefRetry, Peer, meet_present
 
 
 class Writer:
@@ -39,10 +41,12 @@ class Writer:
         self.peers = find_readers(self._job, self._port)
         self._ends = [None] * len(self.peers)
         for number, peer in enumerate(self.peers):
-            self._connect(number, peer.known, CONNECT_TIMEOUT_S)
+            meet_present(peer, CONNECT_TIMEOUT_S, functools.partial(self._connect, number))
 
-    def _connect(self, number: int, found: Registration, timeout_s: float) -> None:
-        self._ends[number] = connect_writer(self._job, self._port, self._schema, found.address, timeout_s, number)
+    def _connect(self, number: int, found: Registration, timeout_s: float, check: Check = lambda: None) -> None:
+        self._ends[number] = connect_writer(
+            self._job, self._port, self._schema, found.address, timeout_s, number, check
+        )
         self.peers[number].known = found
 
     def reserve(self, timeout_s: float) -> Block:

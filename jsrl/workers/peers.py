@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.names import NameService, Registration
@@ -80,6 +80,30 @@ class BriefRetry:
     def end(self) -> None:
         """Note that the peer accepted this worker."""
         self._since_s = None
+
+
+T = TypeVar("T")
+
+
+def meet_present(peer: Peer, timeout_s: float, connect: Callable[[Registration, float, Callable[[], None]], T]) -> T:
+    """Return what `connect(registration, seconds, check)` returns for the peer, going over to its next life meanwhile.
+
+    A peer that is being replaced is still registered for a moment, and its next life has another address.
+
+    Raises:
+      StreamTimeout: one that lives did not answer in time, or none was there. StreamClosed: it refused for a while.
+    """
+    patience = BriefRetry()
+    while True:
+        try:
+            return connect(peer.known, timeout_s, peer.check)
+        except StreamClosed as refusal:
+            found = peer.find(timeout_s)
+            if found is None:
+                raise StreamTimeout(f"{refusal} No other life of it was found within {timeout_s:g} s.") from refusal
+            if peer.is_known(found):
+                patience.pause(refusal)
+            peer.known = found
 
 
 class FailoverPeer(Peer):

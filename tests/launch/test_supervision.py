@@ -27,6 +27,16 @@ def test_pauses_double_up_to_the_longest_and_end_with_the_budget() -> None:
     assert [budget.take() for _ in range(6)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]
 
 
+def test_a_worker_that_is_lost_with_its_host_spends_none_of_its_restarts() -> None:
+    supervision = Supervision(Experiment(AgentReference("m:f"), restart=1), Clock())
+    job = Job("actor", "actor-0", 0, supervision._experiment, None, (), "", "")  # type: ignore[arg-type]
+    assert [supervision.take(job, is_free=True) for _ in range(3)] == [0.25] * 3
+    assert [supervision.take(job), supervision.take(job)] == [0.25, None]
+    assert supervision.metrics() == {"restarts/actor": 4.0}
+    never = dataclasses.replace(job, name="actor-1", restart=0)
+    assert supervision.take(never, is_free=True) is None
+
+
 def test_restarts_before_the_window_are_forgiven() -> None:
     clock = Clock()
     budget = Budget(2, 10.0, 0.5, 30.0, clock)

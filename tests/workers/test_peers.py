@@ -1,6 +1,7 @@
 """Whom a worker finds behind several names."""
 
 import dataclasses
+import threading
 
 import pytest
 
@@ -11,13 +12,18 @@ from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.names import FileNames, Registration
-from jsrl.workers import peers
+from jsrl.transport.inference.roads import bind_inference
+from jsrl.transport.samples.roads import bind_samples
+from jsrl.workers import following, peers
+from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.ends import names_of_peers
+from jsrl.workers.following import FollowingProducer
 from jsrl.workers.peers import ELSEWHERE_S, FailoverPeer, first_present
 from tests.tiny_agent import TinyConfig
 
 SERVERS = ["inference-1", "inference-0"]
+SERVER = "inference.inference-0"
 
 
 def test_another_stands_in_until_ones_own_is_back(tmp_path, monkeypatch) -> None:
@@ -82,3 +88,49 @@ def test_an_actor_whose_far_server_is_lost_goes_to_another_or_waits_until_that_i
     assert streams.look(0.0) is False and streams.patience_s == ELSEWHERE_S > 3 * LOST_S - 1
     job.names.register("inference.inference-1", "shm:b", 0)
     assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-1"
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_an_actor_that_starts_while_its_peers_are_replaced_meets_their_next_lives(
+    tmp_path, monkeypatch, served: bool
+) -> None:
+    for module in (following, actor_streams):
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 5.0)
+    placement = "served" if served else "inline"
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement=placement, num_actors=2, num_envs=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    gone = [Registration(name, f"ipc://{tmp_path}/gone", 0, 7, "") for name in ("samples.learner", SERVER)]
+    job.names.show(gone)
+    consumer = bind_samples(f"ipc://{tmp_path}/samples", job.schemas.trajectory)
+    server = bind_inference(f"ipc://{tmp_path}/{SERVER}", job.schemas.act)
+    addresses = (consumer.address, server.address)
+    next_lives = [
+        dataclasses.replace(entry, address=address, incarnation=1)
+        for entry, address in zip(gone, addresses, strict=True)
+    ]
+    late = threading.Timer(0.3, job.names.show, [next_lives])
+    late.start()
+    opened = threading.Event()
+
+    def answer() -> None:
+        while not opened.is_set():
+            server.collect(8, 0.05)
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    try:
+        if served:
+            streams = ActorStreams(job, Recorder("actor"))
+            client, writer = streams.open({0: 1})
+            assert streams.look(0.0) is False
+            client.close()
+        else:
+            writer = FollowingProducer(job, "samples", job.schemas.trajectory)
+            writer.open()
+        writer.close()
+    finally:
+        opened.set()
+        answering.join()
+        late.join()
+        consumer.close()
+        server.close()

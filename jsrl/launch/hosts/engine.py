@@ -15,6 +15,7 @@ from jsrl.rate_limit import RateLimit
 LOOK_S = 0.3
 BACKOFF_S, MAX_BACKOFF_S = 1.0, 30.0
 STARTS, WINDOW_S = 4, 600.0  # of the agent of each host
+LIVED_S = 20.0  # as a member of the run, after which an agent has worked: its end is nothing that another start repeats
 
 
 class Engine(Protocol):
@@ -48,7 +49,7 @@ class Keeper:
 
     Args:
       engine: whose. address: of the controller. make_token: writes a new token. discard: takes one back, whose agent ended.
-      lose: is told of a host whose agent ended.
+      lose: is told of a host whose agent ended, and why; returns for how many seconds it had been a member of the run.
       tell: shows a line to people.
 
     Attributes:
@@ -61,7 +62,7 @@ class Keeper:
         address: str,
         make_token: Callable[[], Path],
         discard: Callable[[Path], None],
-        lose: Callable[[str, str], None],
+        lose: Callable[[str, str], float],
         tell: Callable[[str], None],
     ) -> None:
         self._engine, self._address, self._make_token, self._discard = engine, address, make_token, discard
@@ -95,8 +96,13 @@ class Keeper:
             self._end(host, str(error))
 
     def _end(self, host: str, why: str) -> None:
-        """Note that the agent of a host ended; start it again after a pause, or give the host up."""
-        self._lose(host, why)
+        """Note that the agent of a host ended; start it again after a pause, or give the host up.
+
+        Starts that led to nothing are counted, and the pauses between them grow.
+        """
+        if self._lose(host, why) >= LIVED_S:
+            self._starts[host] = RateLimit(STARTS, WINDOW_S)
+            self._starts[host].spend()
         if (token := self._tokens.pop(host, None)) is not None:
             self._discard(token)
         used = self._starts[host].used

@@ -119,12 +119,15 @@ class JoinedHosts:
         except ConfigError as error:
             return str(error)
 
-    def _lose(self, name: str, why: str) -> None:
-        """Note that the agent of a host has ended."""
+    def _lose(self, name: str, why: str) -> float:
+        """Note that the agent of a host has ended; return for how many seconds it had been a member."""
+        joined_s = now_s = time.monotonic()
         with self._port.changed:
             for host in [host for host in self.members.hosts if host.name == name]:
+                joined_s = host.joined_s
                 self.members.lose(host, why)
             self._port.changed.notify_all()
+        return now_s - joined_s
 
     @property
     def _given_up(self) -> dict[str, str]:

@@ -113,7 +113,7 @@ class JoinedHost:
         self.lost = why
         for life in self.lives.values():
             if life.exit is None:
-                life.exit = Exit(None, f"lost with its host {self.name}: {why}")
+                life.exit = Exit(None, f"lost with its host {self.name}: {why}", with_host=True)
 
 
 class Members:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId
 from jsrl.transport.meeting.address import check_producer
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.roads import road_of
 
@@ -37,6 +38,7 @@ def connect_inference(
     timeout_s: float,
     *,
     keys: KeyPath = None,
+    check: Check = lambda: None,
 ) -> InferenceClient:
     """Return the asking end, connected and with its schema compared.
 
@@ -46,11 +48,13 @@ def connect_inference(
       group_sizes: rows B of each group (group -> B).
       timeout_s: how long to wait for the server to be there and to answer the hello.
       keys: folder or file of the keys that the server wants, where its stream is encrypted.
+      check: called now and then while it waits at an address that the server's next life may not have.
 
     Raises:
       SpecMismatch: the two ends mean different arrays; names the leaf. StreamTimeout: no server answered in time.
-      StreamClosed: the server refused (the message says why). ConfigError: the address cannot be.
+      StreamClosed: the server refused (the message says why), or `check` raised it. ConfigError: the address cannot be.
       AccessDenied: the keys are missing, or another run's.
     """
     check_producer(client)
-    return road_of(address).connect_inference(address, spec, client, group_sizes, timeout_s, keys=keys)
+    road = road_of(address)
+    return road.connect_inference(address, spec, client, group_sizes, timeout_s, keys=keys, check=check)

@@ -28,7 +28,7 @@ from jsrl.transport.inference.zmq import (
     fill_area,
 )
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, PING, REFUSED, Hello, meet, raise_refusal
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, PING, REFUSED, Check, Hello, meet, raise_refusal
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, decode, encode
@@ -49,6 +49,7 @@ class ZmqInferenceClient:
         timeout_s: float,
         *,
         keys: KeyPath | ClientKeys = None,
+        check: Check = lambda: None,
     ):
         self._keys = own_keys = keys_to_connect(keys)
         self.address = endpoint
@@ -67,7 +68,8 @@ class ZmqInferenceClient:
             introduce(self._socket, endpoint, own_keys)
             self._handshakes = Handshakes(self._socket, endpoint, own_keys)
             self._socket.connect(endpoint)
-            meet(self._socket, Hello(client, group_sizes, flatten_schema(spec)), self._handshakes, timeout_s)
+            hello = Hello(client, group_sizes, flatten_schema(spec))
+            meet(self._socket, hello, self._handshakes, timeout_s, check=check)
         except BaseException:
             self._shut()
             raise

@@ -29,6 +29,8 @@ HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)  # 
 _HELLO_BYTES = 1 << 15  # for a schema that is not ours, which is told by its first difference
 _GROUP_BYTES = 16
 _SLICE_S = 0.1  # between looks at the connection
+Check = Callable[[], None]
+"""Raises StreamClosed where the end that is waited for is gone, so that nobody need wait for its answer."""
 _ERRORS: dict[str, type[JsrlError]] = {
     kind.__name__: kind for kind in (SpecMismatch, StreamClosed, ConfigError, CodecError, StreamError)
 }
@@ -140,15 +142,22 @@ def read_answer(frames: Sequence[Any]) -> Message:
 
 
 def meet(
-    socket: zmq.Socket, hello: Hello, handshakes: Handshakes, timeout_s: float, again_s: float = math.inf
+    socket: zmq.Socket,
+    hello: Hello,
+    handshakes: Handshakes,
+    timeout_s: float,
+    again_s: float = math.inf,
+    check: Check = lambda: None,
 ) -> Message:
     """Say hello over a socket that connects, and return the welcome.
 
     Args:
       handshakes: of the socket. again_s: after which the hello is said again, where it or its answer may be lost.
+      check: called now and then meanwhile.
 
     Raises:
-      StreamTimeout: no answer in time. AccessDenied: the keys are missing, or another run's. Others: why it was refused.
+      StreamTimeout: no answer in time. AccessDenied: the keys are missing, or another run's. Others: why it was refused,
+        and what `check` raises.
     """
     frames = outgoing(hello.frames(), handshakes.keys)
     deadline, due_s = time.monotonic() + timeout_s, 0.0
@@ -163,6 +172,7 @@ def meet(
                 return read_answer(answer)
             continue
         handshakes.look()
+        check()
         if remaining(deadline) <= 0:
             raise handshakes.no_answer(timeout_s)
 

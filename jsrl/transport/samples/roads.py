@@ -7,6 +7,7 @@ from typing import Any
 
 from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.roads import road_of
 from jsrl.transport.samples.packing import PLAIN, Packing
@@ -60,6 +61,7 @@ def connect_samples(
     *,
     keys: KeyPath = None,
     hop: Path | None = None,
+    check: Check = lambda: None,
 ) -> SampleProducer:
     """Return the writing end of a sample stream, waiting up to `timeout_s` for the consumer.
 
@@ -70,10 +72,12 @@ def connect_samples(
       num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
       keys: folder or file of the keys that the consumer wants, where its stream is encrypted.
       hop: folder of the pages, as at the consumer. Where this host does not have it, the consumer goes by what it is told.
+      check: called now and then while it waits at an address that the consumer's next life may not have.
 
     Raises:
-      StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this life is refused.
+      StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this life is refused, or `check`
+        raised it.
       AccessDenied: the keys are missing, or another run's.
     """
     road = road_of(address)
-    return road.connect_samples(address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop)
+    return road.connect_samples(address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop, check=check)

@@ -32,7 +32,7 @@ from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
 from jsrl.transport.base import Entry, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage, read_life
 from jsrl.transport.meeting.curve import Handshakes, introduce, keys_to_connect, outgoing
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, hello_of_producer, meet, remaining
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Check, hello_of_producer, meet, remaining
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd
@@ -76,6 +76,7 @@ class ZmqSampleProducer(ProducerEnd):
         timeout_s: float,
         keys: KeyPath | ClientKeys = None,
         hop: Path | None = None,
+        check: Check = lambda: None,
     ):
         super().__init__(schema, producer, num_groups)
         self._keys = own_keys = keys_to_connect(keys)
@@ -92,7 +93,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._stop = threading.Event()
         handshakes = Handshakes(self._socket, endpoint, own_keys)
         try:
-            num_blocks, life, packing = self._join(endpoint, num_groups, timeout_s, handshakes)
+            num_blocks, life, packing = self._join(endpoint, num_groups, timeout_s, handshakes, check)
             self._packer = Packer(schema, packing) if packing else None
             self._page = HopPage.attach(hop, producer, life)
             handshakes.close()
@@ -113,11 +114,11 @@ class ZmqSampleProducer(ProducerEnd):
         self._thread.start()
 
     def _join(
-        self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes
+        self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes, check: Check
     ) -> tuple[int, int, Packing]:
         self._socket.connect(endpoint)
         hello = hello_of_producer(self.producer, num_groups, self.leaves)
-        welcome = meet(self._socket, hello, handshakes, timeout_s, again_s=_SYNC_S)
+        welcome = meet(self._socket, hello, handshakes, timeout_s, _SYNC_S, check)
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
             raise StreamError(f"{endpoint} welcomed {self.producer.name} with {num_blocks!r} blocks.")

@@ -10,6 +10,7 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
 from jsrl.transport.inference.roads import connect_inference
+from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.samples.copying import CopyingProducer
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer
@@ -23,6 +24,7 @@ from jsrl.workers.peers import (
     FailoverPeer,
     Peer,
     first_present,
+    meet_present,
 )
 
 
@@ -74,14 +76,14 @@ class ActorStreams:
             present = first_present(job.names, servers) if job.incarnation else None
             self._server = FailoverPeer(job.names, servers, present or job.find(servers[0]))
             self._peers.append(self._server)
-            self._client = self._connect_inference(self._server.known.address, CONNECT_TIMEOUT_S)
+            self._client = meet_present(self._server, CONNECT_TIMEOUT_S, self._connect_inference)
         self.epoch = self._writer.read_epoch()
         return self._client, self._producer
 
-    def _connect_inference(self, address: str, timeout_s: float) -> InferenceClient:
+    def _connect_inference(self, found: Registration, timeout_s: float, check: Check = lambda: None) -> InferenceClient:
         job = self._job
         sizes, keys = self._group_sizes, job.keys
-        return connect_inference(address, job.schemas.act, job.producer, sizes, timeout_s=timeout_s, keys=keys)
+        return connect_inference(found.address, job.schemas.act, job.producer, sizes, timeout_s, keys=keys, check=check)
 
     def check(self) -> None:
         """Look whether the other ends live, when nothing has come for a while. Raises StreamClosed."""
@@ -149,7 +151,7 @@ class ActorStreams:
             self._client.forget()
         else:
             self._client.close()
-            self._client = self._connect_inference(present[readers].address, CONNECT_S)
+            self._client = self._connect_inference(present[readers], CONNECT_S)
             self._server.known = present[readers]
         self.epoch = self._writer.read_epoch()
         self._patience.end()

@@ -9,12 +9,15 @@ from jsrl.replay.host.files import load_replay
 from jsrl.replay.host.limiter import make_limiter
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
+from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleProducer
+from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.kinds import make_recorder
+from jsrl.workers.peers import meet_present
 from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayWorker, Roads
 
 
@@ -77,12 +80,12 @@ def _connect(job: Job, reporter: Reporter) -> Callable[[], Roads]:
         priorities = bind_reader(job, "priorities", priorities_spec(size))
         windows = windows_spec(job.schemas.trajectory, window=config.window, number=size, weighted=config.prioritised)
 
-        def connect_batches(address: str, timeout_s: float) -> SampleProducer:
-            return connect_writer(job, "batches", replay_batch_spec(windows), address, timeout_s)
+        def connect_batches(found: Registration, timeout_s: float, check: Check = lambda: None) -> SampleProducer:
+            schema = replay_batch_spec(windows)
+            return connect_writer(job, "batches", schema, found.address, timeout_s, check=check)
 
         (learner,) = find_readers(job, "batches")
-        return Roads(
-            rows, connect_batches(learner.known.address, CONNECT_TIMEOUT_S), priorities, learner, connect_batches
-        )
+        batches = meet_present(learner, CONNECT_TIMEOUT_S, connect_batches)
+        return Roads(rows, batches, priorities, learner, connect_batches)
 
     return connect

@@ -20,6 +20,7 @@ from jsrl.replay.host.files import save_replay
 from jsrl.replay.host.limiter import Limiter
 from jsrl.replay.host.replay import HostReplay
 from jsrl.runs.control import Command
+from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.workers.base import Reporter
 from jsrl.workers.peers import CONNECT_S, REFUSED_S, Peer
@@ -58,7 +59,7 @@ class ReplaySettings:
 class Roads:
     """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back.
 
-    learner, connect_batches: who takes the batches, and (address, timeout) -> the road to its next life; None where the
+    learner, connect_batches: who takes the batches, and (where, timeout) -> the road to its next life; None where the
     learner lives as long as this worker.
     """
 
@@ -66,7 +67,7 @@ class Roads:
     batches: SampleProducer
     priorities: SampleConsumer
     learner: Peer | None = None
-    connect_batches: Callable[[str, float], SampleProducer] | None = None
+    connect_batches: Callable[[Registration, float], SampleProducer] | None = None
 
 
 class ReplayWorker:
@@ -192,7 +193,7 @@ class ReplayWorker:
             roads.batches.lose("the learner was replaced")
             roads.batches.close()
             try:
-                roads.batches = roads.connect_batches(found.address, CONNECT_S)
+                roads.batches = roads.connect_batches(found, CONNECT_S)
             except StreamTimeout:
                 return
             roads.learner.known, self._lost = found, None

@@ -14,7 +14,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts import engine as engines
-from jsrl.launch.hosts.engine import STARTS, Keeper
+from jsrl.launch.hosts.engine import LIVED_S, STARTS, Keeper
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
@@ -59,14 +59,14 @@ class Scripted:
 
 def test_an_agent_that_ends_is_started_again_with_a_new_token_until_it_is_too_often(monkeypatch):
     monkeypatch.setattr(engines, "LOOK_S", 0.01)
-    engine, lost, told = Scripted(), list[tuple[str, str]](), list[str]()
+    engine, lost, told, lived_s = Scripted(), list[tuple[str, str]](), list[str](), {"a": 0.0, "b": LIVED_S - 1}
     numbers, back = iter(range(100)), list[str]()
     keeper = Keeper(
         engine,
         "x:1",
         lambda: Path(f"t{next(numbers)}"),
         lambda token: back.append(token.name),
-        lambda host, why: lost.append((host, why)),
+        lambda host, why: lost.append((host, why)) or lived_s[host],
         told.append,
     )
     await_that(lambda: len(engine.begun) == 2)
@@ -78,10 +78,15 @@ def test_an_agent_that_ends_is_started_again_with_a_new_token_until_it_is_too_of
     await_that(lambda: keeper.given_up)
     assert keeper.given_up == {"b": "no way"} and [host for host, _ in engine.begun].count("b") == STARTS
     assert "host b is given up after 4 starts of its agent" in told[-1]
+    lived_s["a"] = LIVED_S
+    for count in range(4, 5 + STARTS):  # more often than an agent may fail
+        engine.why["a"] = "it was killed"
+        await_that(lambda count=count: [host for host, _ in engine.begun].count("a") == count - 1)
+        assert "started again in 0.05 s" in [line for line in told if "host a" in line][-1]
     keeper.release("a", "its agent was told to end")
     engine.why["a"] = "status 0"
     time.sleep(0.1)
-    assert len(engine.begun) == 3 + STARTS - 1  # it is not started again
+    assert len(engine.begun) == count - 1 + STARTS  # it is not started again
     keeper.close()
     assert engine.closed
 
