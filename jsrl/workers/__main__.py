@@ -1,4 +1,4 @@
-"""`python -m jsrl.workers KIND`: how every worker process starts. Imports only what its kind needs."""
+"""`python -m jsrl.workers KIND`: entry point of every worker process. Imports only what its kind needs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the worker that a job file describes, or a host that forks actors; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m jsrl.workers", description=__doc__)
-    parser.add_argument("kind", help="what the process is, for those who list processes; actor-host forks actors")
+    parser.add_argument("kind", help="kind of worker, shown in process lists; actor-host forks actors")
     parser.add_argument("--control", required=True, help="address of the controller")
-    parser.add_argument("--keys", help="folder of the keys of that address, where it is a TCP port")
+    parser.add_argument("--keys", help="folder of the keys for that address, if it is a TCP port")
     parser.add_argument("--parent", type=int, required=True, help="process that this one must not outlive")
     hosting = arguments[:1] == ["actor-host"]
     if not hosting:

@@ -1,8 +1,9 @@
-"""Acting: one jitted `act` with the cores of all served environments beside it, used by every worker that acts.
+"""Acting: one jitted `act` and the cores of all served environments, for every worker that acts.
 
-The key of a group's step is fold_in(fold_in(seed key, group), step), so that actions do not depend on who hosts the group.
-A merged batch (several groups at once) takes its key from the server's number and a counter instead; its bits depend on what
-arrived together.
+The key of a group's step is fold_in(fold_in(seed key, group), step), so actions do not depend on which worker acts for
+the group.
+A merged batch (several groups at once) takes its key from the server's number and a counter instead; its bits depend on which
+requests arrived together.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Batch = tuple[Tree, Array, Array]  # observation [B, ...], is_first [B], index [
 
 
 def stream_key(seed: int, stream: int) -> jax.Array:
-    """Return the key of one use of randomness (acting, updating, initialising) of a run's seed."""
+    """Return the key of one use of a run's seed (acting, updating, initialising)."""
     return jax.random.fold_in(jax.random.key(seed), stream)
 
 
@@ -44,15 +45,15 @@ class Engine:
     """Params, cores, and the compiled act.
 
     Args:
-      agent: whose act. spec: of the environment. num_slots: environments served at most.
-      sizes: batch sizes that are compiled; a batch is padded to the smallest that holds it.
+      agent: provides `act`. spec: of the environment. num_slots: most environments served.
+      sizes: compiled batch sizes; a batch is padded to the smallest that holds it.
       seed: of the run. greedy: take the most likely action.
-      number: of the inference server, so that no two draw the same for what they merge.
-      policy, policy_name: that it acts for, as requests and as people call it.
-      frozen: (engine's `as_params`) -> the frozen players that requests may ask for; None: they may not.
+      number: of the inference server, so that two servers draw different numbers for merged batches.
+      policy, policy_name: number and name of the policy it acts for; requests use the number, messages the name.
+      frozen: (engine's `as_params`) -> the frozen players that requests may ask for; None: no frozen players.
 
     Attributes:
-      served: the policies that it acts for: number -> name.
+      served: number -> name of the policies it acts for.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Engine:
         self._num_slots, self._next_slot = num_slots, 0
         self.served = {policy: policy_name}
         self._policy = policy
-        self._own_rows: dict[int, bytes] = {}  # number of rows -> as a request asks for this policy in all of them
+        self._own_rows: dict[int, bytes] = {}  # number of rows -> bytes of a request for this policy in all of them
         self._table = agent.initial_core(num_slots + 1)  # the last row is scratch, for padding
         self.has_core = bool(jax.tree.leaves(self._table))
         self._on_accelerator = jax.default_backend() != "cpu"
@@ -94,22 +95,22 @@ class Engine:
         return observation, np.ones(size, bool), np.full(size, self._num_slots, np.int32)
 
     def _traced(self, params, table, index, key, ids, observation, is_first, plays=None):
-        """Act; `plays` (bool [B] or [B, N]): whose cores change (None: all)."""
-        self.compilations += 1  # runs when traced only: once per compilation
+        """Act; `plays` (bool [B] or [B, N]): rows whose cores change (None: all)."""
+        self.compilations += 1  # runs only while tracing: once per compilation
         key = jax.random.fold_in(jax.random.fold_in(key, ids[0]), ids[1])
         core = jax.tree.map(lambda rows: rows[index], table)
         output, new_core = self._agent.act(params, key, observation, is_first, core, greedy=self._greedy)
         if plays is not None:
             new_core = jax.tree.map(lambda new, old: jnp.where(spread(plays, new), new, old), new_core, core)
         table = jax.tree.map(lambda rows, new: rows.at[index].set(new), table, new_core)
-        output = ActOutput(output.action, output.log_prob, output.extras)  # what a row keeps
+        output = ActOutput(output.action, output.log_prob, output.extras)  # the part that a row stores
         return output, core, table
 
     def serve(self, group: int, num_envs: int) -> GroupSlots:
-        """Make room for a group's cores (slots are not given back: an engine serves a known number of them).
+        """Reserve slots for a group's cores (they are never freed: an engine serves a fixed number of groups).
 
         Raises:
-          StreamError: every slot is taken, and the agent has cores, of which two groups would share some.
+          StreamError: every slot is taken, and the agent has cores, which groups cannot share.
         """
         first = self._next_slot
         if first + num_envs > self._num_slots:
@@ -122,7 +123,7 @@ class Engine:
         return GroupSlots(group, np.arange(first, first + num_envs, dtype=np.int32) % (self._num_slots + 1))
 
     def serves(self, policy: Array | int) -> bool:
-        """Return whether this engine has the policy that is asked for, in every row: an int, or int32 [B]."""
+        """Return whether this engine acts for the requested policy in every row; policy: an int, or int32 [B]."""
         if isinstance(policy, int):
             return policy == self._policy
         rows = len(policy)
@@ -158,7 +159,7 @@ class Engine:
                 jax.block_until_ready((output, self._cores_of(self._table, index)))
 
     def act(self, served: GroupSlots, request: Request) -> Reply:
-        """Act for one group, with the group's own key: the same bits wherever the group is hosted."""
+        """Act for one group, with the group's own key: the bits do not depend on the worker."""
         ids = np.array([served.group, request.step], np.uint32)
         if self._asks_frozen(request):
             return self._act_by_version([(served, request)], ids)[0]
@@ -167,7 +168,7 @@ class Engine:
         return Reply(action, log_prob, extras, self.version, own_core, self._policy)
 
     def act_merged(self, requests: list[tuple[GroupSlots, Request]]) -> list[Reply]:
-        """Act for several groups in one padded batch, or one for each version that they ask for."""
+        """Act for several groups in one padded batch, or in one batch per requested version."""
         if any(self._asks_frozen(request) for _, request in requests):
             return self._act_by_version(requests, None)
         parts = [(request.observation, request.is_first, served.index) for served, request in requests]
@@ -190,7 +191,7 @@ class Engine:
         return batch
 
     def _merged_ids(self) -> np.ndarray:
-        """Return what the key of the next merged batch is made of."""
+        """Return the numbers that the key of the next merged batch is made from."""
         self.batches += 1
         return np.array([0xFFFFFFFF - self._number, self.batches & 0xFFFFFFFF], np.uint32)
 
@@ -204,19 +205,19 @@ class Engine:
         """Return whether frozen versions are loaded; see jsrl.workers.frozen.FrozenParams.take.
 
         Raises:
-          SnapshotError: they cannot be.
+          SnapshotError: they cannot be loaded.
         """
         if self.frozen is None:
-            raise SnapshotError(f"frozen players {sorted(versions)} were asked for, and none are known here.")
+            raise SnapshotError(f"frozen players {sorted(versions)} were requested, but this worker has none.")
         return self.frozen.take(owner, versions)
 
     def _asks_frozen(self, request: Request) -> bool:
-        """Return whether some row is not for the newest params."""
+        """Return whether some row needs params other than the newest."""
         version = request.version
         return version != LATEST_VERSION if isinstance(version, int) else bool((version != LATEST_VERSION).any())
 
     def _act_by_version(self, requests: list[tuple[GroupSlots, Request]], ids: np.ndarray | None) -> list[Reply]:
-        """Act once for each version, with the rows that it plays; `ids` of the key: with all rows, so that bits stay."""
+        """Act once per version; `ids` of the key: each call covers all rows, so that bits do not depend on the versions."""
         index = np.concatenate([served.index for served, _ in requests])
         asked = [request for _, request in requests]
         observation = map_tree(lambda *parts: np.concatenate(parts), *(request.observation for request in asked))
@@ -255,7 +256,7 @@ class Engine:
         if self._on_accelerator:
             for leaf in jax.tree.leaves(output):
                 leaf.copy_to_host_async()
-        # Blocks until the call is over: only then may the caller's buffers, which JAX aliases on CPU, be written again.
+        # Block until the call has ended: JAX on CPU aliases the caller's buffers, which must not be written before.
         return np.asarray(output.action), np.asarray(output.log_prob), map_tree(np.asarray, output.extras), core
 
     def _split(self, result, requests: list[tuple[GroupSlots, Request]]) -> list[Reply]:
@@ -274,6 +275,6 @@ class Engine:
 
 
 def _versions_of(request: Request) -> np.ndarray:
-    """Return the versions that a request asks for, of each row (and agent, where they differ)."""
+    """Return the versions that a request asks for, per row (and per agent, where they differ)."""
     version = request.version
     return np.full(len(request.is_first), version, np.int64) if isinstance(version, int) else version

@@ -1,9 +1,9 @@
 """The actor host: one process that loads numpy, the actor and the environment once, and forks actors that share them.
 
-An actor of its own interpreter keeps about 25 MB to itself, a forked one about a quarter of that, and a fork takes
-milliseconds. A fork takes over memory but no threads, so this process never has any: no ZeroMQ context, no environment
-(only its modules), one math thread. It obeys orders on a socket that the controller gave it as standard input, tells there
-what became of its actors, and ends with the controller; its actors end with it.
+An actor in its own interpreter has about 25 MB of private memory, a forked one about a quarter of that; a fork takes
+milliseconds. A fork copies memory but no threads, so this process never has threads: no ZeroMQ context, no environment
+(only its modules), one math thread. The controller sends orders over a socket (standard input); the host answers with the
+fate of its actors. It ends with the controller, and its actors end with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Order:
 def host_actors(control_address: str, parent_pid: int, keys: str | None = None) -> int:
     """Fork actors as the controller orders them, until it closes the connection; return the exit status.
 
-    In each actor this call returns as well, with the actor's own exit status.
+    In each actor this call also returns, with the actor's own exit status.
     """
     die_with_parent(parent_pid)
     show_name("actor-host")
@@ -59,7 +59,7 @@ def host_actors(control_address: str, parent_pid: int, keys: str | None = None) 
 
 
 class _Host:
-    """The loop between orders and deaths. `pid`: of the host, in its actors too."""
+    """The loop over orders and ended actors. `pid`: of the host, also in its actors."""
 
     def __init__(self, connection: socket.socket, control_address: str, keys: str | None) -> None:
         self.pid = os.getpid()
@@ -90,11 +90,11 @@ class _Host:
                     return order
 
     def _start(self, order: Order) -> bool:
-        """Start an actor; return whether this process is it."""
+        """Start an actor; return True in the actor's own process."""
         if not self._loaded:
             self._load(order)
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # or an actor would write it once more
+            stream.flush()  # else an actor would write it once more
         pid = self._spawn(order) if self._unfit else os.fork()
         if pid == 0:
             self._become(order)
@@ -104,7 +104,7 @@ class _Host:
         return False
 
     def _load(self, order: Order) -> None:
-        """Import what actors need, and see that nothing of it forbids a fork."""
+        """Import what actors need, and check that it allows a fork."""
         self._loaded = True
         load_modules(Path(order.job))
         threads = _count_threads()
@@ -119,10 +119,10 @@ class _Host:
                 self._unfit,
             )
         gc.collect()
-        gc.freeze()  # a collection in an actor must not write to pages that all share
+        gc.freeze()  # a collection in an actor must not write to shared pages
 
     def _become(self, order: Order) -> None:
-        """Turn this forked process into an actor's: nothing of the host but its modules."""
+        """Turn this forked process into an actor; it keeps only the host's modules."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for connection in (self._alarm, self._bell, self._connection):
@@ -141,11 +141,11 @@ class _Host:
         command += ["--parent", str(self.pid), *(["--keys", self._keys] if self._keys is not None else [])]
         with open(order.log, "ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-        process.returncode = 0  # buried here like all others, not by subprocess
+        process.returncode = 0  # _bury reaps it like all others, not subprocess
         return process.pid
 
     def _bury(self) -> None:
-        """Tell of actors that ended, after ending the processes they started."""
+        """Report actors that ended, after ending the processes they started."""
         for pid, number in list(self._actors.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
@@ -169,9 +169,9 @@ class _Host:
 
 
 def load_modules(job_path: Path) -> None:
-    """Import everything that the actor of a job will need, its environment included; make nothing.
+    """Import everything that the actor of a job needs, including its environment; create nothing.
 
-    What cannot be imported is logged and left to the actors, who report it as their own error.
+    Import errors are logged and left to the actors, which report them as their own.
     """
     from jsrl.envs.make import import_modules
     from jsrl.references.reference import from_json
@@ -196,7 +196,7 @@ def load_modules(job_path: Path) -> None:
     try:
         job: Any = from_json(json.loads(job_path.read_text()))
         import_modules(job.experiment.env)
-    except Exception:  # whatever the user's module raises: each actor will meet it again, and say so by name
+    except Exception:  # any error of the user's module: each actor will raise it again and report it under its name
         logging.getLogger("jsrl.workers").warning("not loaded ahead of the actors:\n%s", traceback.format_exc())
 
 
@@ -208,14 +208,14 @@ def _count_threads() -> int:
 
 
 def _redirect(path: str, flags: int, target: int) -> None:
-    """Let a standard stream be a file."""
+    """Redirect a standard stream to a file."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     os.dup2(descriptor, target)
     os.close(descriptor)
 
 
 def kill_group(pid: int) -> None:
-    """End a process and the processes it started, also one so young that it does not lead its group yet."""
+    """End a process and the processes it started, even before it leads its own process group."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The asking end of an inference stream that follows its server: what one life has not answered is asked of the next."""
+"""The client end of an inference stream, with failover: unanswered requests are sent again to the restarted server."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from jsrl.workers.peers import CONNECT_S, BriefRetry, FailoverPeer, meet_present
 class InferenceRequests:
     """Sends inference requests through a port, one at a time; fails over between servers and their incarnations.
 
-    It is no actor of these groups: a server keeps the cores of each worker that asks apart. A server's next life begins with
-    fresh cores.
+    It does not own these groups as an actor does: a server keeps separate cores for each requesting worker. A restarted server
+    begins with fresh cores.
 
     Args:
-      job: of the worker. port: that asks for inference.
+      job: of the worker. port: of the inference stream.
     """
 
     def __init__(self, job: Job, port: str = "inference") -> None:
         self._job, self._end = job, job.end(port)
         self._sizes = dict.fromkeys(self._end.groups, job.experiment.group_size)
         self._client: InferenceClient | None = None
-        self._sent = False  # a request waits for its answer
+        self._sent = False  # a request is pending
         self._patience = BriefRetry()
 
     def open(self) -> None:
-        """Connect, waiting for the server."""
+        """Connect; wait for the server."""
         names = names_of_peers(self._end)
         self._peer = FailoverPeer(self._job.names, names, self._job.find(names[0]))
         meet_present(self._peer, CONNECT_TIMEOUT_S, self._connect)
@@ -42,12 +42,12 @@ class InferenceRequests:
         )
 
     def ask(self, group: int, request: Request, timeout_s: float) -> Reply | None:
-        """Return the reply to a request of one group; None: not answered yet, call again with the same request.
+        """Return the reply to a request of one group; None: no reply yet, call again with the same request.
 
-        The request's arrays [B, ...] must stay as they are until it is answered; the reply's are valid until the next call.
+        The request's arrays [B, ...] must not change until it is answered; the reply's are valid until the next call.
 
         Raises:
-          StreamClosed: the server lives, but has not taken this worker back for a while.
+          StreamClosed: the server is alive, but has refused this worker for a while.
           UnknownPolicy: the request is for a policy that is not served.
         """
         if self._client is None:
@@ -80,7 +80,7 @@ class InferenceRequests:
             self._client, self._sent = None, False
 
     def _follow(self, timeout_s: float) -> None:
-        """Connect to the server that is there now, if any, and ask again."""
+        """Connect to the current server, if there is one, and send the request again."""
         found = self._peer.find(timeout_s)
         if found is None:
             return
@@ -98,5 +98,5 @@ class InferenceRequests:
         self._patience.end()
 
     def close(self) -> None:
-        """Leave."""
+        """Close the stream."""
         self._leave()

@@ -1,4 +1,4 @@
-"""What all workers share: setup / step / close, the loop around them, reports, and the report of a crash."""
+"""The base of all workers: setup / step / close, the loop around them, reports, and crash reports."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ REPORT_S = 0.5
 
 
 class Reporter(Protocol):
-    """Takes what a worker reports: to the controller in processes, as direct calls in serial mode."""
+    """Receives a worker's reports: sends them to the controller from a process, calls it directly in serial mode."""
 
     def stage(self, stage: str) -> None:
-        """Say which stage of the start this worker is in."""
+        """Report the current stage of the start."""
         ...
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        """Tell the controller that something happened."""
+        """Report an event to the controller."""
         ...
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Note the start of a call that may hang (`str(what)` names it), and the seconds that it may take."""
+        """Record the start of a call that may hang (`str(activity)` names it), and its time limit in seconds."""
         ...
 
     def left(self) -> None:
-        """Note that the call has ended."""
+        """Record the end of the call."""
         ...
 
 
@@ -42,10 +42,10 @@ class NullReporter:
     """A Reporter that discards every report."""
 
     def stage(self, stage: str) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
         """Do nothing."""
@@ -73,16 +73,16 @@ class Worker(Protocol):
         ...
 
     def command(self, command: Command) -> None:
-        """Do what the controller asked for."""
+        """Execute a command of the controller."""
         ...
 
     def close(self) -> dict[str, Any]:
-        """Leave in order; return the last facts (ledger, counters)."""
+        """Close everything; return the last facts (ledger, counters)."""
         ...
 
 
 class ControlReporter:
-    """Reporter over the control road."""
+    """Reporter over the control connection."""
 
     def __init__(self, control: ControlClient) -> None:
         self._control = control
@@ -91,12 +91,12 @@ class ControlReporter:
         self.left = control.left
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        """Tell the controller that something happened."""
+        """Report an event to the controller."""
         self._control.send(Event, name=name, text=text, facts=facts)
 
 
 def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
-    """Run a worker until it is told to stop; return the exit status (0 in order, 1 after a crash)."""
+    """Run a worker until the controller stops it; return the exit status (0: stopped, 1: crashed)."""
     recorder: Recorder | None = None
     try:
         control.stage("building")
@@ -131,7 +131,7 @@ def _closed(error: StreamClosed, control: ControlClient) -> int:
 
 
 def _watch_memory(worker: Worker, control: ControlClient) -> bool:
-    """Begin the watch over this process's memory, if it has one; return whether it has its final baseline."""
+    """Start the watch of this process's memory, if it has one; return whether it has its final baseline."""
     settled = getattr(worker, "settled", True)
     if control.memory is not None:
         control.memory.begin(settled=settled)
@@ -153,22 +153,22 @@ def _loop(worker: Worker, control: ControlClient) -> None:
             report_at = time.monotonic() + REPORT_S * control.slowness
             metrics, facts = worker.report()
             control.send(Report, metrics=metrics, facts=facts)
-    while not control.commands.empty():  # what was told before the end
+    while not control.commands.empty():  # commands from before the end
         worker.command(control.commands.get())
-    control.turned_s = 0.0  # leaving has a deadline of its own
+    control.turned_s = 0.0  # closing has its own deadline
     metrics, facts = worker.report()
     control.send(Report, metrics=metrics, facts=facts)
 
 
 def show_name(name: str) -> None:
-    """Let `ps` and `top` show this process under its worker's name (Linux; the first 15 letters)."""
+    """Show the worker's name in `ps` and `top` (Linux; the first 15 letters)."""
     pr_set_name = 15
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: a name is a convenience
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: the name is optional
         ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15])
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process a signal when its parent dies (Linux), and leave at once if it already has."""
+    """Ask the kernel to signal this process when its parent dies (Linux); exit at once if it already has."""
     pr_set_pdeathsig = 1
     try:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))

@@ -1,7 +1,8 @@
 """A worker between the writers and the readers of a sample stream: takes each trajectory, changes it, passes it on.
 
-Subclass `Between` and write `change`. Everything else is here: credits, ledgers of both hops, and neighbours that die and
-come back. Its two ports are called `rows` (reads) and `onwards` (writes). It imports no jax.
+Subclass `Between` and write `change`. The base class does the rest: credits, ledgers of both hops, and reconnecting to
+restarted
+neighbours. Its two ports are called `rows` (input) and `onwards` (output). It imports no jax.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Between:
     """A worker that passes trajectories on, changed by `change`.
 
     Args:
-      job: of this worker; `job.settings` is what the graph told it. reporter: takes its events.
+      job: of this worker; `job.settings` come from the graph. reporter: takes its events.
 
     Attributes:
-      passed: trajectories passed on so far, in this life.
+      passed: trajectories passed on so far by this process.
     """
 
     def __init__(self, job: Job, reporter: Reporter) -> None:
@@ -52,29 +53,29 @@ class Between:
         self.passed = 0
 
     def change(self, trajectory: Trajectory, entry: Entry) -> None:
-        """Change a trajectory [T+1, B, ...] in place; `entry` says which one of which group it is."""
+        """Change a trajectory [T+1, B, ...] in place; `entry` has its number and group."""
 
     def ready(self, lease: Lease) -> bool:
         """Return whether a trajectory can be changed now; called in each step until it can.
 
-        Override it where `change` needs what another worker must answer first. It may wait up to `job.poll_s`.
+        Override it if `change` needs another worker's answer first. It may wait up to `job.poll_s`.
         """
         return True
 
     def rng(self, entry: Entry, row: int = 0) -> np.random.Generator:
         """Return random numbers of one row of a trajectory.
 
-        They depend on (seed, stream that is read, life of the actor, group, env step) alone, so that the last row of a
-        trajectory is changed like the first row of the next one, which shows the same step.
+        They depend only on (seed, input stream, incarnation of the actor, group, env step), so the last row of a
+        trajectory is changed like the first row of the next one, which is the same step.
         """
         made, stream = entry.origin, zlib.crc32(self.job.end("rows").stream.name.encode())
         step = made.sequence * self.job.experiment.rollout_length + row
         return np.random.default_rng((self.job.experiment.seed, stream, made.producer.incarnation, entry.group, step))
 
-    # -- a worker's life ----------------------------------------------------------------------------------------------
+    # -- protocol of a worker -----------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Bind the stream that is read, and connect to the reader of the one that is written."""
+        """Bind the input stream, and connect to the reader of the output stream."""
         self.reporter.stage("connecting to its reader")
         schema = self.job.schemas.trajectory
         self._producer = FollowingProducer(self.job, "onwards", schema)
@@ -83,7 +84,7 @@ class Between:
         self._consumer = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows", self.reporter))
 
     def step(self) -> int:
-        """Take a trajectory and pass it on; return 1 where that was possible, 0 otherwise."""
+        """Take a trajectory and pass it on; return 1 if that was possible, 0 otherwise."""
         assert self._consumer is not None and self._producer is not None
         if self._lease is None:
             self._lease = self._take(self._consumer)
@@ -122,7 +123,7 @@ class Between:
             self.recorder.rate("trajectories")
 
     def _announce_epoch(self) -> None:
-        """Tell those who write to this worker in which epoch its reader trains; they look when nothing moves."""
+        """Publish the reader's learner epoch to the writers of this worker; they check it when nothing moves."""
         assert self._producer is not None
         epoch = self._producer.read_epoch()
         if epoch != self._epoch:
@@ -134,10 +135,10 @@ class Between:
         return self.recorder.flush(), {"trajectories": self.passed}
 
     def command(self, command: Command) -> None:
-        """Obey nothing."""
+        """Ignore all commands."""
 
     def drop_pending(self) -> None:
-        """Close the stream that is read: what waits in it is counted as dropped."""
+        """Close the input stream: waiting trajectories count as dropped."""
         if self._consumer is not None:
             if self._lease is not None:
                 self._consumer.release(self._lease, "closed")
@@ -145,7 +146,7 @@ class Between:
             self._consumer.close()
 
     def close(self) -> dict[str, Any]:
-        """Leave both streams."""
+        """Close both streams."""
         self.drop_pending()
         if self._producer is not None:
             self._producer.close()

@@ -1,4 +1,4 @@
-"""A worker's ends of its streams, made from its job: bound and registered, or connected to the worker that has bound them."""
+"""A worker's ends of its streams, made from its job: bound and registered, or connected to the worker that bound them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jsrl.workers.peers import FollowingParams, Peer
 
 
 def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None) -> SampleConsumer:
-    """Return the reading end of the samples at a port, registered; `schema` is of what it carries."""
+    """Return the reading end of the samples at a port, registered; `schema`: of the samples."""
     end = job.end(port)
     guests, blocks = guests_of(job, end), end.blocks_per_producer
     hop = hop_folder(Path(job.folder), end.hop) if end.hop else None
@@ -48,7 +48,7 @@ def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None)
 
 
 def begin_counting(job: Job, port: str, reporter: Reporter) -> Ledger:
-    """Return the ledger of what a worker reads at a port, over all its lives: what an earlier life took stands."""
+    """Return the ledger of a worker's input port over all incarnations: earlier counts are kept."""
     path = ledger_path(Path(job.folder), job.end(port).hop)
     try:
         return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
@@ -59,13 +59,13 @@ def begin_counting(job: Job, port: str, reporter: Reporter) -> Ledger:
 
 
 def guests_of(job: Job, end: End) -> JoinRules:
-    """Return who may join a stream that this worker binds: the workers at its other end, with groups of the stream."""
+    """Return who may join a stream that this worker binds: the workers at its other end, with the stream's groups."""
     groups = max(end.stream.groups, default=0) + 1
     return JoinRules(frozenset(peer.worker for peer in end.peers), num_groups=groups, rows=job.experiment.group_size)
 
 
 def bind_server(job: Job, port: str) -> InferenceServer:
-    """Return the answering end of the inference stream at a port, registered."""
+    """Return the server end of the inference stream at a port, registered."""
     end = job.end(port)
     server = bind_inference(end.address, job.schemas.act, keys=job.keys, guests=guests_of(job, end))
     job.announce(name_at(end.stream.name, job.name), server.address)
@@ -81,18 +81,18 @@ def bind_publisher(job: Job, port: str) -> ParamsPublisher:
 
 
 def subscribe(job: Job, port: str = "params") -> ParamsSubscriber:
-    """Return the subscriber to the params at a port, whichever life of their publisher is the present one."""
+    """Return the subscriber to the params at a port; it follows restarts of the publisher."""
     name = names_of_peers(job.end(port))[0]
     return FollowingParams(Peer(job.names, name, job.find(name)), functools.partial(connect_params, keys=job.keys))
 
 
 def names_of_peers(end: End) -> list[str]:
-    """Return the names under which the other ends of a stream are registered, in order of preference."""
+    """Return the registered names of the other ends of a stream, in order of preference."""
     return [name_at(end.stream.name, peer.worker) for peer in end.peers]
 
 
 def find_readers(job: Job, port: str) -> list[Peer]:
-    """Return the workers that read what this one writes at a port, waiting for them: several where it is broadcast."""
+    """Return the readers of this worker's output port, waiting for them: several if it is broadcast."""
     return [Peer(job.names, name, job.find(name)) for name in names_of_peers(job.end(port))]
 
 
@@ -105,10 +105,10 @@ def connect_writer(
     reader: int = 0,
     check: Check = lambda: None,
 ) -> SampleProducer:
-    """Return the writing end of the samples at a port, connected to where one of its readers has bound it.
+    """Return the writing end of the samples at a port, connected to one of its readers.
 
     Args:
-      job: of the worker. schema: of what it writes. address: of the reader. reader: its number among the peers of the end.
+      job: of the worker. schema: of the samples. address: of the reader. reader: its number among the peers of the end.
       check: called now and then while it waits.
     """
     end = job.end(port)

@@ -1,4 +1,4 @@
-"""The writing end of samples that follows its readers: when one is replaced, it goes over to that one's next life."""
+"""The writing end of samples, with failover: when a reader is replaced, it connects to the new incarnation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from jsrl.workers.peers import CONNECT_S, BriefRetry, Peer, meet_present
 
 
 class Writer:
-    """A SampleProducer to every reader of what a worker writes at a port: one, or several where the stream is broadcast.
+    """A SampleProducer for every reader of an output port: one, or several if the stream is broadcast.
 
     It has a connection to each reader. A trajectory goes to all of them, so that the slowest sets the pace.
 
     Args:
-      job: of the worker. port: that writes samples. schema: of what it writes.
+      job: of the worker. port: output port. schema: of the samples.
 
     Attributes:
-      peers: the readers, as known since the last connection.
+      peers: the readers, as of the last connection.
     """
 
     def __init__(self, job: Job, port: str, schema: Tree) -> None:
@@ -37,7 +37,7 @@ class Writer:
         self._ends: list[SampleProducer | None] = []
 
     def open(self) -> None:
-        """Connect, waiting for the readers."""
+        """Connect; wait for the readers."""
         self.peers = find_readers(self._job, self._port)
         self._ends = [None] * len(self.peers)
         for number, peer in enumerate(self.peers):
@@ -50,10 +50,10 @@ class Writer:
         self.peers[number].known = found
 
     def reserve(self, timeout_s: float) -> Block:
-        """Return room for a trajectory at every reader.
+        """Return memory for a trajectory at every reader.
 
         Raises:
-          StreamTimeout: a reader released no room in time. StreamClosed: a reader is gone; see `follow`.
+          StreamTimeout: a reader freed no memory in time. StreamClosed: a reader is gone; see `follow`.
         """
         ends = [end for end in self._ends if end is not None]
         if len(ends) < len(self._ends):
@@ -68,15 +68,15 @@ class Writer:
         return block.commit(group)
 
     def check(self) -> None:
-        """See, now and then, whether the readers still live. Raises StreamClosed."""
+        """Check, now and then, that the readers are alive. Raises StreamClosed."""
         for peer in self.peers:
             peer.check()
 
     def follow(self, found: Sequence[Registration]) -> bool:
-        """Go over to the next lives of those readers that were replaced; return whether there are any.
+        """Connect to the new incarnations of replaced readers; return whether there are any.
 
         Args:
-          found: who lives behind each of `peers` now.
+          found: current registration of each of `peers`.
 
         Raises:
           StreamTimeout, StreamClosed: one does not answer, or refuses this worker. The others are connected; try again.
@@ -96,7 +96,7 @@ class Writer:
             end.close()
 
     def read_epoch(self) -> int:
-        """Return the epoch in which what is written here is trained on; 0 where no reader says."""
+        """Return the learner epoch that trains on these samples; 0 if no reader reports one."""
         found, stream = [0], self._job.end(self._port).stream.name
         for peer in self._job.end(self._port).peers:
             try:
@@ -106,14 +106,14 @@ class Writer:
         return max(found)
 
     def lose(self, reason: str) -> None:
-        """Take note of readers that are gone for good, so that `close` does not wait for them."""
+        """Mark readers as gone for good, so that `close` does not wait for them."""
         for end, peer in zip(self._ends, self.peers, strict=True):
             found = peer.find(0.0)
             if end is not None and (found is None or not peer.is_known(found)):
                 end.lose(reason)
 
     def close(self) -> None:
-        """Leave; what was committed still arrives where a reader is left."""
+        """Close; committed trajectories still reach the remaining readers."""
         self.lose("its reader is gone")
         for end in self._ends:
             if end is not None:
@@ -121,13 +121,13 @@ class Writer:
 
 
 class FollowingProducer:
-    """Writes to the readers of a port's stream, whichever lives of them are the present ones.
+    """Writes to the readers of an output port; follows their restarts.
 
     Args:
-      job: of the worker. port: that writes samples. schema: of what it writes.
+      job: of the worker. port: output port. schema: of the samples.
 
     Attributes:
-      renewed: how often other lives of readers were found.
+      renewed: how often new incarnations of readers were found.
     """
 
     def __init__(self, job: Job, port: str, schema: Tree) -> None:
@@ -137,11 +137,11 @@ class FollowingProducer:
         self.renewed = 0
 
     def open(self) -> None:
-        """Connect, waiting for the readers."""
+        """Connect; wait for the readers."""
         self._writer.open()
 
     def reserve(self, timeout_s: float) -> Block | None:
-        """Return room for a trajectory; None: there is none now, or a reader is being replaced. Ask again."""
+        """Return memory for a trajectory; None: there is none now, or a reader is being replaced; call again."""
         if self._lost is not None:
             self._follow(self._lost, timeout_s)
             return None
@@ -154,7 +154,7 @@ class FollowingProducer:
         return None
 
     def commit(self, block: Block, group: int, origin: Origin | None = None) -> bool:
-        """Hand a trajectory over; return False if no reader took it; then write it again."""
+        """Commit a trajectory; return False if no reader took it: write it again then."""
         try:
             block.commit(group, origin)
             return True
@@ -163,7 +163,7 @@ class FollowingProducer:
             return False
 
     def look(self) -> None:
-        """See, now and then, whether the readers still live, and go over to their next lives."""
+        """Check, now and then, that the readers are alive, and connect to their new incarnations."""
         if self._lost is not None:
             self._follow(self._lost, 0.0)
         elif not self._in_process:
@@ -173,14 +173,14 @@ class FollowingProducer:
                 self._lost = error
 
     def read_epoch(self) -> int:
-        """Return the epoch in which what is written here is trained on; 0 where no reader says."""
+        """Return the learner epoch that trains on these samples; 0 if no reader reports one."""
         return self._writer.read_epoch()
 
     def _follow(self, lost: StreamClosed, timeout_s: float) -> None:
-        """Connect to the readers' present lives, where there are any.
+        """Connect to the readers' current incarnations, if they exist.
 
         Raises:
-          StreamClosed: they live, but have not taken this worker back for a while.
+          StreamClosed: they are alive, but have refused this worker for a while.
         """
         present = [found for peer in self._writer.peers if (found := peer.find(timeout_s)) is not None]
         if len(present) < len(self._writer.peers):
@@ -198,5 +198,5 @@ class FollowingProducer:
         self.renewed += 1
 
     def close(self) -> None:
-        """Leave."""
+        """Close."""
         self._writer.close()

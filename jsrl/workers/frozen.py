@@ -1,7 +1,7 @@
-"""The params of frozen players in a worker that acts: loaded when they are asked for, at most a number of bytes of them.
+"""The params of frozen players in a worker that acts: loaded on request, within a limit of bytes.
 
-A request may need several players at once. Who has waited longest is served first, and what it needs stays until it has all:
-otherwise two requests could take each other's room for ever.
+A request may need several players at once. The request that waits longest is served first, and its players stay until all are
+loaded: otherwise two requests could evict each other's players for ever.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from jsrl.types import Tree
 
 
 class FrozenParams:
-    """Params by version, the least recently used ones leave first.
+    """Params by version; the least recently used are evicted first.
 
     Args:
-      load: version -> leaves of its params; raises SnapshotError. as_params: leaves -> what `act` takes.
-      max_bytes: kept at most, but always all that one request needs.
-      background: load in a thread of its own, so that others are served meanwhile.
+      load: version -> leaves of its params; raises SnapshotError. as_params: leaves -> params for `act`.
+      max_bytes: most bytes kept, but always all players of one request.
+      background: load in a thread, so that other requests are served meanwhile.
 
     Attributes:
-      misses: loads so far. size_bytes: of what is kept.
+      misses: loads so far. size_bytes: bytes kept.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class FrozenParams:
         self._kept: OrderedDict[int, tuple[Tree, int]] = (
             OrderedDict()
         )  # version -> params, bytes; least recently used first
-        self._waiting: dict[Hashable, frozenset[int]] = {}  # who waits, longest first -> the versions that it needs
+        self._waiting: dict[
+            Hashable, frozenset[int]
+        ] = {}  # waiting owners, longest first -> the versions that they need
         self._thread = ThreadPoolExecutor(1, "frozen-players") if background else None
         self._loading: tuple[int, Future[list[np.ndarray]]] | None = None
         self._failed: dict[int, BaseException] = {}
@@ -51,11 +53,11 @@ class FrozenParams:
         return len(self._kept)
 
     def get(self, version: int) -> Tree:
-        """Return the params of a version that `take` said are there."""
+        """Return the params of a version for which `take` returned True."""
         return self._kept[version][0]
 
     def receive(self) -> None:
-        """Keep what the thread has loaded. What was taken before may be gone after it."""
+        """Store the params that the thread has loaded. May evict params that were taken before."""
         if self._loading is None or not self._loading[1].done():
             return
         (version, loaded), self._loading = self._loading, None
@@ -66,9 +68,9 @@ class FrozenParams:
             self._failed[version] = error
 
     def take(self, owner: Hashable, versions: Collection[int]) -> bool:
-        """Return whether all these versions are there, until the next `receive`; if not, ask again with the same owner.
+        """Return whether all these versions are loaded, until the next `receive`; if not, call again with the same owner.
 
-        Without a thread they are, until the next `take`.
+        Without a thread they always are, until the next `take`.
 
         Raises:
           SnapshotError: one of them cannot be loaded; the owner no longer waits.
@@ -88,11 +90,11 @@ class FrozenParams:
         return all(version in self._kept for version in versions)
 
     def forget(self, owner: Hashable) -> None:
-        """Note that an owner does not wait any more."""
+        """Forget an owner that no longer waits."""
         self._waiting.pop(owner, None)
 
     def _fetch(self, owner: Hashable, versions: Collection[int]) -> None:
-        """Begin to load what is absent; without a thread, load it."""
+        """Start loading what is missing; without a thread, load it."""
         for version in versions:
             if version in self._kept or self._loading is not None:
                 continue
@@ -119,7 +121,7 @@ class FrozenParams:
         self.size_bytes += size
 
     def figures(self) -> dict[str, Any]:
-        """Return what metrics show: players kept, their MiB, loads so far."""
+        """Return the figures for metrics: players kept, their MiB, loads so far."""
         return {"frozen_players": len(self), "frozen_mib": self.size_bytes / MIB, "frozen_loads": self.misses}
 
     def close(self) -> None:

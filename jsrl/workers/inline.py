@@ -1,4 +1,4 @@
-"""Inline inference: an actor that acts in its own process, with params of its own."""
+"""Inline inference: an actor acts in its own process, with its own params."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class InlineInference:
     """An InferenceClient that acts in the caller's process, with params from a subscriber (IMPALA-style placement).
 
     Args:
-      phases: of the caller's thread, which is told when it acts and when it waits for params.
+      phases: of the caller's thread; records when it acts and when it waits for params.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class InlineInference:
         self._pending: list[tuple[int, Request]] = []
 
     def send(self, group: int, request: Request) -> None:
-        """Queue a request. Its arrays are read when it is received, which is before that group is stepped again.
+        """Queue a request. Its arrays are read at `receive`, before that group is stepped again.
 
         Raises:
           UnknownPolicy: the engine has other policies.
@@ -36,10 +36,10 @@ class InlineInference:
         self._pending.append((group, request))
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Act for the first group whose version has come.
+        """Act for the first group whose params have arrived.
 
         Raises:
-          StreamTimeout: nothing is asked, or the params it must wait for did not come in time.
+          StreamTimeout: no request is pending, or the params it needs did not arrive in time.
         """
         self._phases.enter("transport")
         if not self._pending:
@@ -52,7 +52,9 @@ class InlineInference:
             self._refresh()
             ready = self._first_ready()
         if ready is None:
-            raise StreamTimeout(f"params with {self._pending[0][1].min_updates} updates did not come in {timeout_s} s.")
+            raise StreamTimeout(
+                f"params with {self._pending[0][1].min_updates} updates did not arrive in {timeout_s} s."
+            )
         group, request = self._pending.pop(ready)
         versions = self._engine.frozen_versions(request)
         if versions:
@@ -69,7 +71,7 @@ class InlineInference:
             raise unknown_policy("this process", refusal) from error
 
     def forget(self) -> None:
-        """Drop what is asked and not answered yet: every group will ask again."""
+        """Drop the pending requests: every group will send its request again."""
         self._pending.clear()
 
     def _refresh(self) -> None:
@@ -87,5 +89,5 @@ class InlineInference:
         return None
 
     def close(self) -> None:
-        """Leave the params road."""
+        """Close the params stream."""
         self._params.close()

@@ -1,4 +1,4 @@
-"""What each worker is told: frozen values that travel as JSON and are the same in serial mode."""
+"""The job of each worker: frozen values that travel as JSON and are the same in serial mode."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
 
 @dataclass(frozen=True)
 class Schemas:
-    """Everything that streams carry, as specs: computed once by the launcher, so that actors need no jax.
+    """The specs of everything that streams carry; the launcher computes them once, so that actors need no jax.
 
     Attributes:
       env: the environment. act: one environment's request and reply. trajectory: of one group (T rows + 1).
-      params_bytes, state_bytes: size of what is published, and of the agent's whole state.
+      params_bytes, state_bytes: size of the published params, and of the agent's whole state.
     """
 
     env: EnvSpec
@@ -40,13 +40,13 @@ class Schemas:
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where this life of the run begins.
+    """Where this start of the run begins: fresh, or from a snapshot.
 
     Attributes:
-      epoch: of the learner. updates: made before. restore: "store folder@selector" of the state to begin with, or None.
-      params_only: take only the params of `restore` (a fresh optimizer, counters at 0).
-      journal_epoch: epoch in which the environments that this life continues exactly were seeded, by their journals; None:
-        it begins new episodes.
+      epoch: of the learner. updates: made before. restore: "store folder@selector" of the state to restore, or None.
+      params_only: restore only the params (a fresh optimizer, counters at 0).
+      journal_epoch: epoch in which the environments of the journals were seeded, if they are continued exactly; None:
+        start new episodes.
     """
 
     epoch: int = 0
@@ -62,21 +62,21 @@ class Job:
 
     Attributes:
       kind: as in the graph. index: among the workers of its kind. ends: (port, its end of the stream) pairs.
-      experiment: the whole; without its agent for workers that must not load jax. folder: the run's.
-      registry: folder of the names under which workers find each other. keys: folder of the keys that encrypt what goes
-        over ZeroMQ, None: it is not encrypted. settings: of a user's kind.
-      incarnation: which life. workers: how many the run has. in_process: all of them live in the launching process.
+      experiment: the whole experiment; without its agent for workers that must not load jax. folder: the run's.
+      registry: folder of the names under which workers find each other. keys: folder of the keys that encrypt ZeroMQ
+        traffic, None: no encryption. settings: of a user's kind.
+      incarnation: number of restarts of this worker. workers: number in the run. in_process: all run in the launching process.
       restart: how often it may be replaced; None: as the experiment says.
-      policy: which it trains, acts with or watches. policy_folder: of that policy, under folders of the run; empty: the
-        folder itself. policies: the names of all that the run has, in the order of their numbers.
-      seats: that the policy plays: name -> place in the order of all; empty where the environment has one agent.
-      seat_group: what environments call these seats: the first policy that plays them.
-      others: what the worker does for further policies that play in its environments: jobs that differ in the policy, and
-        what follows from it.
+      policy: that it trains, acts with or evaluates. policy_folder: of that policy, under folders of the run; empty: the
+        folder itself. policies: the names of all policies of the run, in the order of their numbers.
+      seats: of the policy: name -> place in the order of all; empty: the environment has one agent.
+      seat_group: the environments' name for these seats: the first policy that plays them.
+      others: jobs for further policies that play in the worker's environments; they differ in the policy and in what follows
+        from it.
       hyperparameters: that a director changes: name of a field of the agent's config -> its first value.
-      keeps_initial: evaluations play against the params that the run's policies began with.
-      away: it lives on a host that does not see the run's folder; `folder` is one of its agent.
-      plays_along: further policies play in the environments that this one's rows come from, and may be trained for longer.
+      keeps_initial: evaluations play against the first params of the run's policies.
+      away: it runs on a host that does not see the run's folder; `folder` is then a folder of that host's agent.
+      plays_along: further policies play in the environments of this policy's rows, and may be trained for longer.
     """
 
     kind: str
@@ -107,7 +107,7 @@ class Job:
 
     @property
     def by_policy(self) -> tuple[Job, ...]:
-        """Return the job for each policy that plays in this worker's environments, in this life."""
+        """Return the job for each policy that plays in this worker's environments, with this worker's incarnation."""
         return (self, *(dataclasses.replace(other, incarnation=self.incarnation) for other in self.others))
 
     @property
@@ -117,22 +117,22 @@ class Job:
 
     @property
     def view(self) -> SeatView | None:
-        """Return what this policy sees of environments with seats."""
+        """Return this policy's view of environments with seats."""
         return view_of(self.seat_group, tuple(self.seats.values()))
 
     def end(self, port: str) -> End:
         """Return this worker's end of the stream at a port.
 
         Raises:
-          ConfigError: the port is joined to nothing.
+          ConfigError: the port has no stream.
         """
         for name, end in self.ends:
             if name == port:
                 return end
-        raise ConfigError(f"{self.name}.{port} is joined to no stream.")
+        raise ConfigError(f"{self.name}.{port} has no stream.")
 
     def has(self, port: str) -> bool:
-        """Return whether a port is joined to a stream."""
+        """Return whether a port has a stream."""
         return any(name == port for name, _ in self.ends)
 
     @property
@@ -154,24 +154,24 @@ class Job:
 
     @property
     def policy_number(self) -> int:
-        """Return the number of this policy, by which rows ask for it."""
+        """Return the number of this policy, as in requests and rows."""
         return self.policies.index(self.policy)
 
     @property
     def poll_s(self) -> float:
-        """Return how long one step may wait for what others send."""
+        """Return how long one step may wait for messages."""
         return 0.0 if self.in_process else 0.1
 
     @property
     def producer(self) -> ProducerId:
-        """Return who this worker is on its streams."""
+        """Return this worker's identity on its streams."""
         return ProducerId(self.name, self.incarnation)
 
     @property
     def life_seed(self) -> int:
-        """Return the seed of what this worker plays and draws: the run's in its first life, another in every later one.
+        """Return the seed of this worker's episodes and draws: the run's at first, another one after each restart.
 
-        Neither a restarted actor nor a resumed run may play its predecessor's episodes again, unless it continues them
+        A restarted actor or resumed run must not play its predecessor's episodes again, unless it continues them
         exactly.
         """
         epoch = self.start_point.epoch if self.start_point.journal_epoch is None else self.start_point.journal_epoch
@@ -183,11 +183,11 @@ class Job:
         return FileNames(self.registry)
 
     def announce(self, name: str, address: str) -> None:
-        """Register where a stream of this worker is bound."""
+        """Register the address of a stream that this worker bound."""
         self.names.register(name, named_by_key(address, self.keys), self.incarnation)
 
     def find(self, name: str) -> Registration:
-        """Return who has bound a stream, and where, waiting for it."""
+        """Return the registration of a stream's owner; waits for it."""
         return self.names.lookup(name, CONNECT_TIMEOUT_S)
 
 

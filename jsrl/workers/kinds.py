@@ -1,6 +1,6 @@
 """Kinds of workers: each folder of `jsrl/workers` with a `kind.py` describes one; a user's module may describe more.
 
-Code that starts, watches, shows or reports workers reads what it needs from their kinds and names none of them.
+Code that starts, watches or reports workers gets what it needs from their kinds and names no kind itself.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from jsrl.workers.jobs import Job
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
-MIN_SPANS = 1_000  # of each traced thread, however many workers there are
+MIN_SPANS = 1_000  # per traced thread, for any number of workers
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 class Headline(NamedTuple):
-    """What the live display shows of a kind; metrics and shares without the kind's name.
+    """What the live display shows for a kind; metrics and shares without the kind's name.
 
     Attributes:
-      rate, unit: the metric of its speed. queue: of what waits for it. others: activities to show beside its waits.
+      rate, unit: the metric of its speed. queue: of its waiting input. others: activities to show beside its waits.
     """
 
     rate: str = ""
@@ -43,12 +43,12 @@ class Headline(NamedTuple):
 
 
 class Port(NamedTuple):
-    """Where a stream joins a worker.
+    """A connection point of a worker for a stream.
 
     Attributes:
-      name: of the port. sort: of the streams it takes. does: what the worker does there.
-      optional: it may be joined to nothing. schemas: of samples, what it takes; none: any.
-      by_policy: it may be joined to several streams, one of each policy that plays in the worker's environments.
+      name: of the port. sort: of stream. does: the worker's role at the port.
+      optional: it may stay without a stream. schemas: of samples that it accepts; none: any.
+      by_policy: it may have several streams, one for each policy that plays in the worker's environments.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Port(NamedTuple):
 
     @property
     def binds(self) -> bool:
-        """Return whether this end is the one that others connect to."""
+        """Return whether this end binds (the other one connects)."""
         return self.does == {"samples": "reads", "params": "writes"}.get(self.sort, "answers")
 
     @property
     def publishes(self) -> bool:
-        """Return whether params come from here."""
+        """Return whether this end publishes params."""
         return self.sort == "params" and self.does == "writes"
 
 
@@ -73,33 +73,34 @@ class Kind(NamedTuple):
     """One kind of worker.
 
     Attributes:
-      name: as in `actor-3`; lower-case letters, digits and dashes. plural: several of them, for people.
+      name: as in `actor-3`; lower-case letters, digits and dashes. plural: for messages.
       build: "module:function" of (job, reporter), which returns the worker; imported in the worker's own process.
-      ports: where streams join it.
-      activities: what its threads may be doing, beside `wait_turn` and `other`.
-      metrics: what it reports beside the shares of its activities; names without the kind.
+      ports: its connections.
+      activities: of its threads, besides `wait_turn` and `other`.
+      metrics: that it reports besides the shares of its activities; names without the kind.
       loads_jax: whether the process of a worker (of a graph, or its job) loads jax.
-      device: whether it learns or serves on an accelerator, where there is one. threads: CPU threads of its products,
-        from the experiment; None: as many as there are cores.
-      state: `snapshot`: a replaced worker begins at the run's last committed snapshot, like a resumed one.
+      device: whether it learns or serves on an accelerator, if there is one. threads: CPU threads for its matrix products,
+        from the experiment; None: one per core.
+      state: `snapshot`: a replaced worker starts from the run's last committed snapshot, like a resumed one.
       saves: its shutdown may take as long as writing a snapshot. must_finish: the run fails if its shutdown fails.
       least_restarts: restarts that other options of an experiment grant it, from (experiment).
       may_restart: whether it may be replaced after a death, from (job, exit status, name of its last error or None).
       loss_ends_run: False: the run goes on without it when its restarts are exhausted.
-      forks: one process may fork several of them, where they load no jax.
+      forks: one process may fork several of them, if they load no jax.
       declares: bytes that its streams and state may use beyond its memory after start-up, from (job); None: no other worker
         connects to it.
-      keeps: estimate of the bytes that it keeps besides libraries, params and streams, from (job); for the plan.
-      final: the facts of its command `final`, from (experiment, why the run ends); None: it has no task after the training. It
-        ends this task with an event whose name ends with `finally`. final_is_limited: within `deadlines.snapshot_s`.
+      keeps: estimate of its memory in bytes besides libraries, params and streams, from (job); for the plan.
+      final: the facts of its command `final`, from (experiment, why the run ends); None: it has no task after training. It
+        reports the end of this task with an event whose name ends with `finally`. final_is_limited: within
+        `deadlines.snapshot_s`.
       when_due: in serial mode it works after updates, until it is no longer `due`.
       death_hint: text added to the message of a death without an error, from (job).
       headline: its row of the live display. is_hit: `jsrl chaos` kills it by default.
-      hears: names of other workers' events that are passed on to it as commands; it may send commands to other workers.
+      hears: names of other workers' events that it gets as commands; it may send commands to other workers.
       relays: it runs on the host of the stream that it reads, for workers on other hosts.
       needs_folder: what it does in the run folder, such as `it writes snapshots`; it then runs on a host that sees the folder.
         Empty: it may run on other hosts. A worker that reads samples counts them in the run folder and always needs it.
-      check: refuses a worker of a graph whose ports or settings cannot work.
+      check: refuses a worker of a graph with invalid ports or settings.
     """
 
     name: str
@@ -135,7 +136,7 @@ class Kind(NamedTuple):
         """Return a port by its name.
 
         Raises:
-          ConfigError: there is none; says which there are.
+          ConfigError: there is none; the message lists the ports.
         """
         for port in self.ports:
             if port.name == name:
@@ -145,7 +146,7 @@ class Kind(NamedTuple):
 
     @property
     def reads_samples(self) -> bool:
-        """Return whether samples of other workers come to it."""
+        """Return whether it reads samples of other workers."""
         return any(port.sort == "samples" and port.does == "reads" for port in self.ports)
 
     @property
@@ -155,7 +156,7 @@ class Kind(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return its name for people."""
+        """Return its name for messages."""
         return self.name.replace("-", " ")
 
     @property
@@ -172,7 +173,7 @@ def own_kinds() -> tuple[Kind, ...]:
 
 
 def find_kind(reference: str) -> Kind:
-    """Return a kind by its name (`actor`), or a user's by where it is (`my_workers:AUGMENT`).
+    """Return a kind by its name (`actor`), or a user's kind by its location (`my_workers:AUGMENT`).
 
     Raises:
       ConfigError: there is no such kind.
@@ -202,13 +203,13 @@ def find_kind(reference: str) -> Kind:
 
 
 def build_worker(job: Job, reporter: Any) -> Any:
-    """Return the worker that a job describes; only what its kind needs is imported."""
+    """Return the worker that a job describes; imports only what its kind needs."""
     module, _, function = find_kind(job.kind).build.partition(":")
     return getattr(import_module(module), function)(job, reporter)
 
 
 def make_recorder(job: Job) -> Recorder:
-    """Return what a worker counts with; it keeps spans as well where the experiment asks for a trace."""
+    """Return the metrics recorder of a worker; it also keeps spans if the experiment asks for a trace."""
     e = job.experiment
     spans = max(MIN_SPANS, e.trace_spans // (job.workers + 1))
     tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
@@ -221,7 +222,7 @@ def kind_metrics(kind: Kind) -> tuple[Metric, ...]:
 
 
 def catalogue(kinds: Iterable[Kind] | None = None, policies: Iterable[str] = ()) -> Catalogue:
-    """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's), also of policies beside the first."""
+    """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's), with those of further policies."""
     kinds = own_kinds() if kinds is None else kinds
     return Catalogue([metric for kind in kinds for metric in kind_metrics(kind)], policies)
 

@@ -1,4 +1,4 @@
-"""What workers whose sockets others connect to may take of memory beyond their baseline (see jsrl.runs.memory)."""
+"""Memory that workers with bound sockets may use beyond their baseline (see jsrl.runs.memory)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from jsrl.workers.jobs import Job, Schemas
 
 STAGING_BUFFERS = 3  # of a batch: one filled, one on its way to the devices, one in use
-_COPIES = 4  # of params or state at a time: in use, on the way in, on the way out, in a snapshot
+_COPIES = 4  # of params or state at a time: in use, received, sent, in a snapshot
 _COMPILED_BYTES = 50 << 20  # of an update's program
 _BATCHES = 5  # of trajectories: staging buffers, on the device, lent
 
 
 def make_watch(job: Job, declared_bytes: int | None) -> MemoryWatch | None:
-    """Return the watch of a worker that binds streams whose messages wait in its memory, given what it declares; else None."""
+    """Return the memory watch of a worker that binds streams whose messages wait in its memory; None for other workers."""
     bound = [end.address for part in job.by_policy for _, end in part.ends if end.address]
     if declared_bytes is None or job.in_process or not any(road_of(address).queues for address in bound):
         return None
@@ -27,43 +27,43 @@ def make_watch(job: Job, declared_bytes: int | None) -> MemoryWatch | None:
 
 
 def params_bytes(job: Job) -> int:
-    """Return what the params that are taken in and handed out may take."""
+    """Return the most bytes of received and published params."""
     return _COPIES * job.schemas.params_bytes
 
 
 def frozen_bytes(job: Job) -> int:
-    """Return what the frozen players that a worker acts with may take, one of them on its way in."""
+    """Return the most bytes of the frozen players that a worker acts with, one of them being received."""
     return job.experiment.inference.frozen_mb * MIB + params_bytes(job) if job.experiment.director is not None else 0
 
 
 def clients_bytes(job: Job) -> int:
-    """Return what the clients of an inference server may take: requests and replies of all environments."""
+    """Return the most bytes of an inference server's clients: requests and replies of all environments."""
     rows = job.experiment.num_envs * job.end("inference").askers_per_group
     return _COPIES * rows * sum(leaf.size_bytes for leaf in leaves(job.schemas.act))
 
 
 def learner_bytes(job: Job) -> int:
-    """Return what a learner's stream, batches, replay and snapshots may take."""
+    """Return the most bytes of a learner's stream, batches, replay and snapshots."""
     return (
         _COPIES * job.schemas.state_bytes + (1 + _BATCHES) * stream_bytes(job) + replay_bytes(job) + windows_bytes(job)
     )
 
 
 def stream_bytes(job: Job) -> int:
-    """Return what all blocks of trajectories that may be on their way take."""
+    """Return the bytes of all blocks of trajectories that may be in flight."""
     block = sum(leaf.size_bytes for leaf in leaves(job.schemas.trajectory))
     streams = [end.stream for _, end in job.ends if end.stream.sort == "samples" and end.stream.schema == "trajectory"]
     return block * sum(len(stream.groups) * stream.blocks for stream in streams)
 
 
 def replay_bytes(job: Job) -> int:
-    """Return at most what all rows of replay take, twice for a snapshot."""
+    """Return the most bytes of all rows of replay, twice for a snapshot."""
     e = job.experiment
     return 0 if e.replay is None else 2 * e.replay.capacity * _step_bytes(job)
 
 
 def windows_bytes(job: Job) -> int:
-    """Return at most what the batches of windows that may be on their way take."""
+    """Return the most bytes of batches of windows that may be in flight."""
     e = job.experiment
     if e.replay is None or not e.has_replay_workers:
         return 0
@@ -97,6 +97,6 @@ def kept_rows(job: Job) -> int:
 
 
 def learner_keeps(job: Job) -> int:
-    """Return about what a learner keeps beside its libraries: batches, and replay where it lies on its devices."""
+    """Return the approximate memory of a learner besides its libraries: batches, and replay if it is on its devices."""
     batch = STAGING_BUFFERS * stream_bytes(job) // job.experiment.actor.blocks_per_group
     return _COMPILED_BYTES + batch + (0 if job.experiment.has_replay_workers else kept_rows(job))

@@ -15,11 +15,11 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.names import NameService, Registration
 from jsrl.transport.base import ParamsSubscriber
 
-LOOK_S = 0.5  # between looks at a name
+LOOK_S = 0.5  # between checks of a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello
-REFUSED_S = 5.0  # after which a living peer that does not take this worker back has a reason
-ELSEWHERE_S = 60.0  # the same of one on another host, which may have been lost: that takes a while to be noticed
-SUSPECT_S = 30.0  # for which others are asked before a server on another host whose connection broke
+REFUSED_S = 5.0  # a living peer that refuses this worker for longer has a reason
+ELSEWHERE_S = 60.0  # the same for a peer on another host: a lost host is noticed late
+SUSPECT_S = 30.0  # how long other servers are tried before a server on another host whose connection broke
 
 
 class Peer:
@@ -126,11 +126,11 @@ class FailoverPeer(Peer):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return whether the known one lives on another host."""
+        """Return whether the known peer is on another host."""
         return not self.known.host
 
     def suspect(self) -> None:
-        """Note that the connection to the known one broke: its host may be lost, so others are tried first for a while."""
+        """Note that the connection to the known peer broke: its host may be lost, so others are tried first for a while."""
         self._suspect, self._suspect_until_s = self.known, time.monotonic() + SUSPECT_S
 
     def find(self, timeout_s: float) -> Registration | None:
@@ -141,14 +141,14 @@ class FailoverPeer(Peer):
 
     def _why(self, found: Registration | None) -> str:
         if found is not None and self.is_away and found.name == self.name:
-            return f"{self.name} is back; {self.known.name} stood in for it."
+            return f"{self.name} is back; {self.known.name} was its substitute."
         return super()._why(found)
 
 
 def first_present(
     names: NameService, candidates: Sequence[str], suspect: Registration | None = None
 ) -> Registration | None:
-    """Return the registration of the first of these names that has another one than `suspect`, else None."""
+    """Return the first of these names' registrations that differs from `suspect`, else None."""
     for name in candidates:
         with contextlib.suppress(StreamTimeout):
             found = names.lookup(name, 0.0)
@@ -170,14 +170,14 @@ class FollowingParams:
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
             found = self._peer.find(0.0)
-            if found is not None and found.address != self._peer.known.address:  # at the same address a road follows
+            if found is not None and found.address != self._peer.known.address:  # else the subscriber reconnects itself
                 road = self._connect(found.address)
                 self._road.close()
                 self._peer.known, self._road = found, road
         return self._road
 
     def poll(self, policy: int = 0) -> tuple[int, list[Any]] | None:
-        """Return (version, leaves, freshly copied) when there is something new since the last poll, else None."""
+        """Return (version, leaves, freshly copied) if there is a newer version than at the last poll, else None."""
         return self._follow().poll(policy)
 
     def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
@@ -185,5 +185,5 @@ class FollowingParams:
         self._follow().wait(policy, min_updates, timeout_s)
 
     def close(self) -> None:
-        """Leave."""
+        """Close."""
         self._road.close()

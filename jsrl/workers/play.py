@@ -1,4 +1,4 @@
-"""Playing without learning, for the workers that do: newest params when they are due, own environments, whole episodes.
+"""Playing without learning, for evaluators and recorders: newest params when due, own environments, whole episodes.
 
 Every slot plays the same number of episodes, so that short episodes count no more than long ones.
 """
@@ -33,7 +33,7 @@ PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSettings:
-    """What every player has to know. period_updates: updates between the params that are played. name: of the worker."""
+    """Settings of every player. period_updates: updates between the params that are played. name: of the worker."""
 
     seed: int
     period_updates: int
@@ -68,7 +68,7 @@ class Score:
 
 
 class Tally:
-    """Counts the episodes of one snapshot: each slot's fair share, and no more, so that short ones count like long ones.
+    """Counts the episodes of one snapshot: the same number per slot, so that short episodes count no more than long ones.
 
     Of environments with seats it counts the mean return of the seats in `view`.
     """
@@ -94,7 +94,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Seated:
-    """A policy that plays: its engine, and the seats that it has (None: the environment has none)."""
+    """A policy that plays: its engine, and its seats (None: the environment has none)."""
 
     engine: Engine
     view: SeatView | None = None
@@ -106,7 +106,7 @@ class Playing(Protocol):
     score: Any
 
     def advance(self, budget_s: float) -> bool:
-        """Play until all are over (True) or the time is up (False)."""
+        """Play until all episodes are over (True) or the time budget is used (False)."""
         ...
 
 
@@ -114,7 +114,7 @@ class Play:
     """Fixed numbers of episodes per slot, in bounded steps; `camera` sees every step of the environment.
 
     Args:
-      policies: that play, those of all seats; the first one's return is counted.
+      policies: of all seats; the first one's return is counted.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Play:
     ):
         self._policies, self._env, self._watch, self._phases = policies, env, watch, phases
         self._camera = camera
-        # Each engine has these slots and serves nobody else; their cores start over with the reset below.
+        # Each engine serves only these slots; their cores start over with the reset below.
         self._served = GroupSlots(0, np.arange(env.num_envs, dtype=np.int32))
         phases.enter("env")
         with watch():
@@ -141,7 +141,7 @@ class Play:
         self.score = self._tally.score
 
     def advance(self, budget_s: float) -> bool:
-        """Step until every slot played its episodes (True) or the time is up (False)."""
+        """Step until every slot played its episodes (True) or the time budget is used (False)."""
         until = time.perf_counter() + budget_s
         while not self._tally.complete:
             self._phases.enter("act")
@@ -170,7 +170,7 @@ class Play:
 
 @dataclass(frozen=True)
 class PlayedPolicy:
-    """A policy that a player plays: its agent, what it sees, its seats, its params, the seed of its acting, and its name."""
+    """A policy that a player plays: its agent, view, seats, params, the seed of its acting, and its name."""
 
     agent: Agent
     spec: EnvSpec
@@ -181,7 +181,7 @@ class PlayedPolicy:
 
 
 class PolicyPlayer:
-    """One policy as a player plays it: the newest params, and engines by use."""
+    """One policy of a player: the newest params, and engines by use."""
 
     def __init__(self, policy: PlayedPolicy) -> None:
         self.policy = policy
@@ -209,23 +209,23 @@ class PolicyPlayer:
         return self._engines[greedy, slots]
 
     def seated(self, greedy: bool, slots: int) -> Seated:
-        """Return the policy with the params that are to be played."""
+        """Return the policy with the params to play."""
         assert self.params is not None
         engine = self.engine(greedy, slots)
         engine.set_params(self.params[0], [np.array(value) for value in self.params[1]])
         return Seated(engine, self.policy.view)
 
     def close(self) -> None:
-        """Leave its params."""
+        """Close its params stream."""
         if self._subscriber is not None:
             self._subscriber.close()
 
 
 class Player(Generic[PlayedEnv]):
-    """The part that players share: params as they fall due, environments and engines by use, a watch on what may hang.
+    """The common part of players: params as they fall due, environments and engines by use, a watch for hanging calls.
 
     Args:
-      name: the worker's. policies: that play in the environments; the first is the one that is watched.
+      name: the worker's. policies: that play in the environments; the first decides when params are due.
       make_env: (number of environments, seed) -> environment.
     """
 
@@ -260,7 +260,7 @@ class Player(Generic[PlayedEnv]):
             player.connect()
 
     def _env(self, slots: int, seed: int) -> PlayedEnv:
-        """Return the environment of one use: those of different seeds share no episodes."""
+        """Return the environment of one use: different seeds share no episodes."""
         if (slots, seed) not in self._envs:
             with self._watched():
                 self._envs[slots, seed] = self._make_env(slots, self._shared.seed + 1_000_003 * seed)
@@ -268,7 +268,7 @@ class Player(Generic[PlayedEnv]):
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Have the control road watch that the environment returns in time."""
+        """Have the control thread watch that the environment returns in time."""
         self._reporter.entering(self._environment, self._shared.step_deadline_s)
         try:
             yield
@@ -288,7 +288,7 @@ class Player(Generic[PlayedEnv]):
         return self._players[0].params
 
     def _seated(self, greedy: bool, slots: int) -> list[Seated]:
-        """Return the policies with the params that are to be played."""
+        """Return the policies with the params to play."""
         return [player.seated(greedy, slots) for player in self._players]
 
     def _take_newest(self) -> None:
@@ -297,7 +297,7 @@ class Player(Generic[PlayedEnv]):
 
     @property
     def due(self) -> bool:
-        """Return whether something is being played, or there are params that should be played now."""
+        """Return whether something is being played, or params are due."""
         if self._play is not None:
             return True
         self._take_newest()
@@ -305,12 +305,12 @@ class Player(Generic[PlayedEnv]):
         return there and self._params is not None and version_updates(self._params[0]) >= self._next_updates
 
     def _begin_period(self) -> None:
-        """Count the next period from the params that are to be played."""
+        """Count the next period from the params to play."""
         assert self._params is not None
         self._next_updates = version_updates(self._params[0]) + self._shared.period_updates
 
     def _env_steps(self, updates: int) -> int:
-        """Return the env steps trained on before a number of updates."""
+        """Return the env steps trained on before `updates` updates."""
         return updates // self._shared.updates_per_batch * self._shared.rows_per_update
 
     def step(self) -> int:
@@ -327,7 +327,7 @@ class Player(Generic[PlayedEnv]):
         self._phases.enter("other")
         if self._play is None:
             self._begin()
-        if self._play is None:  # who plays along is not there yet
+        if self._play is None:  # another policy's params are not there yet
             time.sleep(0.01)
             return 0
         if not self._play.advance(STEP_S):
@@ -336,15 +336,15 @@ class Player(Generic[PlayedEnv]):
         return 1
 
     def _begin(self) -> None:
-        """Begin to play: set `_play`, where all that it needs is there."""
+        """Start to play: set `_play`, if everything it needs is there."""
         raise NotImplementedError
 
     def _complete(self) -> None:
-        """Take what was played, and set `_play` to None."""
+        """Take the result of `_play`, and set it to None."""
         raise NotImplementedError
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return where the time went; what was played is told as it is completed."""
+        """Return the shares of time; results are reported when they are complete."""
         return self.recorder.flush(), {}
 
     def _close_player(self) -> None:

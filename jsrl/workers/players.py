@@ -1,4 +1,4 @@
-"""What workers that act with jax are built from: the agent, its params, and the inline client of actors."""
+"""Parts of workers that act with jax: the agent, its params, and the inline client of actors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_agent(job: Job) -> Agent:
 
 
 def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams] | None:
-    """Return what makes the frozen players that an engine may act with; None: the run has none.
+    """Return the function that makes the frozen players of an engine; None: the run has none.
 
     Args:
       background: load beside acting.
@@ -75,7 +75,7 @@ def played_policies(job: Job) -> list[PlayedPolicy]:
 
 
 def what_players_share(job: Job) -> dict[str, Any]:
-    """Return the fields of PlayerSettings that evaluator and recorder have in common."""
+    """Return the common fields of PlayerSettings for evaluator and recorder."""
     e = job.experiment
     return {
         "name": job.name,
@@ -97,5 +97,5 @@ def params_store(job: Job, reporter: Any) -> SnapshotStore:
 
 
 def tell_saved(reporter: Any, store: str, written: WrittenJob) -> None:
-    """Tell the controller of a snapshot that was written to a store."""
+    """Report to the controller that a snapshot was written to a store."""
     reporter.event("saved", store=store, version=written.version, tags=list(written.tags))

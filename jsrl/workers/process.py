@@ -1,4 +1,4 @@
-"""One worker's process, from its job file to its exit status; it may be a fresh interpreter's or a forked one."""
+"""One worker's process, from its job file to its exit status; in a fresh interpreter or a forked one."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from jsrl.workers.base import Reporter, Worker, die_with_parent, run, show_name
 if TYPE_CHECKING:
     from jsrl.workers.kinds import Kind
 
-QUICK_WORKERS = 100  # of a run: where there are more, actors say less often how they are
+QUICK_WORKERS = 100  # above this number of workers in a run, actors report less often
 
 
 def work(
     job_path: Path, control_address: str, name: str, incarnation: int, parent_pid: int, keys: str | None = None
 ) -> int:
-    """Be the worker that a job file describes; return the exit status.
+    """Run the worker that a job file describes; return the exit status.
 
     Args:
       job_path: JSON file that the controller wrote. control_address: of the controller. name: such as actor-0.
-      incarnation: which life of the worker. parent_pid: process that this one must not outlive. keys: folder of those that the
-        controller wants, where it is reached over TCP.
+      incarnation: number of restarts. parent_pid: process that this one must not outlive. keys: folder of the controller's
+        keys, if it is reached over TCP.
     """
     die_with_parent(parent_pid)
     show_name(name)
@@ -63,18 +63,18 @@ def work(
 
 
 def slowness(kind: Kind, workers: int) -> float:
-    """Return how many times less often than usual a worker of a run with so many says how it is.
+    """Return the factor by which a worker reports less often than usual in a run with `workers` workers.
 
-    That is more than 1 for kinds of which there may be thousands alone, so that these say as much together as 100 do.
+    It exceeds 1 only for kinds of which there may be thousands, so that together they report as much as 100 do.
     """
     return max(1.0, workers / QUICK_WORKERS) if kind.forks else 1.0
 
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """Pause the garbage collector while modules are imported, which takes a sixth of their time; keep what they made.
+    """Pause the garbage collector during imports, where it takes a sixth of the time; keep what they made.
 
-    What exists at the end is frozen: later collections do not look through jax's hundred thousands of objects again.
+    Objects at the end are frozen: later collections skip jax's hundred thousands of objects.
     """
     gc.disable()
     try:
@@ -85,26 +85,26 @@ def no_collections() -> Iterator[None]:
 
 
 def stacks_path(folder: Path, name: str) -> Path:
-    """Return where a worker of the run in `folder` writes what all its threads are doing when it is sent SIGUSR1."""
+    """Return the file to which a worker of the run in `folder` writes the stacks of all its threads on SIGUSR1."""
     return folder / "logs" / f"{name}.stacks"
 
 
 def leave_traces(path: Path) -> None:
-    """Have a crash of C code write all threads' Python stacks to the log, and SIGUSR1 have them written to `path`.
+    """On a crash of C code write all threads' Python stacks to the log; on SIGUSR1 write them to `path`.
 
-    Neither needs the GIL, which a thread that hangs in C code may hold.
+    Neither needs the GIL, which a thread hanging in C code may hold.
     """
     faulthandler.enable()
     try:
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:  # then whoever looks sees that the signal would not be caught
+    except OSError as error:  # then the signal is known to be uncaught
         logging.getLogger("jsrl.workers").warning("SIGUSR1 will not be answered: %s", error)
         return
     faulthandler.register(signal.SIGUSR1, file=target, all_threads=True)
 
 
 class _ReportsJax:
-    """A worker that needs no jax; reports when the user's environment imported it (150 MB and 15 threads more)."""
+    """A worker that needs no jax; reports if the user's environment imported it (150 MB and 15 threads more)."""
 
     def __init__(self, worker: Worker, reporter: Reporter) -> None:
         self._worker, self._reporter = worker, reporter
@@ -113,7 +113,7 @@ class _ReportsJax:
         self.recorder = worker.recorder
 
     def setup(self) -> None:
-        """Set the worker up, then look."""
+        """Set the worker up, then check."""
         self._worker.setup()
         if "jax" in sys.modules:
             self._reporter.event(

@@ -15,8 +15,8 @@ T = TypeVar("T")
 class Refusals:
     """The connections that a worker's streams rejected: another schema, or a violation of the protocol.
 
-    They never end the worker, else any outsider could end a run. A worker of this run that is rejected gets the reason in its
-    reply and ends with it.
+    They never end the worker, else any outsider could end a run. A rejected worker of this run gets the reason in its
+    reply and ends.
 
     Args:
       worker: the worker's name. reporter: receives a warning about the first rejection; None: no warning.

@@ -37,7 +37,7 @@ def test_another_stands_in_until_ones_own_is_back(tmp_path, monkeypatch) -> None
     peer.check()
     assert peer.is_away
     own = names.register("inference-1", "shm:b")
-    with pytest.raises(StreamClosed, match="inference-1 is back; inference-0 stood in for it"):
+    with pytest.raises(StreamClosed, match="inference-1 is back; inference-0 was its substitute"):
         peer.check()
     assert first_present(names, SERVERS) == own
     peer.known = own

@@ -135,7 +135,7 @@ def test_a_rank_that_left_while_the_run_goes_on_is_told_of(group, monkeypatch) -
 
 def test_a_rank_that_says_nothing_is_told_of(group) -> None:
     leader, _ = group
-    with pytest.raises(StreamTimeout, match="rank-1 has said nothing for"):
+    with pytest.raises(StreamTimeout, match="rank-1 has sent nothing for"):
         await_error(leader)
 
 

@@ -233,7 +233,7 @@ def test_leaves_that_differ_are_named(tmp_path):
     record(tmp_path, 1)
     found = open_recording(tmp_path)
     wrong = make_spec(observation=OBSERVATION | {"place": ArraySpec((3,), "float32")})
-    with pytest.raises(SpecMismatch, match=r"leaf observation/place: the experiment wants float32\[3\]"):
+    with pytest.raises(SpecMismatch, match=r"leaf observation/place: the experiment needs float32\[3\]"):
         RecordedConsumer(found, wrong, seed=0)
     with pytest.raises(SpecMismatch, match=r"leaf extras/advantage.*no such leaf"):
         RecordedConsumer(found, make_spec(extras={"advantage": ArraySpec((), "float32")}), seed=0)

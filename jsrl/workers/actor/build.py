@@ -18,7 +18,7 @@ from jsrl.workers.kinds import make_recorder
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:
-    """Return the actor of a job: it steps the groups that it writes samples of."""
+    """Return the actor of a job: it steps the groups whose samples it writes."""
     e = job.experiment
     settings = ActorSettings(
         num_rows=e.rollout_length,
@@ -37,7 +37,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
 
 
 def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
-    """Return what a director assigns; None: there is no director."""
+    """Return the director's assignments; None: there is no director."""
     if job.experiment.director is None:
         return None
     policies = [(part.policy_number, tuple(part.seats.values())) for part in job.by_policy]
@@ -46,7 +46,7 @@ def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
 
 
 def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
-    """Return the policy that a job is of, and how the actor is joined to those who act for it and train it."""
+    """Return the policy of a job, and how the actor connects to the workers that act for it and train it."""
     e = job.experiment
     settings = PolicySettings(
         number=job.policy_number,
@@ -57,4 +57,6 @@ def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
         total_updates=e.total_updates,
     )
     streams = ActorStreams(job, recorder)
-    return ActingPolicy(settings, streams.open, None if job.in_process else streams)  # nobody is replaced there
+    return ActingPolicy(
+        settings, streams.open, None if job.in_process else streams
+    )  # nobody is replaced in one process

@@ -1,4 +1,4 @@
-"""The environments of an actor: made from its job, with a journal, and which reports each rebuilt environment."""
+"""The environments of an actor: made from its job, with a journal; logs each rebuilt environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One group of environments on its way through a trajectory. Imports no jax."""
+"""One group of environments and its open trajectory. Imports no jax."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from jsrl.workers.actor.policies import PolicyRows
 
 
 class EnvCall:
-    """Text for messages about a call of the environment that has not returned; says which slot is stepping when read."""
+    """Text for messages about an environment call that has not returned; names the stepping slot when read."""
 
     def __init__(self, text: str, env: VectorEnv | VectorGame) -> None:
         self._text, self._env = text, env
 
     def __str__(self) -> str:
-        """Return the call, and the slot where it is known."""
+        """Return the call, and the slot if it is known."""
         place = where(self._env)
         return f"{self._text} ({place})," if place else f"{self._text},"
 
 
 @dataclass
 class Group:
-    """One group of environments on its way through a trajectory.
+    """One group of environments and its open trajectory.
 
     Attributes:
-      number: of the group in the experiment. env: its vector. latest: what its last step (or reset) returned.
-      stepping: what to say of a step that does not return. rows: of each policy. row: the row that waits for its actions.
-      missing: policies that have not said theirs yet.
+      number: of the group in the experiment. env: its vector. latest: result of its last step (or reset).
+      stepping: text about a step that does not return. rows: of each policy. row: the row that waits for its actions.
+      missing: policies whose actions have not arrived.
       shared: several policies may play the same seats, or the environment's only agent.
-      parked: it waits for assignments before its first question. held: its trajectory is full, and waits for them.
+      parked: it waits for assignments before its first request. held: its trajectory is full and waits for assignments.
     """
 
     number: int
@@ -53,13 +53,13 @@ class Group:
         return self.rows[0].made
 
     def ask(self, num_rows: int) -> None:
-        """Ask for the actions of the next row."""
+        """Request the actions of the next row."""
         self.missing = len(self.rows)
         for rows in self.rows:
             rows.ask(self.row, num_rows)
 
     def park(self) -> None:
-        """Wait for assignments before the first question."""
+        """Wait for assignments before the first request."""
         self.parked, self.missing = True, len(self.rows) + 1
 
     def hold(self) -> None:
@@ -67,12 +67,12 @@ class Group:
         self.held, self.missing = True, len(self.rows) + 1
 
     def step(self, num_rows: int) -> int:
-        """Return how many steps it has made, from the first of the run."""
+        """Return the number of the group's next step, counted from the start of the run."""
         first = self.rows[0]
         return (first.policy.settings.begun if first.trajectory is None else first.trajectory) * num_rows + self.row
 
     def write_decisions(self) -> Any:
-        """Write what was decided for the next row; return the actions, by group of seats where there are seats."""
+        """Write the actions of the next row; return them, by group of seats where there are seats."""
         chosen = [(rows.policy.settings.view, rows.write_decision(self.row)) for rows in self.rows]
         if not self.shared:
             return actions_of(chosen)
@@ -84,13 +84,13 @@ class Group:
         return actions.get(NO_SEATS, actions)
 
     def restart(self, latest: EnvStep | GameStep) -> None:
-        """Go on from a reset."""
+        """Continue from a reset."""
         self.latest = latest
         for rows in self.rows:
             rows.latest = rows.policy.part(latest)
 
     def abandon(self) -> None:
-        """Give the open trajectory up."""
+        """Discard the open trajectory."""
         for rows in self.rows:
             rows.abandon()
         self.row, self.missing, self.parked, self.held = 0, len(self.rows), False, False

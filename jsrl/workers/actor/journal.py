@@ -1,14 +1,15 @@
-"""The journal of a group: the actions that its environments were given, so that a later life can bring them to the same place.
+"""The journal of a group: the actions given to its environments, so that a resumed run can bring them to the same state.
 
-Environments cannot be saved in general, but a seeded one that is played the same actions comes to the same state. Each group
-of a deterministic run appends one record per trajectory before it is handed over, so that whatever the learner's snapshot was
-trained on is in the journals. A resume plays what lies before the snapshot; what lies behind it is cut off.
+Environments cannot be saved in general, but a seeded one that gets the same actions reaches the same state. Each group
+of a deterministic run appends one record per trajectory before it commits the trajectory, so the journals hold everything that
+the learner's snapshot was trained on. A resume replays the records up to the snapshot and cuts off the rest.
 
     RUN/journal/group-G     magic, length and CRC-32 of the header, header as JSON, then records of equal size:
-                            actions [T, B, ...], CRC-32 of what the environments showed after the last row, CRC-32 of
+                            actions [T, B, ...], CRC-32 of what the environments returned after the last row, CRC-32 of
                             the record
-    RUN/journal/group-G.tasks   where a director assigns tasks: a line of JSON for each step before which some were given,
-                            {"step": from the journal's begin, "tasks": {slot: task}}; those of step 0 are for a second reset
+    RUN/journal/group-G.tasks   if a director assigns tasks: a line of JSON for each step before which tasks were set,
+                            {"step": counted from the start of the journal, "tasks": {slot: task}}; step 0: before a
+                            second reset
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _LENGTH, _CHECKS = struct.Struct("<II"), struct.Struct("<II")
 
 @dataclass(frozen=True)
 class JournalHeader:
-    """What a journal is of.
+    """Header of a journal.
 
     Attributes:
-      environment: what messages call it. group, group_size, num_rows: number of the group, B, T.
+      environment: its name, for messages. group, group_size, num_rows: number of the group, B, T.
       action: spec of one environment's action.
-      first: number of the trajectory of the first record. epoch: of the learner when the environments were seeded.
+      first: number of the trajectory in the first record. epoch: of the learner when the environments were seeded.
     """
 
     environment: str
@@ -65,25 +66,25 @@ class JournalHeader:
         return self.actions.size_bytes + _CHECKS.size
 
     def encode(self) -> bytes:
-        """Return the bytes that a journal begins with."""
+        """Return the bytes at the start of a journal."""
         text = json.dumps(asdict(self)).encode()
         return _MAGIC + _LENGTH.pack(len(text), zlib.crc32(text)) + text
 
 
 class Record(NamedTuple):
-    """One trajectory: actions [T, B, ...], and what was seen after the last row (`digest`)."""
+    """One trajectory: actions [T, B, ...], and `digest` after the last row."""
 
     actions: Array
     seen: int
 
 
 def journal_path(folder: str | os.PathLike[str], group: int) -> Path:
-    """Return where the journal of a group of the run in `folder` lies."""
+    """Return the path of a group's journal in the run `folder`."""
     return Path(folder) / FOLDER / f"group-{group}"
 
 
 def digest(step: EnvStep | GameStep) -> int:
-    """Return a CRC-32 of what environments show: observations, and which of them open an episode."""
+    """Return a CRC-32 of an environment step: observations, and which of them start an episode."""
     found = zlib.crc32(np.ascontiguousarray(step.is_first).tobytes())
     for leaf in leaves(step.observation):
         found = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), found)
@@ -91,7 +92,7 @@ def digest(step: EnvStep | GameStep) -> int:
 
 
 class Journal:
-    """A journal that is read.
+    """A journal opened for reading.
 
     Raises:
       SnapshotError: it is missing, or not a journal.
@@ -160,11 +161,11 @@ def _spec(values: Any) -> ArraySpec:
 
 
 class JournalWriter:
-    """Appends a record per trajectory; a disk that does not want it ends the journal with a warning, never the run.
+    """Appends a record per trajectory; a disk error ends the journal with a warning, never the run.
 
     Args:
-      path: of the journal. header: what it is of. keep: records of an existing journal to go on after; None: start over.
-      max_bytes: size beyond which the journal is given up. on_warning: called with one line when it is.
+      path: of the journal. header: its header. keep: records of an existing journal to keep; None: start over.
+      max_bytes: size beyond which the journal is given up. on_warning: called with one line when it is given up.
     """
 
     def __init__(
@@ -193,11 +194,11 @@ class JournalWriter:
 
     @property
     def is_open(self) -> bool:
-        """Return whether it has not been given up."""
+        """Return whether the journal is still written."""
         return self._fd >= 0
 
     def append(self, actions: Array, seen: int) -> None:
-        """Write one trajectory: actions [T, B, ...], and `digest` of what was seen after its last row."""
+        """Write one trajectory: actions [T, B, ...], and `digest` after its last row."""
         if self._fd < 0:
             return
         body = actions.tobytes()
@@ -217,7 +218,7 @@ class JournalWriter:
         self._size += written
 
     def give_up(self, reason: str) -> None:
-        """Remove the journal, which can no longer lead to where its environments are, and say why."""
+        """Remove the journal, which no longer leads to the environments' state, and warn with the reason."""
         self.close()
         try:
             self._path.unlink(missing_ok=True)
@@ -236,10 +237,10 @@ class JournalWriter:
 
 
 class TaskJournal:
-    """The tasks that the environments of a journal were given.
+    """The tasks given to the environments of a journal.
 
     Args:
-      path: of the journal beside which they are. keep: steps of it that are played again; what was given later goes.
+      path: of the journal. keep: steps that are replayed; later tasks are dropped.
 
     Raises:
       SnapshotError: they cannot be read.
@@ -250,7 +251,7 @@ class TaskJournal:
         self._given: dict[int, dict[int, Any]] = {}
         try:
             text = self.path.read_text() if keep and self.path.exists() else ""
-            for line in text[: text.rfind("\n") + 1].splitlines():  # the last one may be half a line, of later steps
+            for line in text[: text.rfind("\n") + 1].splitlines():  # the last line may be half a line, of later steps
                 step, tasks = self._read(line)
                 if step < keep:
                     self._given.setdefault(step, {}).update(tasks)
@@ -263,24 +264,24 @@ class TaskJournal:
         return int(values["step"]), {int(slot): task for slot, task in values["tasks"].items()}
 
     def at(self, step: int) -> dict[int, Any]:
-        """Return the tasks that were given before a step."""
+        """Return the tasks that were set before a step."""
         return self._given.get(step, {})
 
     def begin(self) -> None:
-        """Write down what is kept; more is appended.
+        """Write the kept tasks to disk; later ones are appended.
 
         Raises:
-          OSError: the disk does not take it.
+          OSError: the write failed.
         """
         kept = dict(self._given)
         if kept or self.path.exists():
             self.path.write_text("".join(_line_of(step, tasks) for step, tasks in sorted(kept.items())))
 
     def append(self, step: int, tasks: Mapping[int, Any]) -> None:
-        """Keep tasks that are given before a step, and write them down.
+        """Keep tasks that are set before a step, and write them to disk.
 
         Raises:
-          OSError: the disk does not take it.
+          OSError: the write failed.
         """
         if step == 0:
             self._given[0] = self.at(0) | dict(tasks)

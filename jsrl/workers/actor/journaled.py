@@ -1,4 +1,4 @@
-"""Environments that keep a journal, and that begin where an earlier life of a deterministic run left them."""
+"""Environments that keep a journal, and continue where a deterministic run was interrupted."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | N
     if not e.snapshots.exact:
         return "snapshots.exact is off"
     if e.director is not None and e.max_policy_lag != 0:
-        return "actors may be ahead of the learner, in games that its snapshots do not hold (--max-policy-lag 0)"
+        return "actors may be ahead of the learner, in episodes that its snapshots do not cover (--max-policy-lag 0)"
     if e.env.on_fault == "restart-env":
-        return "journals do not hold which environments were rebuilt (--env.on-fault restart-env)"
+        return "journals do not record which environments were rebuilt (--env.on-fault restart-env)"
     if e.has_replay_workers:
         return "its replay workers draw ahead of the learner (--replay.kind device does not)"
     if e.order != "by_group":
@@ -47,8 +47,8 @@ class JournaledEnv:
     """A group's vector environment that keeps a journal.
 
     Args:
-      env: the environment, freshly seeded. path, header: of the journal. play: trajectories to play again before the first
-        row (0: none; a new journal is begun). max_bytes: of the journal.
+      env: the environment, freshly seeded. path, header: of the journal. play: trajectories to replay before the first
+        row (0: none; start a new journal). max_bytes: of the journal.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class JournaledEnv:
         self._reporter, self._max_bytes = reporter, max_bytes
         self._actions = np.zeros(header.actions.shape, to_dtype(header.actions.dtype))
         self._packed = action_bytes(env.spec, env.groups) if isinstance(env.spec, GameSpec) else None
-        self._row = self._steps = 0  # of the trajectory, and since the journal began
+        self._row = self._steps = 0  # of the trajectory, and since the start of the journal
         self._writer: JournalWriter | None = None
         self._tasks = TaskJournal(path, (play or 0) * header.num_rows)
-        self.goes_on = False  # its first row was shown by an earlier life
+        self.goes_on = False  # its first row was already written before the resume
 
     def reset(self) -> EnvStep | GameStep:
-        """Reset every slot; the first time, come to where an earlier life was.
+        """Reset every slot; the first time, replay the journal.
 
         Raises:
-          EnvironmentFault: playing the journal leads somewhere else.
+          EnvironmentFault: the replay ends in another state.
           SnapshotError: the journal is broken.
         """
         latest = self._env.reset()
@@ -95,7 +95,7 @@ class JournaledEnv:
         return latest
 
     def _written(self, write: Callable[..., None], *values: Any) -> None:
-        """Write tasks down; without them the journal leads nowhere."""
+        """Write tasks to the journal; give the journal up if that fails."""
         assert self._writer is not None
         try:
             write(*values)
@@ -103,7 +103,7 @@ class JournaledEnv:
             self._writer.give_up(str(error))
 
     def _play_again(self, latest: EnvStep | GameStep, count: int) -> EnvStep | GameStep:
-        self._reporter.stage(f"playing {count} trajectories of group {self._header.group} again")
+        self._reporter.stage(f"replaying {count} trajectories of group {self._header.group}")
         if first := self._tasks.at(0):
             self._env.set_tasks(first)
             latest = self._env.reset()
@@ -117,7 +117,7 @@ class JournaledEnv:
             if digest(latest) != record.seen:
                 raise EnvironmentFault(
                     f"environment {self._header.environment!r}, group {self._header.group}, cannot be continued exactly: "
-                    f"played the actions of trajectory {self._header.first + number} again, it shows something else than "
+                    f"replaying the actions of trajectory {self._header.first + number} gives other observations than "
                     "before. It is not deterministic given its seed (a clock, global random numbers, threads?), or another "
                     "version of it is installed. Continue with new episodes: --snapshots.exact false."
                 )
@@ -137,7 +137,7 @@ class JournaledEnv:
         return latest
 
     def __getattr__(self, name: str) -> Any:
-        """Return what takes tasks, where the environment does."""
+        """Return the environment's attribute; its `set_tasks` is wrapped if it has one."""
         if name == "set_tasks" and hasattr(self._env, name):
             return self._set_tasks
         raise AttributeError(f"{type(self).__name__} has no {name}")
@@ -148,7 +148,7 @@ class JournaledEnv:
             self._written(self._tasks.append, self._steps, tasks)
 
     def where(self) -> str:
-        """Return where the environment is, as far as it tells."""
+        """Return the environment's position, if it reports one."""
         return where(self._env)
 
     def _warn(self, text: str) -> None:
@@ -162,12 +162,12 @@ class JournaledEnv:
 
 
 def where(env: Any) -> str:
-    """Return which slot of a vector is stepping and where in its life it is; empty where it does not tell."""
+    """Return which slot of a vector is stepping and its position in the episode; empty if it reports none."""
     return env.where() if hasattr(env, "spec") and callable(getattr(env, "where", None)) else ""
 
 
 def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
-    """Return a group's environment with its journal, where the run of a job can be continued exactly, or as it is."""
+    """Return a group's environment: with its journal if the job's run can be continued exactly, else unchanged."""
     e, first = job.experiment, job.start_point.updates // job.experiment.updates_per_batch
     path = journal_path(job.folder, group)
     obstacle = exact_obstacle(e, has_core=job.schemas.act.core != ())
@@ -178,7 +178,7 @@ def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
                 "Training goes on; a resume will begin new episodes instead of continuing these exactly."
             )
             reporter.event("warning", text, once="journals")
-        path.unlink(missing_ok=True)  # it would not lead to where these environments are
+        path.unlink(missing_ok=True)  # it would not lead to the state of these environments
         return env
     action = _action_spec(env)
     header = JournalHeader(str(e.env.id), group, env.num_envs, e.rollout_length, action, first, job.start_point.epoch)
@@ -191,7 +191,7 @@ def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
 
 
 def _action_spec(env: Any) -> ArraySpec:
-    """Return the spec of what a journal keeps of one environment's actions."""
+    """Return the spec of one environment's actions in a journal."""
     if isinstance(env.spec, GameSpec):
         return action_bytes(env.spec, env.groups).spec
     return env.spec.action.array if env.spec.num_agents is None else env.spec.action.array.batched(env.spec.num_agents)
@@ -210,7 +210,7 @@ class ActionBytes:
         return np.concatenate([part.reshape(len(part), -1).view(np.uint8) for part in parts], axis=1)
 
     def split(self, joined: Array) -> dict[str, Array]:
-        """Return group -> actions, of what `join` returned."""
+        """Return group -> actions from the bytes of `join`."""
         found, at = {}, 0
         for group, spec in self._specs.items():
             part = np.ascontiguousarray(joined[:, at : at + spec.size_bytes]).view(to_dtype(spec.dtype))
@@ -220,15 +220,15 @@ class ActionBytes:
 
 
 def action_bytes(spec: GameSpec, groups: Mapping[str, tuple[str, ...]]) -> ActionBytes:
-    """Return how the actions of a game's groups of seats are kept."""
+    """Return the byte layout of the actions of a game's groups of seats."""
     return ActionBytes({group: spec.view(names).action.array.batched(len(names)) for group, names in groups.items()})
 
 
 def header_as(header: JournalHeader, written: JournalHeader) -> JournalHeader:
-    """Return the header that an earlier life wrote, where it is of the same group of the same environment.
+    """Return the header that an earlier start of the run wrote, if it is of the same group of the same environment.
 
     Raises:
-      SnapshotError: it is not; says what differs.
+      SnapshotError: it is not; the message says what differs.
     """
     for name in ("environment", "group", "group_size", "num_rows", "action"):
         ours, theirs = getattr(header, name), getattr(written, name)

@@ -1,4 +1,4 @@
-"""Actors: what is known of them without loading them."""
+"""Actors: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jsrl.workers.kinds import CRASHES, Headline, Kind, Port
 
 
 def loads_jax(worker: Any) -> bool:
-    """Return whether an actor acts by itself, for some policy."""
+    """Return whether an actor acts itself for some policy."""
     return any(one.has("params") for one in (worker, *getattr(worker, "others", ())))
 
 
 def check_acting(worker: Any) -> None:
-    """Refuse an actor that has no actions for a policy, or two sources of them."""
+    """Refuse an actor with no source of actions for a policy, or with two."""
     ports = Counter(link.port for link in worker.links)
     if ports["inference"] + ports["params"] != ports["samples"]:
         raise ConfigError(
@@ -29,14 +29,14 @@ def check_acting(worker: Any) -> None:
 
 
 def least_restarts(experiment: Experiment) -> int:
-    """Return the environment faults that a new actor may repair."""
+    """Return how many environment faults a new actor may repair."""
     return experiment.env.fault_limit if experiment.env.on_fault == "restart-actor" else 0
 
 
 def may_restart(job: Job, status: int | None, error: str | None) -> bool:
-    """Return False where an environment ended the actor and `env.on_fault` is `stop`.
+    """Return False if an environment fault ended the actor and `env.on_fault` is `stop`.
 
-    A signal from elsewhere (SIGKILL, SIGTERM) is no fault of an environment.
+    A signal from elsewhere (SIGKILL, SIGTERM) is no environment fault.
     """
     if job.experiment.env.on_fault != "stop":
         return True

@@ -1,4 +1,4 @@
-"""The policies of an actor: how each acts in the actor's environments, and where its rows go. Imports no jax."""
+"""The policies of an actor: how each acts in the environments, and where its rows go. Imports no jax."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from jsrl.workers.actor.streams import ActorStreams
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """What an actor has to know of a policy.
+    """Settings of one policy in an actor.
 
     Attributes:
-      number: by which requests ask for it. view: of the seats that it plays; None: the environments have one agent.
-      max_lag: how old the params of trajectory n may be, in updates (None: any). start_updates: where the run stands.
-      updates_per_batch: made with one batch. total_updates: after which it is done, and acts with its last params for as long
-        as others that play beside it are trained.
+      number: of the policy in requests. view: of its seats; None: the environments have one agent.
+      max_lag: most updates by which the params of trajectory n may be old (None: any). start_updates: updates at this
+      start of the
+        run. updates_per_batch: updates made with one batch. total_updates: the policy's end; it then acts with its last params
+        while other policies in its environments are still trained.
     """
 
     number: int = 0
@@ -37,11 +38,11 @@ class PolicySettings:
 
     @property
     def begun(self) -> int:
-        """Return how many trajectories of each group the run had when this life began."""
+        """Return how many trajectories of each group existed when this process started."""
         return self.start_updates // self.updates_per_batch
 
     def min_updates(self, trajectory: int | None) -> int:
-        """Trajectory n waits for the params that its batch may be at most `max_lag` updates ahead of."""
+        """Return the updates that params for trajectory n must have: its batch is at most `max_lag` updates ahead of them."""
         if self.max_lag is None:
             return -1
         if trajectory is None:
@@ -54,7 +55,7 @@ class ActingPolicy:
 
     Args:
       settings: of the policy. connect: group sizes -> (inference client, sample producer), called when the environments
-        exist. streams: how both are taken up again when the other end was replaced; None: their end is the actor's.
+        exist. streams: reconnects both after the other end was replaced; None: the actor ends with them.
     """
 
     def __init__(
@@ -67,25 +68,25 @@ class ActingPolicy:
         self.is_open = False
 
     def open(self, group_sizes: dict[int, int]) -> None:
-        """Connect; group -> its environments."""
+        """Connect; `group_sizes`: group -> its number of environments."""
         self.client, self.producer = self._connect(group_sizes)
         self.is_open = True
 
     def part(self, step: EnvStep | GameStep) -> EnvStep:
-        """Return the part of a step of the environments that this policy sees."""
+        """Return this policy's part of an environment step."""
         return part_of(self.settings.view, step)
 
     def is_outdated(self, reply: Reply) -> bool:
-        """Return whether a first trajectory would begin with params of a learner that was replaced."""
+        """Return whether a first trajectory would start with params of a replaced learner."""
         return self.streams is not None and int(np.min(version_epoch(reply.version))) < self.streams.epoch
 
     def check(self) -> None:
-        """See whether the other ends still live. Raises StreamClosed."""
+        """Check that the other ends are alive. Raises StreamClosed."""
         if self.streams is not None:
             self.streams.check()
 
     def close(self, lost: str) -> None:
-        """Leave the streams; `lost`: why the reader of its rows is gone, where it is."""
+        """Close the streams; `lost`: why the reader of its rows is gone, else empty."""
         if self.is_open:
             if lost:
                 self.producer.lose(lost)
@@ -95,15 +96,15 @@ class ActingPolicy:
 
 @dataclass
 class PolicyRows:
-    """The rows of one policy in one group of environments, on their way through a trajectory.
+    """The rows of one policy in one group of environments: its open trajectory.
 
     Attributes:
-      policy: whose. group: number of the group. latest: the policy's part of what the environments returned last.
-      trajectory: number of the trajectory that is being written (None: not known yet).
-      made: trajectories committed to the consumer of now. sequence: of the trajectory that is being written, in this life of
-        the actor. block: the room for the next. observation, extras, state: its leaves.
-      reply: the actions of the row that comes next, once they are there.
-      cast: who plays the seats, where a director says so.
+      policy: of the rows. group: number of the group. latest: the policy's part of the environments' last step.
+      trajectory: number of the open trajectory (None: not known yet).
+      made: trajectories committed to the current consumer. sequence: number of the open trajectory, counted by this
+        process. block: memory of the open trajectory. observation, extras, state: its leaves.
+      reply: the actions of the next row, once they have arrived.
+      cast: which player plays each seat, if a director assigns them.
     """
 
     policy: ActingPolicy
@@ -121,14 +122,14 @@ class PolicyRows:
     cast: Cast | None = None
 
     def ask(self, row: int, num_rows: int) -> None:
-        """Ask for the actions of a row of the trajectory."""
+        """Request the actions of a row of the trajectory."""
         settings = self.policy.settings
         number = settings.begun if self.trajectory is None else self.trajectory
         request = Request(
             observation=self.latest.observation,
             is_first=self.latest.is_first,
             min_updates=settings.min_updates(self.trajectory),
-            step=number * num_rows + row,  # of the row in the whole run, resumes included: it makes the row's key
+            step=number * num_rows + row,  # of the row in the whole run, resumes included: the row's key depends on it
             wants_core=row == 0,
             policy=settings.number,
             version=LATEST_VERSION if self.cast is None else self.cast.asked(self.latest.acts),
@@ -136,7 +137,7 @@ class PolicyRows:
         self.policy.client.send(self.group, request)
 
     def make_room(self, timeout_s: float) -> bool:
-        """See that there is a block; its row 0 is the observation that the last trajectory ended with."""
+        """Reserve a block if there is none; its row 0 is the last trajectory's final observation."""
         if self.block is not None:
             return True
         try:
@@ -151,7 +152,7 @@ class PolicyRows:
         return True
 
     def write_decision(self, row: int) -> Array:
-        """Write what was decided for a row; return its actions as the environments' own."""
+        """Write the actions of a row; return them as arrays that the environments may keep."""
         assert self.block is not None and self.reply is not None
         rows, reply = self.block.trajectory, self.reply
         self.reply = None
@@ -166,7 +167,7 @@ class PolicyRows:
 
     def _begin(self, reply: Reply) -> None:
         assert self.block is not None
-        kept = leaves(self.block.trajectory.core)  # none where only acting reads the core
+        kept = leaves(self.block.trajectory.core)  # empty if only acting reads the core
         for target, source in zip(kept, leaves(reply.core) if kept else (), strict=True):
             target[...] = source
         if self.trajectory is None:
@@ -174,7 +175,7 @@ class PolicyRows:
             self.trajectory = updates // self.policy.settings.updates_per_batch
 
     def write_outcome(self, row: int, step: EnvStep | GameStep) -> None:
-        """Write what came of a row, and the observation of the one after it."""
+        """Write the outcome of a row, and the observation of the next row."""
         assert self.block is not None
         self.latest = self.policy.part(step)
         self.block.trajectory.reward[row] = self.latest.reward
@@ -182,7 +183,7 @@ class PolicyRows:
         self.write_observation(row + 1)
 
     def write_observation(self, row: int) -> None:
-        """Write the observation that opens a row, and who acts on it."""
+        """Write the observation of a row, and which agents act on it."""
         assert self.block is not None
         for target, source in zip(self.observation, leaves(self.latest.observation), strict=True):
             target[row] = source
@@ -203,9 +204,9 @@ class PolicyRows:
         self.trajectory += 1
 
     def abandon(self) -> None:
-        """Give the open trajectory's room back, and discard the reply that would have continued it.
+        """Return the open trajectory's block, and discard the reply that would have continued it.
 
-        The next one does not follow the last: a number is left out.
+        The next trajectory does not follow the last one: its number skips one.
         """
         self.sequence += 1
         if self.block is not None:
@@ -214,6 +215,6 @@ class PolicyRows:
 
 
 def write_version(row: Array, version: Array | int) -> None:
-    """Write the version of a reply, one for all, [B] or [B, N], into a row [B] or [B, N]."""
+    """Write the version of a reply (a scalar, [B] or [B, N]) into a row [B] or [B, N]."""
     given = np.asarray(version)
     row[...] = spread(given, row)

@@ -1,7 +1,7 @@
-"""Recording: a copy of each trajectory that an actor commits goes to disk, from a thread, in bounded memory.
+"""Recording: a thread writes a copy of each committed trajectory to disk, in bounded memory.
 
-The copies lie in a fixed number of buffers. Where the disk does not keep up and all are full, a trajectory is not recorded:
-that is counted and said, and neither actor nor learner waits (`wait`, for tools that record and do not train, waits).
+The copies use a fixed number of buffers. If the disk is too slow and all buffers are full, a trajectory is not recorded; this
+is counted and logged, and neither actor nor learner waits (`wait`: it waits, for tools that record and do not train).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MIN_BUFFERS, MAX_BUFFERS = 4, 4096
 
 
 class RecordingWriter:
-    """Writes trajectories to a folder's files, one file at a time.
+    """Writes trajectories to files of a folder, one file at a time.
 
     Args:
-      folder: of the recording, where its manifest lies. name: of the worker. spec: schema of a trajectory.
-      recorder: counts `recorded` and `recording_dropped`. warn: told once of each reason for dropping.
-      limit_bytes: write no more than this. wait: for a buffer, instead of dropping.
+      folder: of the recording and its manifest. name: of the worker. spec: schema of a trajectory.
+      recorder: counts `recorded` and `recording_dropped`. warn: called once per reason for dropping.
+      limit_bytes: most bytes to write. wait: wait for a buffer instead of dropping.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class RecordingWriter:
         self._filled: queue.SimpleQueue[tuple[int, int, Trajectory] | None] = queue.SimpleQueue()
         self._stopped, self._told = "", set[str]()
         self._written_bytes = self._written_files = 0
-        self._lost = self._lost_counted = 0  # copies that the disk did not take; only the thread writes the first
+        self._lost = self._lost_counted = 0  # copies that the disk refused; only the thread writes the first
         self.recorded = self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
 
     def copy(self, trajectory: Trajectory) -> Trajectory | None:
-        """Return a copy in one of the buffers, to be given to `put`; None where the trajectory is not recorded."""
+        """Return a copy in one of the buffers, for `put`; None: the trajectory is not recorded."""
         buffer = None if self._stopped else self._take()
         self._count_dropped(self._lost - self._lost_counted)
         if buffer is None:
@@ -79,7 +79,7 @@ class RecordingWriter:
         return buffer
 
     def put(self, entry: Entry, copied: Trajectory | None) -> None:
-        """Hand a copy over to be written."""
+        """Pass a copy to the writing thread."""
         if copied is not None:
             self.recorded += 1
             self._recorder.count("recorded")
@@ -126,7 +126,7 @@ class RecordingWriter:
                 self._write(pending)
 
     def _write(self, pending: list[tuple[int, int, Trajectory]]) -> None:
-        """Write what is pending as one file and give its buffers back."""
+        """Write the pending trajectories as one file and free their buffers."""
         if pending and not self._stopped:
             path = self._folder / f"{self._stem}-{self._written_files:06d}.npz"
             try:
@@ -145,7 +145,7 @@ class RecordingWriter:
         pending.clear()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what is left, and end the thread."""
+        """Write the remaining trajectories, and end the thread."""
         self._filled.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -154,7 +154,7 @@ class RecordingWriter:
 
     @property
     def summary(self) -> str:
-        """Return what was written, in a line."""
+        """Return a line that says how much was written."""
         kept = self.recorded - self._lost
         return (
             f"recorded {kept} trajectories to {self._folder}: {self._written_files} file(s), "
@@ -163,7 +163,7 @@ class RecordingWriter:
 
 
 def recording_writer(job: Job, recorder: Recorder, reporter: Reporter) -> RecordingWriter | None:
-    """Return the writer of an actor's trajectories, where the experiment wants them recorded; only serial runs wait for it."""
+    """Return the writer of an actor's recording, None if none is wanted; only serial runs wait for it."""
     e = job.experiment
     if e.record is None:
         return None

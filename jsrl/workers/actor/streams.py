@@ -1,4 +1,4 @@
-"""An actor's two streams: connected when its environments exist, taken up again when another worker was replaced."""
+"""An actor's two streams: connected when its environments exist, reconnected when another worker was replaced."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from jsrl.workers.peers import (
 
 
 class ActorStreams:
-    """The ends of an actor's streams, and who lives at the other ends.
+    """The ends of an actor's streams, and the workers at the other ends.
 
     Args:
-      job: the actor's. recorder: whose phases an actor that acts itself is told.
+      job: the actor's. recorder: records the phases of an actor that acts itself.
 
     Attributes:
-      epoch: of the learner that trajectories go to; params of an earlier one begin no trajectory.
-      patience_s: how long peers that are who they were may refuse this worker.
-      new_consumer: whether another life of a reader of `samples` was found; the code that handles it resets it.
+      epoch: of the learner that gets the trajectories; params of an earlier epoch start no trajectory.
+      patience_s: how long unchanged peers may refuse this worker.
+      new_consumer: whether a new incarnation of a reader of `samples` was found; the code that handles it resets it.
     """
 
     def __init__(self, job: Job, recorder: Recorder) -> None:
@@ -50,18 +50,18 @@ class ActorStreams:
         if not job.experiment.actor.rows_in_place:
             self._producer = CopyingProducer(self._writer, job.schemas.trajectory)
         self._server: FailoverPeer | None = None  # None: the actor acts itself
-        self._renewed = False  # the producer was taken up again, the client not yet
+        self._renewed = False  # the producer has been reconnected, the client not yet
         self._patience, self.patience_s = BriefRetry(), REFUSED_S
         self._look_at_s = 0.0
         self._present: list[Registration] = []
 
     @property
     def with_whom(self) -> str:
-        """Return words for which of several servers acts for this actor."""
+        """Return text that names which of several servers acts for this actor."""
         return f" with {self._server.known.name.partition('.')[2]}" if self._server is not None else ""
 
     def open(self, group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
-        """Return both ends, waiting for their peers to come up; group -> its environments."""
+        """Return both ends, waiting for their peers to come up; `group_sizes`: group -> its number of environments."""
         job = self._job
         self._group_sizes = group_sizes
         self._writer.open()
@@ -72,7 +72,7 @@ class ActorStreams:
             self._client = inline_client(job, group_sizes, self._recorder.phases)
         else:
             servers = names_of_peers(job.end("inference"))
-            # At the start of a run each actor waits for its own server, which is on its way.
+            # At the start of a run each actor waits for its own server, which is still starting.
             present = first_present(job.names, servers) if job.incarnation else None
             self._server = FailoverPeer(job.names, servers, present or job.find(servers[0]))
             self._peers.append(self._server)
@@ -86,23 +86,23 @@ class ActorStreams:
         return connect_inference(found.address, job.schemas.act, job.producer, sizes, timeout_s, keys=keys, check=check)
 
     def check(self) -> None:
-        """Look whether the other ends live, when nothing has come for a while. Raises StreamClosed."""
+        """Check that the other ends are alive, when nothing has arrived for a while. Raises StreamClosed."""
         for peer in self._peers:
             peer.check()
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + LOOK_S
-            if self._writer.read_epoch() > self.epoch:  # told by the workers between this actor and the learner
+            if self._writer.read_epoch() > self.epoch:  # set by the workers between this actor and the learner
                 self._renewed = self.new_consumer = True
-                raise StreamClosed("another life of the learner trains what this actor sends.")
+                raise StreamClosed("a restarted learner now trains on this actor's samples.")
 
     def check_home(self) -> None:
-        """Look whether the own server is back while another stands in for it. Raises StreamClosed where it is."""
+        """While a substitute server acts, check whether the own server is back. Raises StreamClosed if it is."""
         if self._server is not None and self._server.is_away:
             self._server.check()
 
     def look(self, timeout_s: float) -> bool | None:
-        """Return whether the peers changed since they were lost; None: one of them is away, and may come back."""
+        """Return whether the peers changed since the streams were lost; None: one of them is away and may come back."""
         if self._server is not None and self._server.is_elsewhere and self._client_broke():
             self._server.suspect()
             self.patience_s = ELSEWHERE_S
@@ -115,7 +115,7 @@ class ActorStreams:
 
     def _client_broke(self) -> bool:
         try:
-            self._client.receive(0.0)  # what is on its way is asked again in any case
+            self._client.receive(0.0)  # a pending reply is requested again in any case
         except StreamClosed:
             return True
         except (StreamTimeout, UnknownPolicy):
@@ -123,17 +123,17 @@ class ActorStreams:
         return False
 
     def wait(self, error: StreamClosed, limit_s: float) -> None:
-        """Wait a moment for peers that are who they were, up to a limit in all.
+        """Wait briefly for unchanged peers, for at most `limit_s` in total.
 
         Raises:
-          StreamClosed: they do not take this worker back; `error` is why it lost them.
+          StreamClosed: they still refuse this worker; `error` is why the streams were lost.
         """
         self._patience.pause(error, limit_s)
 
     def renew(self) -> tuple[InferenceClient, SampleProducer] | None:
-        """Return both ends, taken up again with the peers that `look` found; None: not yet, look again.
+        """Return both ends, reconnected to the peers that `look` found; None: not ready, call `look` again.
 
-        The client is always reconnected, so that no request of before is answered.
+        The client is always reconnected, so that no earlier request is answered.
         """
         try:
             return self._take_up(self._present)

@@ -1,4 +1,4 @@
-"""The actor: steps groups of environments, asks for actions, writes trajectories in place. Never imports jax.
+"""The actor: steps groups of environments, requests actions, writes trajectories in place. Never imports jax.
 
 The groups of one actor are its environment ring: one steps while the others wait for their actions.
 """
@@ -30,16 +30,16 @@ from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.base import Reporter
 
-SHORT_WAIT_S = 0.002  # for one policy, while another's actions may come
-OUTDATED_S = 0.01  # between questions while params of the new learner are on their way
+SHORT_WAIT_S = 0.002  # timeout for one policy, while another's actions may arrive
+OUTDATED_S = 0.01  # between retries while params of the new learner are on their way
 
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """What an actor has to know beside its policies: T rows, and how long anything may take.
+    """Settings of an actor besides its policies: T rows, and timeouts.
 
-    `environment` is what messages call the environment. `most_ahead`: trajectories by which a group may be ahead of another
-    where batches take one of every group (None: any number).
+    `environment`: its name, for messages. `most_ahead`: trajectories by which a group may be ahead of another
+    if batches take one of every group (None: any number).
     """
 
     num_rows: int
@@ -56,7 +56,7 @@ class Actor:
     Args:
       name: `actor-0`. environments: group number -> the function that makes its vector environment.
       policies: that act in them, with their streams: one, or several where the environments have seats.
-      writer: of the recording, where one is made (of the first policy).
+      writer: of the recording of the first policy; None: no recording.
       assignments: of a director; None: the newest params play every seat.
     """
 
@@ -74,7 +74,7 @@ class Actor:
         self.name, self._settings, self._reporter = name, settings, reporter
         self._policies, self._writer, self._assignments = list(policies), writer, assignments
         self._lost: StreamClosed | None = None
-        self._to_renew: list[ActingPolicy] = []  # whose streams are lost
+        self._to_renew: list[ActingPolicy] = []  # policies whose streams are lost
         self._environments = environments
         self._groups: dict[int, Group] = {}
         self._returns: deque[float] = deque(maxlen=100)
@@ -85,7 +85,7 @@ class Actor:
         self._counts = {"env_steps": 0, "episodes": 0, "trajectories": 0}
 
     def setup(self) -> None:
-        """Make and reset the environments, connect, and ask for the first actions."""
+        """Make and reset the environments, connect, and request the first actions."""
         self._reporter.stage("making environments")
         for number, make_vector in self._environments.items():
             with self._watched(self._named("making", number) + ",", number):
@@ -102,7 +102,7 @@ class Actor:
             self._begin(group)
 
     def _join(self, group: Group) -> None:
-        """Let a director say who plays in a group."""
+        """Let a director assign the players of a group."""
         if self._assignments is not None:
             step = group.step(self._settings.num_rows)
             casts = self._assignments.join(group.number, group.env.spec, group.env.num_envs, step)
@@ -112,17 +112,17 @@ class Actor:
             group.shared = len(groups) < len(self._policies)
 
     def _begin(self, group: Group) -> None:
-        """Ask for a group's next actions, once all its slots know who plays what."""
+        """Request a group's next actions, once all its slots have their players."""
         if self._assignments is None:
             group.ask(self._settings.num_rows)
         elif not self._assignments.is_ready(group.number):
             group.park()
         else:
-            over = {episode.slot for episode in group.latest.episodes}  # in the last row of an earlier life
+            over = {episode.slot for episode in group.latest.episodes}  # in the last row before a resume
             slots = [slot for slot in range(group.env.num_envs) if slot not in over]
             tasks = self._assignments.tasks(group.number, slots)
             goes_on = getattr(group.env, "goes_on", False)
-            if tasks and group.latest.is_first.all() and not goes_on:  # it was reset before they were known
+            if tasks and group.latest.is_first.all() and not goes_on:  # it was reset before its tasks were known
                 self._set_tasks(group, tasks)
                 self._reset(group)
             self._assignments.opened(group.number, slots)
@@ -147,7 +147,7 @@ class Actor:
 
     @contextlib.contextmanager
     def _watched(self, activity: object, number: int) -> Iterator[None]:
-        """Have the control road watch that the environment returns in time; name it in what it raises."""
+        """Have the control thread watch that the environment returns in time; name the environment in exceptions."""
         self._reporter.entering(activity, self._settings.step_deadline_s)
         try:
             yield
@@ -167,7 +167,7 @@ class Actor:
         return made
 
     def _lose(self, error: StreamClosed) -> int:
-        """Give up the open trajectories; the streams of all policies are taken up again in the next steps."""
+        """Discard the open trajectories; the next steps reconnect the streams of all policies."""
         if self._lost is not None or any(policy.streams is None for policy in self._policies):
             raise error
         self._lost, self._to_renew = error, list(self._policies)
@@ -176,7 +176,7 @@ class Actor:
         return 0
 
     def _take_up(self, lost: StreamClosed) -> int:
-        """Go on with the other ends' next lives, in new episodes: what their cores had seen is gone."""
+        """Continue with the restarted peers, in new episodes: the cores at the old peers are lost."""
         self._phases.enter("wait_inference")
         if not self._renew(lost):
             return 0
@@ -186,7 +186,7 @@ class Actor:
             for rows in group.rows:
                 if rows.policy.streams is not None and rows.policy.streams.new_consumer:
                     rows.made = 0
-                    rows.trajectory = None  # its updates may be fewer than those that trajectories were numbered by
+                    rows.trajectory = None  # it may have fewer updates than the trajectory numbers assume
             self._begin(group)
         for policy in self._policies:
             assert policy.streams is not None
@@ -195,7 +195,7 @@ class Actor:
         return 0
 
     def _renew(self, lost: StreamClosed) -> bool:
-        """Take up the streams of all policies, once the peers of one have changed; return whether that is done."""
+        """Reconnect the streams of all policies, once a peer has changed; return whether all are connected."""
         streams = [(policy, policy.streams) for policy in self._to_renew if policy.streams is not None]
         looks = [found.look(self._settings.poll_s) for _, found in streams]
         if None in looks:
@@ -211,7 +211,7 @@ class Actor:
         return not self._to_renew
 
     def _take_seats(self) -> bool:
-        """Begin with groups whose slots know now who plays; return whether some group does not wait for that."""
+        """Start the groups whose slots have got their players; return whether any group can be stepped."""
         assert self._assignments is not None
         self._assignments.tell()
         for group in self._groups.values():
@@ -224,7 +224,7 @@ class Actor:
         return any(self._knows_its_players(group) for group in self._groups.values())
 
     def _knows_its_players(self, group: Group) -> bool:
-        """Return whether a group can be stepped: slots whose episode is over know what they play next."""
+        """Return whether a group can be stepped: every slot whose episode is over has its next players."""
         if self._assignments is None:
             return True
         return not (group.parked or group.held) and self._assignments.is_ready(group.number)
@@ -252,7 +252,7 @@ class Actor:
         return self._advance(answered) if ready and self._make_room(answered, 0.0) else 0
 
     def _receive(self) -> Group | None:
-        """Take the next actions of a policy that still owes some; return the group that they are for."""
+        """Take the next actions of a policy that still owes some; return their group."""
         poll_s = self._settings.poll_s
         if self._assignments is not None and self._assignments.waits:
             poll_s = min(poll_s, SHORT_WAIT_S)
@@ -265,7 +265,7 @@ class Actor:
         for place in owing:
             if (group := self._receive_of(place, 0.0)) is not None:
                 return group
-        # One wait for all streams is not to be had: wait shortly for a policy that the group nearest to its step lacks.
+        # One wait cannot cover all streams: wait shortly for a policy that the group nearest to its step lacks.
         nearest = min((g for g in self._groups.values() if g.missing), key=lambda g: g.missing)
         place = next(i for i, rows in enumerate(nearest.rows) if rows.reply is None)
         group = self._receive_of(place, min(poll_s, SHORT_WAIT_S))
@@ -274,7 +274,7 @@ class Actor:
         return group
 
     def _receive_of(self, place: int, timeout_s: float) -> Group | None:
-        """Take the next actions of one policy; return the group that they are for, None: they did not come in time."""
+        """Take the next actions of one policy; return their group, None: they did not arrive in time."""
         policy = self._policies[place]
         try:
             number, reply = policy.client.receive(timeout_s)
@@ -292,15 +292,15 @@ class Actor:
         return group
 
     def _check_peers(self) -> None:
-        """Nothing came: see whether the other ends still live. Raises StreamClosed."""
+        """Nothing arrived: check that the other ends are alive. Raises StreamClosed."""
         if self._settings.poll_s > 0:
             for policy in self._policies:
                 policy.check()
 
     def _make_room(self, group: Group, timeout_s: float) -> bool:
-        """See that every policy has a block for the group.
+        """Reserve a block for the group at every policy.
 
-        The blocks are everybody's: one group far ahead would take all, and the batch waits for another that has none.
+        All groups share the blocks: one group far ahead would take all, and the batch would wait for a group without a block.
         """
         for place, rows in enumerate(group.rows):
             if rows.block is not None:
@@ -315,10 +315,10 @@ class Actor:
         return True
 
     def _advance(self, group: Group) -> int:
-        """Write row t's decisions, step the environments, write what came of it and the observations of row t+1."""
+        """Write row t's actions, step the environments, write the outcome and the observations of row t+1."""
         decisions, t = group.write_decisions(), group.row
         if self._assignments is not None:
-            over = [episode.slot for episode in group.latest.episodes]  # which this step resets
+            over = [episode.slot for episode in group.latest.episodes]  # slots that this step resets
             if tasks := self._assignments.tasks(group.number, over):
                 self._set_tasks(group, tasks)
         self._step_environments(group, decisions)
@@ -341,7 +341,7 @@ class Actor:
         return group.env.num_envs
 
     def _complete(self, group: Group) -> None:
-        """Hand a full trajectory over, and ask for the next actions."""
+        """Commit a full trajectory, and request the next actions."""
         if group.row == self._settings.num_rows:
             self._commit(group)
         group.ask(self._settings.num_rows)
@@ -368,7 +368,7 @@ class Actor:
         return foreign(where, error)
 
     def _named(self, what: str, number: int) -> str:
-        """Return what the control road says of an environment that does not return in time."""
+        """Return the control thread's text about an environment that does not return in time."""
         return f"{self.name}: {what} of environment {self._settings.environment!r}, group {number}"
 
     def _commit(self, group: Group) -> None:
@@ -412,7 +412,7 @@ class Actor:
             self._assignments.take(leases, facts["life"], facts["sent"], slots)
 
     def close(self) -> dict[str, Any]:
-        """Abandon open trajectories, leave the streams, close the environments."""
+        """Discard open trajectories, close the streams and the environments."""
         for group in self._groups.values():
             group.abandon()
         for policy in self._policies:

@@ -42,7 +42,7 @@ def make_opponents(job: Job) -> list[Opponent]:
     """Return the opponents of a job's evaluator.
 
     Raises:
-      ConfigError, SnapshotError: one of another run cannot be loaded.
+      ConfigError, SnapshotError: an opponent from another run cannot be loaded.
     """
     of_group: dict[str, Job] = {}
     for part in job.by_policy:

@@ -1,4 +1,4 @@
-"""Evaluators: what is known of them without loading them."""
+"""Evaluators: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METRICS = (
     Metric("win_rate_low", "lower end of its 95% interval", "0-1", "near win_rate"),
     Metric("win_rate_high", "upper end of its 95% interval", "0-1", "near win_rate"),
     Metric("draw_rate", "share of games that were drawn", "0-1", "depends"),
-    Metric("opponents", "opponents that were there; later ones are still to be frozen", "count", "all named ones"),
+    Metric("opponents", "opponents available so far; others are frozen later", "count", "all named ones"),
     Metric("sampled_win_rate", "the same when the policy samples its actions as well", "0-1", "rises"),
     Metric("sampled_win_rate_low", "lower end of its 95% interval", "0-1", "near sampled_win_rate"),
     Metric("sampled_win_rate_high", "upper end of its 95% interval", "0-1", "near sampled_win_rate"),
@@ -67,10 +67,10 @@ METRICS = (
 
 
 def final(experiment: Experiment, reason: str) -> dict[str, Any] | None:
-    """Return which params to score finally, where that is wanted."""
+    """Return which params the final evaluation scores; None: there is no final evaluation."""
     if experiment.evaluator.final_episodes < 1:
         return None
-    several = len(experiment.policies) > 1  # whose newest params have reached their goals together
+    several = len(experiment.policies) > 1  # then the newest params reached their goals together
     return {"which": "best" if reason == "stop_at_return" and not several else "latest"}
 
 

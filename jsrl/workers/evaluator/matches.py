@@ -21,14 +21,14 @@ from jsrl.workers.play import Seated
 
 
 class ScoreOfMatches:
-    """What the matches of one snapshot brought."""
+    """Results of the matches of one snapshot."""
 
     def __init__(self, version: int) -> None:
         self.version = version
         self.matches: list[MatchScore] = []
 
     def facts(self) -> dict[str, Any]:
-        """Return the win rate over all opponents with its 95% interval, and return, length and games as of any evaluation."""
+        """Return the win rate over all opponents with its 95% interval, and return, length and number of games."""
         games = [game for match in self.matches for game in match.games]
         points, returns = sum(game.points for game in games), np.array([game.home_return for game in games])
         low, high = win_rate_interval(points, len(games))
@@ -48,7 +48,7 @@ class ScoreOfMatches:
         }
 
     def by_opponent(self) -> dict[str, float]:
-        """Return the win rate against each opponent, as a metric's name says it."""
+        """Return the win rate against each opponent, by metric name."""
         return {
             f"win_rate_{re.sub('[^a-zA-Z0-9_.-]', '_', match.away)}": match.points / len(match.games)
             for match in self.matches
@@ -59,7 +59,7 @@ class Matches:
     """Matches of one snapshot against some opponents, in bounded steps; see jsrl.workers.play.Play.
 
     Args:
-      policies: that play the seats of the run, the scored one first. episodes: games against each opponent.
+      policies: play the seats of the run, the scored one first. episodes: games against each opponent.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Matches:
         ]
 
     def advance(self, budget_s: float) -> bool:
-        """Play until all matches are over (True) or the time is up (False)."""
+        """Play until all matches are over (True) or the time budget is used (False)."""
         if self._matches[0].advance(budget_s):
             self.score.matches.append(self._matches.pop(0).score)
         return not self._matches

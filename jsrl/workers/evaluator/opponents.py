@@ -1,4 +1,4 @@
-"""The opponents of an evaluator: frozen players of its own run, as soon as they are frozen, and players of other runs."""
+"""The opponents of an evaluator: frozen players of its own run, once they are frozen, and players of other runs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jsrl.workers.acting import Engine, GroupSlots
 
 
 class Opponent(Protocol):
-    """Somebody to play against."""
+    """An opponent of the evaluated policy."""
 
     name: str
 
     def contestant(self, slots: int) -> Contestant | None:
-        """Return it for matches in so many slots; None: it is not there yet."""
+        """Return the contestant for matches in `slots` slots; None: it does not exist yet."""
         ...
 
 
 class Acting:
-    """An engine as a match asks it: it counts its own steps, by which random numbers differ."""
+    """An engine as a match calls it: it counts its own steps, on which random numbers depend."""
 
     def __init__(self, engine: Engine, slots: int) -> None:
         self.engine, self._step = engine, 0
@@ -42,7 +42,7 @@ class Acting:
 
 @dataclass(frozen=True)
 class FrozenPolicy:
-    """A policy of the run whose frozen versions may be opponents: its store, and what acts with their params."""
+    """A policy of the run whose frozen versions may be opponents: its store, and the engine for their params."""
 
     store: PlayerStore
     agent: Agent
@@ -53,7 +53,7 @@ class FrozenPolicy:
 
 @dataclass
 class FrozenOpponent:
-    """Those of a run's policies that have a frozen player of one name."""
+    """The policies of a run that have a frozen player of this name."""
 
     name: str
     player: str
@@ -61,10 +61,10 @@ class FrozenOpponent:
     _made: dict[int, Contestant] = field(default_factory=dict)
 
     def contestant(self, slots: int) -> Contestant | None:
-        """Return it, once all of these policies have the player.
+        """Return the contestant, once all of these policies have the player.
 
         Raises:
-          SnapshotError: a file of it is gone, or has changed.
+          SnapshotError: one of its files is missing, or has changed.
         """
         if slots in self._made:
             return self._made[slots]
@@ -87,11 +87,11 @@ def _acting(policy: FrozenPolicy, version: int, slots: int) -> Acting:
 
 
 class LoadedOpponent:
-    """A player of another run; `load` returns it, sampling its actions."""
+    """A player of another run; `load` returns it; it samples its actions."""
 
     def __init__(self, name: str, load: Callable[[str], Any]) -> None:
         self.name, self._found = name, load(name)
 
     def contestant(self, slots: int) -> Contestant | None:
-        """Return it."""
+        """Return the contestant."""
         return self._found

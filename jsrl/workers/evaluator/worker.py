@@ -26,7 +26,7 @@ from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorSettings(PlayerSettings):
-    """What an evaluator has to know; see EvaluatorConfig. goal: the score that ends the run; None: there is none."""
+    """Settings of an evaluator; see EvaluatorConfig. goal: the score that ends the run; None: no goal."""
 
     episodes: int
     sampled_episodes: int
@@ -41,13 +41,14 @@ SEEDS = {"evaluator/final": 2, "evaluator/confirmation": 3}  # of the environmen
 class Evaluator(Player[VectorEnv | VectorGame]):
     """A worker that scores snapshots.
 
-    A score that reaches the goal is confirmed by as many episodes with other seeds: the best of many scores is often luck.
+    A score that reaches the goal is confirmed by as many episodes with other seeds, because the best of many scores is
+    often luck.
 
     Args:
-      policies: that play; the first is scored. make_env: (number of environments, seed) -> vector environment.
-      store: where params snapshots go (`best`).
-      opponents: (none: episodes of these policies together are scored) of matches; each seat of an environment of
-        `make_env` is then a group of its own.
+      policies: play; the first is scored. make_env: (number of environments, seed) -> vector environment.
+      store: of params snapshots (`best`).
+      opponents: of matches; empty: episodes of these policies together are scored. With opponents each seat of an environment
+        of `make_env` is a group.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._load_best()
 
     def _load_best(self) -> None:
-        """Take the score and params of `best` from before a resume or restart; where it is broken, begin without one."""
+        """Restore score and params of `best` after a resume or restart; if it is broken, start without one."""
         try:
             if "best" not in self._store.tags():
                 return
@@ -85,7 +86,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             self._reporter.event("warning", f"snapshot `best` is not used, the next evaluation replaces it: {error}")
             return
         if ("win_rate" in meta) != bool(self._opponents):
-            return  # it was scored otherwise
+            return  # it was scored in another way
         self._best, self._best_against = score_of(meta), list(meta.get("against", ()))
         self._best_params = version, jax.tree.leaves(tree["params"])
 
@@ -94,13 +95,13 @@ class Evaluator(Player[VectorEnv | VectorGame]):
 
     @property
     def due(self) -> bool:
-        """Return whether an evaluation is running, or there are params that should be scored now."""
+        """Return whether an evaluation is running, or params are due for one."""
         return bool(self._plan) or super().due
 
     def _begin(self) -> None:
         if not self._plan:
             self._begin_period()
-            if self._settings.sampled_episodes:  # first: they are told of together
+            if self._settings.sampled_episodes:  # first: both are reported together
                 self._plan.append(("evaluator/sampled", False, self._settings.sampled_episodes))
             self._plan.append(("evaluator", True, self._settings.episodes))
         name, greedy, episodes = self._plan[0]
@@ -134,7 +135,9 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._metrics |= {f"{name}/{key}": value for key, value in facts.items()}
         if isinstance(score, ScoreOfMatches):
             self._metrics |= {f"{name}/{key}": value for key, value in score.by_opponent().items()}
-        if score_of(facts) > self._best or against != self._best_against:  # scores against others do not compare
+        if (
+            score_of(facts) > self._best or against != self._best_against
+        ):  # scores against different opponents do not compare
             self._best, self._best_against, self._best_params = score_of(facts), against, self._params
             self._save(score.version, facts | ({"against": against} if against else {}))
         env_steps = self._env_steps(updates)
@@ -155,13 +158,13 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._phases.enter("other")
 
     def command(self, command: Command) -> None:
-        """Obey `final`: score the best (`which=best`) or the newest params with fresh seeds."""
+        """Execute `final`: score the best (`which=best`) or the newest params with fresh seeds."""
         if command.name != "final":
             return
         self.begin_final(command.facts.get("which", "latest"))
 
     def begin_final(self, which: str) -> None:
-        """Turn to the final evaluation."""
+        """Start the final evaluation."""
         self._take_newest()
         if which == "best" and self._best_params is not None:
             self._players[0].params = self._best_params
@@ -172,7 +175,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._plan = [("evaluator/final", True, self._settings.final_episodes)]
 
     def close(self) -> dict[str, Any]:
-        """Leave."""
+        """Close the streams and environments."""
         self._close_player()
         self._store.close()
         return {}

@@ -27,7 +27,7 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
 
 
 def _serve(job: Job, settings: InferenceSettings, refusals: Refusals, recorder: Recorder) -> ServedPolicy:
-    """Return what answers for the policy of a job."""
+    """Return the server of a job's policy."""
     e, everybody = job.experiment, _everybody(job)
     most = min(everybody, max(e.inference.max_rows, e.group_size))
     engine = Engine(
@@ -49,7 +49,7 @@ def _connect(job: Job) -> tuple[InferenceServer, ParamsSubscriber]:
 
 
 def _everybody(job: Job) -> int:
-    """Return the rows of all environments that a server may answer: it may stand in for other servers."""
+    """Return the rows of all environments for which a server may act: it may replace other servers."""
     end = job.end("inference")
     groups = end.stream.groups if end.stream.failover else end.groups
     return len(groups) * job.experiment.group_size * end.askers_per_group
@@ -60,7 +60,7 @@ def _merges(job: Job) -> bool:
 
 
 def batch_sizes(group_size: int, most: int) -> list[int]:
-    """Return the sizes that batches are padded to: the group's, doubling, up to `most`."""
+    """Return the padded batch sizes: the group's size, doubling, up to `most`."""
     sizes = [group_size]
     while sizes[-1] < most:
         sizes.append(min(2 * sizes[-1], most))

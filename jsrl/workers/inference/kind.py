@@ -1,4 +1,4 @@
-"""Inference servers: what is known of them without loading them."""
+"""Inference servers: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ACTIVITIES = (
 METRICS = (
     Metric("rows_per_s", "observations answered", "1/s", "actor/env_steps_per_s"),
     Metric("batch_rows_mean", "rows per batch, before padding", "rows", "half of the largest size or more"),
-    Metric("compilations", "compilations of act so far", "count", "one per batch size", "total"),
-    Metric("compilations_after_warmup", "compilations once warm", "count", "0", "total"),
+    Metric("compilations", "compilations of `act` so far", "count", "one per batch size", "total"),
+    Metric("compilations_after_warmup", "compilations after the warm-up", "count", "0", "total"),
     Metric("refused", "rejected connections", "count", "0", "total"),
     Metric("frozen_players", "frozen players kept in memory", "count", "those that are played now", "max"),
     Metric("frozen_mib", "memory of the frozen players kept", "MiB", "below inference.frozen-mb", "max"),

@@ -1,4 +1,4 @@
-"""One policy at an inference server: its engine, its stream of requests, its params, and the requests that wait."""
+"""One policy at an inference server: its engine, its stream of requests, its params, and the waiting requests."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from jsrl.types import version_updates
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.refusals import Refusals
 
-LOADING_S = 0.001  # between looks at whether a frozen player is loaded
-_SOME_WAIT_S = 0.0003  # for requests that need not wait, while others wait for newer params
-_ALL_WAIT_S = 0.005  # for newer params, while all requests wait for them
+LOADING_S = 0.001  # between checks whether a frozen player is loaded
+_SOME_WAIT_S = 0.0003  # wait for requests that can be served, while others wait for newer params
+_ALL_WAIT_S = 0.005  # wait for newer params, while all requests wait for them
 
 
 @dataclass(frozen=True)
 class InferenceSettings:
-    """What an inference server has to know.
+    """Settings of an inference server.
 
     Attributes:
-      max_rows: of one batch. max_wait_s: for more requests after the first. merge: several groups in one batch (never in
+      max_rows: of one batch. max_wait_s: wait for more requests after the first. merge: several groups in one batch (never in
         deterministic mode). poll_s: how long a step waits for requests.
     """
 
@@ -34,13 +34,13 @@ class InferenceSettings:
 
 
 class ServedPolicy:
-    """Answers the requests for one policy, by its latest params; keeps cores by (client, group).
+    """Answers the requests for one policy with its latest params; keeps cores by (client, group).
 
     Args:
-      name: of the server. connect: () -> (the answering end of the stream, params subscriber).
+      name: of the server. connect: () -> (the server end of the stream, params subscriber).
 
     Attributes:
-      engine: acts. server: the answering end, once connected.
+      engine: acts. server: the server end, once connected.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class ServedPolicy:
 
     @property
     def holds(self) -> bool:
-        """Return whether requests wait for params."""
+        """Return whether some requests wait for params."""
         return bool(self._held)
 
     @property
     def late_compilations(self) -> int:
-        """Return how often something was compiled after the warm-up."""
+        """Return the number of compilations after the warm-up."""
         return self.engine.compilations - self._warm_compilations
 
     def serve(self, max_wait_s: float) -> int:
-        """Answer what has arrived (and what waited for params that are there now); return the rows answered.
+        """Answer the requests that have arrived or have got their params; return the rows answered.
 
         Args:
           max_wait_s: how long to wait for a first request.
@@ -111,7 +111,7 @@ class ServedPolicy:
             self.engine.set_params(*newer)
 
     def _has_frozen(self, request: ClientRequest) -> bool | None:
-        """Return whether the frozen players that a request needs are loaded; None: they cannot be, and it was refused."""
+        """Return whether the frozen players of a request are loaded; None: loading failed, and the request was refused."""
         versions = self.engine.frozen_versions(request.request)
         if not versions:
             return True
@@ -122,7 +122,7 @@ class ServedPolicy:
             return None
 
     def _serves(self, request: ClientRequest) -> bool:
-        """Return whether the engine has the policies that the rows ask for; refuse the request where it has not."""
+        """Return whether the engine has the requested policies; refuse the request if not."""
         if self.engine.serves(request.request.policy):
             return True
         self._refuse(request)
@@ -134,7 +134,7 @@ class ServedPolicy:
         self.server.refuse(request, self.engine.served, problem)
 
     def _collect(self, max_wait_s: float) -> list[ClientRequest]:
-        """Take what has arrived. While requests wait for newer params, look for those as well."""
+        """Take the requests that have arrived. While some wait for newer params, also check for those."""
         if not self._held:
             self._phases.enter("wait")
             arrived = self._arrived(max_wait_s)
@@ -159,7 +159,7 @@ class ServedPolicy:
     def _arrived(self, max_wait_s: float) -> list[ClientRequest]:
         try:
             return self.server.collect(self._settings.max_rows, max_wait_s)
-        except SpecMismatch as error:  # it was told, and turned away
+        except SpecMismatch as error:  # the client got the error and was rejected
             self._refusals.note(error)
             return []
 
@@ -182,7 +182,7 @@ class ServedPolicy:
         return rows
 
     def _batched(self, ready: list[ClientRequest]) -> list[list[ClientRequest]]:
-        """Split requests into batches of at most `max_rows` rows (of one group each where nothing may be merged)."""
+        """Split requests into batches of at most `max_rows` rows (one group each if merging is off)."""
         if not self._settings.merge:
             return [[r] for r in ready]
         batches: list[list[ClientRequest]] = [[]]
@@ -197,7 +197,7 @@ class ServedPolicy:
         return batches
 
     def _seat(self, request: ClientRequest) -> GroupSlots:
-        """Return where this client's group keeps its cores; a replaced client's seat is taken over."""
+        """Return the slots of this client's group; a restarted client takes over its old slots."""
         key = (request.client, request.group)
         if key not in self._served:
             size = len(request.request.is_first)
@@ -206,9 +206,9 @@ class ServedPolicy:
         return self._served[key]
 
     def _forget_departed(self) -> None:
-        """Free the seats of clients that had left when requests were taken last: one that came again may have asked since.
+        """Free the slots of clients that were gone at the last `collect`; one that came back may have sent a request since.
 
-        Who has left since then keeps its seat until the next time, so that none is taken after it was freed.
+        Clients that left later keep their slots until the next call, so that no freed slot is used again too early.
         """
         gone = self.server.departed(look=False)
         for client in gone:
@@ -221,7 +221,7 @@ class ServedPolicy:
             self._held = [r for r in self._held if r.client != client]
 
     def close(self) -> None:
-        """Leave the streams."""
+        """Close the streams."""
         if hasattr(self, "server"):
             self.server.close()
             self._params.close()

@@ -1,6 +1,6 @@
-"""The inference server: takes what has arrived, acts once for all of it, replies; params change between batches only.
+"""The inference server: acts once for all requests that have arrived, and replies; params change between batches only.
 
-It may answer for several policies: each has its stream, params and engine, and its rows are one call of their own.
+It may serve several policies: each has its own stream, params and engine, and its rows are a separate call.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.refusals import Refusals
 
-_HELD_WAIT_S = 0.001  # between looks at the params that some policies' requests wait for
+_HELD_WAIT_S = 0.001  # between checks for the params that some policies' requests wait for
 
 
 class InferenceWorker:
     """A worker that answers observations with actions.
 
     Args:
-      policies: that it answers for. refusals: what they count their rejections in.
+      policies: that it serves. refusals: counts their rejections.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class InferenceWorker:
         self._arrivals = Arrivals(policy.server for policy in self._policies)
 
     def step(self) -> int:
-        """Answer what has arrived (and what waited for params that are there now); return the rows answered."""
+        """Answer the requests that have arrived or have got their params; return the rows answered."""
         if len(self._policies) == 1:
             rows = self._policies[0].serve(self._settings.poll_s)
         else:
@@ -62,7 +62,7 @@ class InferenceWorker:
         return rows
 
     def _serve_all(self) -> int:
-        """Answer for each policy what has arrived; where nothing has, wait for requests to any of them."""
+        """Answer all requests that have arrived, per policy; if there are none, wait for requests to any policy."""
         rows = sum(policy.serve(0.0) for policy in self._policies)
         if rows or self._settings.poll_s == 0:
             return rows
@@ -72,7 +72,7 @@ class InferenceWorker:
         return sum(policy.serve(0.0) for policy in self._policies)
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return rates, batch sizes, and how often something was compiled after the warm-up (healthy: 0)."""
+        """Return rates, batch sizes, and the number of compilations after the warm-up (healthy: 0)."""
         engines = [policy.engine for policy in self._policies]
         self._recorder.last("compilations", sum(engine.compilations for engine in engines))
         self._recorder.last("compilations_after_warmup", self._late_compilations)
@@ -92,7 +92,7 @@ class InferenceWorker:
         """Inference servers take no commands but stop."""
 
     def close(self) -> dict[str, Any]:
-        """Leave the streams."""
+        """Close the streams."""
         for policy in self._policies:
             policy.close()
         if self._settings.merge and self._late_compilations:

@@ -1,7 +1,7 @@
 """Joining trajectories into batches: one copy, from a stream's block to a staging buffer in device form.
 
-Staging buffers [D, T+1, B/D, ...] rotate; one is written again only after the update that read it is ready, because JAX
-on CPU aliases NumPy memory. Blocks are released right after they are copied.
+Staging buffers [D, T+1, B/D, ...] rotate; a buffer is written again only after the update that read it is ready, because JAX
+on CPU aliases NumPy memory. Blocks are released as soon as they are copied.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from jsrl.workers.refusals import Refusals
 
 
 def versions_trained_on(trajectory: Trajectory) -> np.ndarray:
-    """Return the versions [rows] that chose the actions of a trajectory's trained rows; of all rows where none is trained.
+    """Return the versions [rows] that chose the actions of a trajectory's trained rows; of all rows if none is trained.
 
-    A row is trained on where an agent acts, or is value-only, and the next row opens no episode (see jsrl.types). Each seat
-    has versions of its own: those of frozen players, whose rows wait, say nothing about the policy that learns.
+    A row is trained on if an agent acts on it, or it is value-only, and the next row starts no episode (see jsrl.types).
+    Each seat
+    has its own versions: those of frozen players, whose rows wait, do not concern the learning policy.
     """
     version, acts = trajectory.version[:-1], trajectory.acts[:-1] != 0
     going_on = ~trajectory.is_first[1:]
@@ -33,10 +34,10 @@ def versions_trained_on(trajectory: Trajectory) -> np.ndarray:
 
 
 def by_lag(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
-    """Judge a trajectory by its oldest row: drop it where it is `stale` or `rolled_back`.
+    """Judge a trajectory by its oldest row: drop it if it is `stale` or `rolled_back`.
 
-    Rows of the life before this one count if the snapshot holds their updates. How far the lives before that one
-    were rolled back is not known any more: none of their rows count.
+    Rows of the epoch before this one count if the snapshot holds their updates. How far earlier epochs were rolled back
+    is not known any more: none of their rows count.
     """
     made, epochs = version_updates(version), version_epoch(version)
     undone = (epochs < plan.epoch) & (made > plan.start_updates)
@@ -47,12 +48,12 @@ def by_lag(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int
 
 
 def of_any_age(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
-    """Keep every trajectory: replay workers drew these windows, old rows included."""
+    """Keep every trajectory: replay workers drew these windows, which include old rows."""
     return "", updates - int(version_updates(version).min())
 
 
 def of_another_policy(plan: BatchPlan, version: np.ndarray, updates: int) -> tuple[str, int]:
-    """Keep every trajectory and say no lag: its versions are those of another learner, or of a recorded run."""
+    """Keep every trajectory and report no lag: its versions are another learner's, or those of a recorded run."""
     return "", 0
 
 
@@ -63,9 +64,9 @@ class BatchPlan:
     Attributes:
       order: by_group | fifo | freshest. groups: that the learner reads, in the order of their columns (by_group).
       group_size, columns: see Experiment. num_rows: T. devices: D.
-      max_lag: updates that a row may be behind when its batch is first used, None for any. reuse: updates per batch.
-      start_updates, epoch: where this life of the learner begins. judge: (plan, versions of the rows that are trained on,
-        updates made as the batch's first update starts) -> (reason to drop the trajectory, or empty; its lag).
+      max_lag: most updates by which a row may be old when its batch is first used, None for any. reuse: updates per batch.
+      start_updates, epoch: at the start of this process. judge: (plan, versions of the trained rows, updates made before the
+        batch's first update) -> (reason to drop the trajectory, or empty; its lag).
     """
 
     order: str
@@ -106,7 +107,7 @@ class _Staging:
 
 
 class Batcher:
-    """Takes leases from a consumer, fills batches. `pump` is called from one thread at a time."""
+    """Fills batches from a consumer's leases. `pump` is called from one thread at a time."""
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class Batcher:
         self._free.put(batch.trajectory)
 
     def pump(self, timeout_s: float) -> Batch | None:
-        """Take what the stream has; return a batch when one is full, None when nothing came within `timeout_s`."""
+        """Take trajectories from the stream; return a batch when one is full, None when nothing came within `timeout_s`."""
         self.phases.enter("wait_batch")
         batch = self._pump(timeout_s)
         self.phases.rest()
@@ -172,7 +173,7 @@ class Batcher:
         if self._waiting and self._pump_waiting():
             return self._finish()
         if timeout_s == 0 and not self._consumer.pending():
-            return None  # an exception each time, in serial mode at every row, would cost more than the look
+            return None  # an exception per row, in serial mode, would cost more than this check
         try:
             lease = self.refusals.take(self._consumer.get, timeout_s)
         except StreamTimeout:
@@ -182,13 +183,13 @@ class Batcher:
         return self._finish() if self._full() else None
 
     def _pump_waiting(self) -> bool:
-        """Place trajectories that came while their columns were taken; return whether the batch is full."""
+        """Place trajectories that had to wait for free columns; return whether the batch is full."""
         for _ in range(len(self._waiting)):
             self._place(self._waiting.popleft())
         return self._full()
 
     def _pump_freshest(self, timeout_s: float) -> Batch | None:
-        """Keep what arrives; when a batch is there, take the newest and drop what is older than two batches."""
+        """Keep what arrives; when a batch is complete, take the newest and drop what is older than two batches."""
         assert self._staging is not None
         needed = self._plan.columns // self._plan.group_size
         try:
@@ -211,7 +212,7 @@ class Batcher:
         return len(self._staging.lags) * self._plan.group_size == self._plan.columns
 
     def _place(self, lease: Lease) -> None:
-        """Copy a trajectory into its columns and release it; drop it where it is too old, keep it where they are taken."""
+        """Copy a trajectory into its columns and release it; drop it if it is too old, keep it if the columns are taken."""
         assert self._staging is not None
         plan, staging = self._plan, self._staging
         updates = plan.start_updates + self._number * plan.reuse

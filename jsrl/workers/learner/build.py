@@ -94,7 +94,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
 
 
 def lead(job: Job, life: Life) -> Leader:
-    """Return the way to the other ranks of a learner, once all of their processes work together."""
+    """Return the connection to the other ranks of a learner, once all processes have joined."""
     begins = Begin(0, 0, "", life.epoch, job.start_point.updates, life.trained, life.saved_epoch)
     leader = Leader(job, begins)
     leader.gather(own_devices(job.experiment))
@@ -102,7 +102,7 @@ def lead(job: Job, life: Life) -> Leader:
 
 
 def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:
-    """Return the state that a run begins with: a snapshot's, or a fresh one with a snapshot's params."""
+    """Return the first state of a run: a snapshot's, or a fresh one with a snapshot's params."""
     folder, _, selector = str(start_point.restore).rpartition("@")
     store = SnapshotStore(folder)
     if not start_point.params_only:
@@ -116,5 +116,5 @@ def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentStat
             f"the params in {start_point.restore} are not this experiment's: expected {wanted}, found {given}; "
             "`init-from` needs the same network and spaces."
         )
-    found = dict(named_leaves(params))  # dicts, whose leaves are in another order than those of the tuples they were
+    found = dict(named_leaves(params))  # tuples were saved as dicts, whose leaves have another order
     return adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), [found[name] for name in wanted]))

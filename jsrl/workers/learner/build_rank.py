@@ -1,4 +1,4 @@
-"""Building a rank of a learner: it begins where the learner says, with the learner's state."""
+"""Building a rank of a learner: it starts with the learner's state, at the learner's position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jsrl.workers.learner.worker import LearnerSettings
 
 
 def build_rank(job: Job, reporter: Reporter) -> Rank:
-    """Return the rank of a job, once the processes of all ranks work together."""
+    """Return the rank of a job, once the processes of all ranks have joined."""
     nothing: Any = None  # it publishes and writes none
     e, ranks = job.experiment, Follower(job)
     begins = ranks.join(own_devices(e))
@@ -57,7 +57,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
 
 
 def begin_counting(job: Job, begins: Begin, reporter: Reporter) -> Life:
-    """Return what a rank goes on from: it has trained as many trajectories as the learner, of its own share."""
+    """Return the counters that a rank starts from: as many trajectories as the learner, from its own share."""
     saved = None
     if begins.saved_epoch is not None:
         trained = begins.trained

@@ -28,12 +28,12 @@ Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
 
 
 class Life(NamedTuple):
-    """What this life of a learner goes on from.
+    """The starting point of this learner process.
 
     Attributes:
-      epoch: of this life. trained: trajectories that the restored state was trained on. ledger: of all lives.
-      told, open_games: a director's reset or copy that was not made, and scores of games that go on, see Directed.
-      saved_epoch: of the snapshot that it begins with.
+      epoch: of this process. trained: trajectories that the restored state was trained on. ledger: over all incarnations.
+      told, open_games: a director's pending reset or copy, and scores of unfinished games, see Directed.
+      saved_epoch: of the restored snapshot.
     """
 
     epoch: int
@@ -45,7 +45,7 @@ class Life(NamedTuple):
 
 
 def make_source(job: Job, devices: int, life: Life, recorder: Recorder, reporter: Reporter) -> Source:
-    """Return the source of a job, bound; its batches are split over so many devices."""
+    """Return the source of a job, bound; `devices`: number of devices that share a batch."""
     prefetch = job.experiment.learner.prefetch and not job.in_process
     phases = recorder.thread("prefetch") if prefetch else recorder.phases
     refusals = Refusals(job.name, reporter)
@@ -58,7 +58,7 @@ def make_source(job: Job, devices: int, life: Life, recorder: Recorder, reporter
 
 
 def source_of(job: Job) -> Callable[[Job, BatchPlan, Life, Join], Source]:
-    """Return what makes the source of a job."""
+    """Return the function that makes the source of a job."""
     if job.experiment.recording is not None:
         return from_recording
     if job.has("priorities"):
@@ -67,7 +67,7 @@ def source_of(job: Job) -> Callable[[Job, BatchPlan, Life, Join], Source]:
 
 
 def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
-    """Return how batches of the actors' trajectories are made."""
+    """Return the plan for batches of the actors' trajectories."""
     e = job.experiment
     return BatchPlan(
         order=e.order,
@@ -85,7 +85,7 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
 
 
 def of_own_policy(job: Job) -> bool:
-    """Return whether those who write a learner's samples act with its params, so that versions tell how old rows are."""
+    """Return whether the writers of a learner's samples act with its params, so that versions give the age of rows."""
     return not job.has("samples") or job.end("samples").stream.policy == job.policy
 
 
@@ -97,7 +97,7 @@ def from_actors(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
 
 
 def into_ring(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
-    """Return the source of the actors' trajectories on their way into a ring on the devices."""
+    """Return the source of the actors' trajectories, for a ring on the devices."""
     e, spec = job.experiment, job.schemas.trajectory
     assert e.replay is not None
     consumer, windows = bind(job, spec, life), e.replay.batch_size * e.updates_per_call
@@ -125,17 +125,17 @@ def from_recording(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
 
 
 def bind(job: Job, schema: Tree, life: Life) -> SampleConsumer:
-    """Return the reading end of the learner's samples, once its epoch is announced to those that wait for its params."""
+    """Return the reading end of the learner's samples; first announces the epoch to those that wait for its params."""
     if of_own_policy(job):
         job.announce(epoch_at(job.end("samples").stream.name, job.name), str(life.epoch))
     return bind_reader(job, "samples", schema, life.ledger)
 
 
 def begin_counting(job: Job, reporter: Reporter) -> Life:
-    """Return what a learner that starts goes on from.
+    """Return the starting point of a learner.
 
-    The epoch rises on the disk at each start, also where no snapshot was written since the last one, so that no two lives
-    of a run ever publish under the same version.
+    The epoch on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
+    of the learner publish under the same version.
     """
     saved, told, open_games = None, None, []
     if job.start_point.restore and not job.start_point.params_only:
@@ -149,10 +149,10 @@ def begin_counting(job: Job, reporter: Reporter) -> Life:
 
 
 def count_on(job: Job, saved: dict[str, Any] | None, reporter: Reporter) -> tuple[int, Ledger]:
-    """Return (epoch of a life, ledger of what its worker reads); in memory alone where the disk does not take it.
+    """Return (new epoch, ledger of the worker's input); in memory only if the disk write fails.
 
     Args:
-      saved: ledger of the snapshot that it begins with, see begin_life.
+      saved: ledger of the restored snapshot, see begin_life.
     """
     try:
         run = Path(job.folder)

@@ -1,4 +1,4 @@
-"""Building a learner's updater: on which devices, with which replay, and how its updates are checked."""
+"""Building a learner's updater: its devices, its replay, and the checks of its updates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BuiltUpdater(NamedTuple):
 
 
 def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
-    """Return what makes the updates of a job's agent.
+    """Return the updater of a job's agent.
 
     Raises:
       ConfigError: there are too few devices, or the agent's update cannot be split.
@@ -53,7 +53,7 @@ def make_updater(agent: Agent, job: Job) -> BuiltUpdater:
 
 
 def check_of(job: Job, updater: OwnUpdate) -> Check:
-    """Return what looks at each update before it is published."""
+    """Return the check of each update before it is published."""
     learner = job.experiment.learner
     if not learner.check_finite:
         return no_check
@@ -63,18 +63,18 @@ def check_of(job: Job, updater: OwnUpdate) -> Check:
 
 
 def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpdate:
-    """Return the agent's own update; the state before it is kept while a check may want it back."""
+    """Return the agent's own update; it keeps the previous state if a check may need it."""
     several = several_updates(agent, e.updates_per_call)
     return OwnUpdate(several, data_parallel(several.update, devices, donate=not e.learner.check_finite))
 
 
 def checked(agent: Agent, e: Experiment) -> Agent:
-    """Return the agent, whose update also tells whether the new state is finite where the experiment wants that checked."""
+    """Return the agent; its update also reports whether the new state is finite if the experiment wants that check."""
     return agent._replace(update=with_state_check(agent.update)) if e.learner.check_finite else agent
 
 
 def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:
-    """Return the two updates of an agent's policy and critics, each with the replay that the experiment wants.
+    """Return the two updates of an agent's policy and critics, each with the experiment's replay.
 
     Raises:
       ConfigError: the agent has no such updates.
@@ -103,14 +103,14 @@ def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpda
 
 
 def split_over_devices(e: Experiment) -> int:
-    """Return the columns that the learner's devices must be able to share evenly."""
+    """Return the number of columns that the learner's devices must divide evenly."""
     if e.replay is None:
         return e.batch_columns // e.learner.num_ranks
     return e.replay.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.replay.batch_size)
 
 
 def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
-    """Return the agent combined with a ring of rows, where the experiment wants one on the device."""
+    """Return the agent combined with a ring of rows, if the experiment wants one on the device."""
     e = job.experiment
     if e.replay is None or e.replay.kind != "device":
         return None
@@ -132,13 +132,13 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
 
 
 def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
-    """Return the devices to spread a batch over.
+    """Return the devices that share a batch.
 
     Raises:
-      ConfigError: there are not so many, or the batch cannot be split over them.
+      ConfigError: there are too few, or the batch cannot be split over them.
     """
     found = jax.local_devices()
-    if jax.process_count() > 1:  # of all ranks together
+    if jax.process_count() > 1:  # number over all ranks
         number = len(found)
         if len(jax.devices()) != jax.process_count() * number:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Whole states on their way from one learner to another: a member of a population takes up where a better one is."""
+"""Copying whole states between learners: a member of a population continues from a better one's state."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jsrl.agents.explored import set_hyperparameters
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.learner.updaters import Updater
 
-FOLDER = "handed-over"  # of a policy's snapshots; no policy can be called so
+FOLDER = "handed-over"  # of a policy's snapshots; reserved: no policy may have this name
 
 
 class Copies:
-    """States handed over, each in the folder of the policy that it is for.
+    """Copied states, each in the folder of the policy that receives it.
 
     Args:
       snapshots: folder of a policy's snapshots, by its name. own: name of this learner's policy.
-      updater: its own. fresh: returns what a snapshot keeps of a new state.
+      updater: of this learner. fresh: returns the snapshot of a new state.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Copies:
         self._snapshots, self._own, self._updater, self._fresh = dict(snapshots), own, updater, fresh
 
     def hand_over(self, policy: str, version: int, state: Any) -> None:
-        """Write this learner's state for the learner of another policy; on the disk when this returns.
+        """Write this learner's state for the learner of another policy; it is on disk when this returns.
 
         Raises:
           SnapshotError: it could not be written.
@@ -39,10 +39,10 @@ class Copies:
         store.save(version, {"state": self._updater.kept(state)}, meta={"policy": self._own}, wait=True)
 
     def load(self, version: int, hyperparameters: Mapping[str, float]) -> Any:
-        """Return what was handed over to this learner, on its devices, with other hyperparameters.
+        """Return the state copied to this learner, on its devices, with other hyperparameters.
 
         Raises:
-          SnapshotError: it is gone, damaged, or another agent's.
+          SnapshotError: it is missing, damaged, or another agent's.
         """
         template = {"state": jax.eval_shape(self._fresh)}
         kept = SnapshotStore(self._snapshots[self._own] / FOLDER).load(version, template).tree["state"]

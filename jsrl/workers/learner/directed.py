@@ -1,7 +1,7 @@
-"""What a director commands a learner: to freeze its params, and to go on from another state.
+"""A director's commands to a learner: freeze the params, or continue from another state.
 
-A reset or copy takes the place of the next update, so that params change where updates change them. Until then the meta of
-snapshots has it, and a later life makes it.
+A reset or copy replaces the next update, so that params change only where updates change them. Until then the snapshots'
+metadata holds the command, so that a restarted learner executes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jsrl.workers.learner.updaters import Updater
 
 
 class Now(NamedTuple):
-    """A learner between two updates."""
+    """The state of a learner between two updates."""
 
     version: int
     updates: int
@@ -32,41 +32,42 @@ class Now(NamedTuple):
 
 
 class Directed:
-    """What a learner asks about its director; this one is of a learner that has none."""
+    """The learner's interface to its director; this class is for a learner without one."""
 
     def begin(self, now: Now) -> None:
-        """Take note of how this life begins."""
+        """Note the state at the start of this process."""
 
     def next_state(self, updates: int) -> Any:
-        """Return the state that takes the place of the next update; None: there is none."""
+        """Return the state that replaces the next update; None: none."""
         return None
 
     def trains(self, batch: Batch) -> bool:
-        """Return whether the rows of a batch may train."""
+        """Return whether the rows of a batch may be trained on."""
         return True
 
     def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
-        """Take note of a batch and of its last update; `batches`: that the learner has had so far, this one included."""
+        """Note a batch and its last update; `batches`: number of batches so far, this one included."""
 
     def meta(self) -> dict[str, Any]:
-        """Return what a snapshot has to tell a later life."""
+        """Return metadata that a snapshot must keep for a restart."""
         return {}
 
     def obey(self, name: str, facts: dict[str, Any], now: Now, save: Callable[[], None]) -> None:
-        """Carry out a command, where it is one of a director; `save` writes a snapshot."""
+        """Execute a command of a director, if it is one; `save` writes a snapshot."""
 
 
 UNDIRECTED = Directed()
 
 
 class ByDirector(Directed):
-    """A learner's that can be directed.
+    """The interface of a learner that has a director.
 
     Args:
       players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
-      copies: states from and for the learners of other policies. scores: of the games in its batches; None: nobody wants them.
-      freezes: its first params are frozen as `initial`. on_policy: rows that params chose from before a reset or copy train
-        nothing (replay keeps them). told: the reset or copy that a director told before this life, and that was not made.
+      copies: states from and for the learners of other policies. scores: of the games in its batches; None: not wanted.
+      freezes: its first params are frozen as `initial`. on_policy: rows of params from before a reset or copy are not
+      trained on
+        (replay keeps them). told: a director's reset or copy that was pending at the restart.
     """
 
     def __init__(
@@ -84,44 +85,44 @@ class ByDirector(Directed):
     ) -> None:
         self._updater, self._players, self._again, self._copies = updater, players, again, copies
         self._scores, self._reporter, self._freezes, self._on_policy = scores, reporter, freezes, on_policy
-        self._told = told  # what takes the place of the next update: as it was told, and the state
+        self._told = told  # the command that replaces the next update, and its state
         self._next: Any = None
-        self._reset_at = -1  # updates by which a director reset or copied the state last
-        self._done: dict[str, Any] = {}  # what the director was told last
+        self._reset_at = -1  # updates at the director's last reset or copy
+        self._done: dict[str, Any] = {}  # the director's last command
 
     def begin(self, now: Now) -> None:
-        """Load the state that was told before this life, and freeze the first params."""
+        """Load the state of a pending command, and freeze the first params."""
         self._next = None if self._told is None else self._state_told(self._told)
         if self._freezes and INITIAL not in self._players.names():
             self._freeze(INITIAL, now)
 
     def next_state(self, updates: int) -> Any:
-        """Return the state that was told, once; see Directed."""
+        """Return the state of a pending command, once; see Directed."""
         found = self._next
         if found is not None:
             self._next, self._told, self._reset_at = None, None, updates
         return found
 
     def trains(self, batch: Batch) -> bool:
-        """Return whether params of since the last reset or copy chose all rows of a batch."""
+        """Return whether all rows of a batch come from params since the last reset or copy."""
         if self._reset_at < 0 or not self._on_policy:
             return True
         made = np.asarray(batch.trajectory.version)[:, :-1] & 0x7FFFFFFF
         return int(made.min()) > self._reset_at
 
     def trained(self, batch: Batch, output: UpdateOutput, batches: int) -> None:
-        """Count the scores of the games in a batch, where somebody wants them."""
+        """Count the scores of the games in a batch, if they are wanted."""
         if self._scores is not None:
             rows = None if output.priorities is None else np.asarray(output.priorities)
             self._scores.add(batch.trajectory.game, rows, batches)
 
     def meta(self) -> dict[str, Any]:
-        """Return what was told and is not made yet, and the scores of games that go on."""
+        """Return the pending command, and the scores of unfinished games."""
         told = {} if self._told is None else {"told": self._told}
         return told if self._scores is None else told | {"open_games": self._scores.open_games}
 
     def obey(self, name: str, facts: dict[str, Any], now: Now, save: Callable[[], None]) -> None:
-        """Carry out a command, once, and say so, or why not."""
+        """Execute a command once, and report the result."""
         if name not in ("freeze", "reset", "hand_over", "copy"):
             return
         if self._done.get("ticket") == facts["ticket"]:
@@ -136,7 +137,7 @@ class ByDirector(Directed):
             else:
                 told = facts | {"updates": now.updates}
                 self._next, self._told = self._state_told(told), told
-                save()  # a later life knows of it
+                save()  # so that a restart knows of it
         except SnapshotError as error:
             done["error"] = str(error)
         self._done = done

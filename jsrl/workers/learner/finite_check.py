@@ -1,4 +1,4 @@
-"""Refuse updates with NaN or infinity, and keep what they were made from."""
+"""Refuse updates with NaN or infinity, and keep their inputs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update t
 
 
 class Refused(NamedTuple):
-    """An update that was refused: the state to go on from, and the error to raise."""
+    """A refused update: the state to continue from, and the error to raise."""
 
     state: Any
     error: NonFiniteUpdate
 
 
 class Check(Protocol):
-    """Looks at each update before anything of it is published."""
+    """Checks each update before it is published."""
 
     def __call__(
         self, updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
     ) -> Refused | None:
-        """Return None, or why the update that made `after` and `metrics` is refused. updates: made before it."""
+        """Return None, or why the update that made `after` and `metrics` is refused. updates: number made before it."""
         ...
 
 
@@ -38,7 +38,7 @@ def no_check(updates: int, before: Any, after: Any, batch: Trajectory, metrics: 
 
 
 def only_finite(updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]) -> Refused | None:
-    """Refuse what is not finite, and keep nothing: the batch is spread over several ranks."""
+    """Refuse non-finite updates, and keep nothing: the batch is spread over several ranks."""
     bad = non_finite_metrics(metrics)
     if not bad:
         return None
@@ -52,10 +52,10 @@ def only_finite(updates: int, before: Any, after: Any, batch: Trajectory, metric
 
 
 class FiniteCheck:
-    """Refuses what is not finite; the state before it and its batch are kept in the run folder, for jsrl.cli.replay_update.
+    """Refuses non-finite updates; keeps the state before and the batch in the run folder, for jsrl.cli.replay_update.
 
     Args:
-      updater: whose update. run: the folder. policy: where files of the policy lie in folders of the run, see Job.
+      updater: of the learner. run: the folder. policy: subfolder of the policy in folders of the run, see Job.
     """
 
     def __init__(self, updater: OwnUpdate, run: Path, policy: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Learners: what is known of them without loading them."""
+"""Learners: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACTIVITIES = (
     Activity("prefetch_other", "other", "share of the joining thread's time in none of these", "near 0"),
 )
 
-MEASURED = (  # by the worker itself; every other metric of a learner is what the algorithm's update says
+MEASURED = (  # by the worker itself; all other metrics of a learner come from the algorithm's update
     Metric("refused", "rejected connections and messages", "count", "0", "total"),
     Metric(
         "skipped",
@@ -43,7 +43,7 @@ MEASURED = (  # by the worker itself; every other metric of a learner is what th
     Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),
 )
 
-SAID = (  # by the updates of our own algorithms; those of others are reported under their own names
+SAID = (  # by the updates of our own algorithms; those of other algorithms are reported under their own names
     Metric("loss", "the loss that is minimised", "-", "finite"),
     Metric("loss_policy", "policy part of the loss", "-", "small, around 0"),
     Metric("loss_value", "value part of the loss", "reward^2", "falls, or follows the returns"),
@@ -78,7 +78,7 @@ SETTINGS = ("agent", "seed", "learner", "replay", "batch_envs", "max_policy_lag"
 
 
 def check_settings(worker: Any) -> None:
-    """Refuse settings of a learner of a graph that are none: they are options of its experiment, by name."""
+    """Refuse unknown settings of a learner in a graph: settings are options of its experiment, by name."""
     settings = worker.settings
     if settings is None:
         return

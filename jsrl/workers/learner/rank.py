@@ -11,9 +11,9 @@ from jsrl.workers.learner.worker import Learner
 
 
 class Rank(Learner):
-    """Trains like the learner; that one publishes the params, writes snapshots and reports what the updates say."""
+    """Trains like the learner; only the learner publishes params, writes snapshots and reports the updates' metrics."""
 
-    _counts_rows = False  # the learner counts those of all ranks
+    _counts_rows = False  # the learner counts the rows of all ranks
     _source: Agreed
     _ranks: Follower
 
@@ -39,7 +39,7 @@ class Rank(Learner):
         """Do nothing: commands are for the learner."""
 
     def close(self) -> dict[str, Any]:
-        """Leave the learner, after the update that it may have begun."""
+        """Leave the learner, after the update that may be running."""
         while (batch := self._source.last()) is not None:
             self._train_on(batch)
         self._ranks.part()

@@ -1,8 +1,8 @@
-"""The ranks of a learner: how they meet, agree before each update, and part.
+"""The ranks of a learner: how they join, agree before each update, and leave.
 
-Rank 0, the learner, binds the stream; the others connect. No rank enters an update before all have said that they have a
-batch for it, so that none waits inside a collective for a batch that does not come. What hangs all the same is ended by a
-limit of time on each turn, and the controller then replaces all ranks.
+Rank 0, the learner, binds the stream; the others connect. No rank starts an update before all have reported a
+batch for it, so that none waits inside a collective for a batch that never comes. If a rank hangs all the same, a time limit
+on each turn ends it, and the controller then replaces all ranks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 
 RANKS = "ranks"  # the port
 SAY_S, LEAVE_S = 0.5, 5.0
-_MEASURED, _TIMES = 5, 10  # updates before their median counts, and how many medians one may take
+_MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit in medians
 
 
 class Said(msgspec.Struct, forbid_unknown_fields=True):
-    """What a rank says: that it joins, waits for the batch of this number or has it, or leaves."""
+    """A rank's message: it joins, waits for the batch of this number or has it, or leaves."""
 
     worker: str
     incarnation: int
@@ -40,7 +40,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Begin(msgspec.Struct, forbid_unknown_fields=True, tag=True):
-    """Which rank this is, of how many, where their processes meet, and where this life of the learner begins."""
+    """The answer to a joining rank: its number, how many there are, where processes meet, and where the learner starts."""
 
     rank: int
     count: int
@@ -52,21 +52,21 @@ class Begin(msgspec.Struct, forbid_unknown_fields=True, tag=True):
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True, tag=True):
-    """Make the update with the batch of this number (`go`), not yet (`wait`), none any more (`stop`); leave now (`end`)."""
+    """Make the update with the batch of this number (`go`), wait (`wait`), make no more (`stop`), leave now (`end`)."""
 
     number: int
     what: Literal["go", "wait", "stop", "end"]
 
 
 class TurnLimit:
-    """How long one turn of a rank's loop may take: ten times its median update, at least `rank_s`; at first `stuck_s`."""
+    """Time limit of one turn of a rank's loop: ten times its median update, at least `rank_s`; at first `stuck_s`."""
 
     def __init__(self, deadlines: DeadlineConfig) -> None:
         self._deadlines = deadlines
         self._took: deque[float] = deque(maxlen=101)
 
     def note(self, seconds: float) -> None:
-        """Note how long the updates with one batch took."""
+        """Record the time that the updates with one batch took."""
         self._took.append(seconds)
 
     @property
@@ -78,29 +78,29 @@ class TurnLimit:
 
 
 class Group(Protocol):
-    """One rank's way to the others.
+    """One rank's connection to the others.
 
     Attributes:
-      count: of the ranks. limit: on its turns.
+      count: number of ranks. limit: of its turns.
     """
 
     count: int
     limit: TurnLimit
 
     def agree(self, has_batch: bool, timeout_s: float) -> bool:
-        """Return whether all ranks have a batch, waiting for that: then every rank makes its updates.
+        """Wait until all ranks have a batch; return whether they do: then every rank makes its updates.
 
         Raises:
-          StreamTimeout: another rank has said nothing for too long, or has left.
+          StreamTimeout: another rank has been silent for too long, or has left.
         """
         ...
 
     def halt(self) -> bool:
-        """Begin no further update; return whether the one with the batch that this rank has must be made first."""
+        """Stop making updates; return whether the update with this rank's current batch must still be made."""
         ...
 
     def part(self) -> None:
-        """Leave the others, after `halt` and when the learner has written its snapshot."""
+        """Leave the group, after `halt` and after the learner's snapshot."""
         ...
 
 
@@ -108,7 +108,7 @@ class Leader:
     """Rank 0.
 
     Args:
-      job: of the learner. begins: what the others are told; their numbers, and where processes meet, are filled in.
+      job: of the learner. begins: the message for the others; their numbers, and where processes meet, are filled in.
     """
 
     def __init__(self, job: Job, begins: Begin) -> None:
@@ -128,10 +128,10 @@ class Leader:
         job.announce(name_at(end.stream.name, job.name), address)
 
     def gather(self, local_devices: int) -> None:
-        """Wait for the other ranks, and make one group of all processes.
+        """Wait for the other ranks, and join all processes into one group.
 
         Raises:
-          StreamTimeout: one did not come in time.
+          StreamTimeout: a rank did not join in time.
         """
         until_s = time.monotonic() + self._ready_s
         while missing := self._numbers.keys() - self._said.keys():
@@ -165,7 +165,7 @@ class Leader:
         return said.what == "has" and said.number == self._number
 
     def _rest(self) -> None:
-        """Expect nothing of the others while all are at work: their silence is counted from now on."""
+        """Reset the silence timers: while all make their updates, no messages are expected."""
         self._heard_s = dict.fromkeys(self._numbers, time.monotonic())
 
     def _check_silence(self) -> None:
@@ -176,12 +176,12 @@ class Leader:
         silent_s = time.monotonic() - heard_s
         if silent_s > self._silence_s and not self._stopped_s:
             raise StreamTimeout(
-                f"{worker} has said nothing for {silent_s:.0f} s, so that no update can begin; expected a word every "
-                f"{SAY_S:g} s. It is stuck, or the way between the hosts is broken (deadlines.rank_s)."
+                f"{worker} has sent nothing for {silent_s:.0f} s, so no update can start; expected a message every "
+                f"{SAY_S:g} s. It is stuck, or the network between the hosts is broken (deadlines.rank_s)."
             )
 
     def _hear(self, timeout_s: float) -> None:
-        """Take in what other ranks say, waiting so long for the first word."""
+        """Receive messages of the other ranks; wait up to `timeout_s` for the first."""
         for sender, message in self._stream.hear(timeout_s):
             try:
                 said = msgspec.msgpack.decode(message, type=Said)
@@ -201,7 +201,7 @@ class Leader:
             self._tell(worker, Answer(self._number, "stop" if self._stopped_s else "wait"))
 
     def halt(self) -> bool:
-        """Begin no further update; see Group."""
+        """Stop making updates; see Group."""
         self._stopped_s = self._stopped_s or time.monotonic()
         self._tell_all("stop")
         return False
@@ -214,7 +214,7 @@ class Leader:
         self._stream.tell(self._senders[worker], msgspec.msgpack.encode(message))
 
     def part(self) -> None:
-        """Leave with the others, where they answer in time."""
+        """Leave with the others, if they answer in time."""
         self._tell_all("end")
         until_s = time.monotonic() + LEAVE_S
         while stay := [worker for worker in self._numbers if self._said[worker].what != "leaves"]:
@@ -230,7 +230,7 @@ class Follower:
     """Any other rank.
 
     Args:
-      job: of the rank; the learner of its incarnation is looked for.
+      job: of the rank; it looks for the learner of its own incarnation.
     """
 
     def __init__(self, job: Job) -> None:
@@ -245,10 +245,10 @@ class Follower:
         self._heard_s, self._stopped, self._parted = time.monotonic(), False, False
 
     def join(self, local_devices: int) -> Begin:
-        """Say that this rank is there, and make one group of all processes; return where this life begins.
+        """Join the learner and the group of all processes; return where this start begins.
 
         Raises:
-          StreamTimeout: the learner did not answer in time. AccessDenied: it does not take this run's keys.
+          StreamTimeout: the learner did not answer in time. AccessDenied: it rejects this run's keys.
         """
         until_s = time.monotonic() + self._deadlines.ready_s
         begins = None
@@ -277,7 +277,7 @@ class Follower:
                 return False
 
     def _obey(self, answer: Begin | Answer | None) -> bool:
-        """Do what the learner says; return whether all ranks make the next update."""
+        """Execute the learner's answer; return whether all ranks make the next update."""
         if not isinstance(answer, Answer):
             return False
         if answer.what == "go" and answer.number == self._number:
@@ -293,10 +293,10 @@ class Follower:
     def _check_silence(self) -> None:
         silent_s = time.monotonic() - self._heard_s
         if silent_s > self._deadlines.stuck_s and not self._stopped:  # it may be writing a snapshot
-            raise StreamTimeout(f"{self._leader} has said nothing for {silent_s:.0f} s, so that no update can begin.")
+            raise StreamTimeout(f"{self._leader} has sent nothing for {silent_s:.0f} s, so no update can start.")
 
     def _say(self, what: Literal["joins", "waits", "has", "leaves"]) -> None:
-        """Say something that is new, or was not said for a while."""
+        """Send a message if it is new, or was not sent for a while."""
         now_s = time.monotonic()
         word = f"{what} {self._number}"
         if self._last[0] == word and now_s < self._last[1] + SAY_S:
@@ -314,7 +314,7 @@ class Follower:
         return found
 
     def halt(self) -> bool:
-        """Begin no further update; see Group."""
+        """Stop making updates; see Group."""
         until_s = time.monotonic() + LEAVE_S
         while not self._stopped and time.monotonic() < until_s:
             self._say("leaves")
@@ -323,7 +323,7 @@ class Follower:
         return False
 
     def part(self) -> None:
-        """Leave, once the learner says that it has written its snapshot."""
+        """Leave, once the learner has reported its snapshot."""
         until_s = time.monotonic() + self._deadlines.snapshot_s
         while not self._parted and time.monotonic() < until_s:
             self._say("leaves")
@@ -332,10 +332,10 @@ class Follower:
 
 
 def await_life(job: Job, name: str) -> Registration:
-    """Return where the worker behind a name listens in the life in which it and this one were started together.
+    """Return the registration of the worker behind a name, of the same incarnation as this one.
 
     Raises:
-      StreamTimeout: it did not say so in time.
+      StreamTimeout: it did not register in time.
     """
     until_s = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
@@ -351,10 +351,10 @@ def await_life(job: Job, name: str) -> Registration:
 
 
 def check_own_name(coordinator: str) -> None:
-    """Refuse a host whose own name leads to itself alone where ranks on CPU meet over the network: gloo publishes that name.
+    """Refuse a host whose own name resolves to itself alone, if ranks on CPU meet over the network: gloo publishes that name.
 
     Raises:
-      ConfigError: says what the name leads to, and what to do.
+      ConfigError: the message gives the address and what to do.
     """
     if coordinator.startswith(("127.", "[::1]")) or os.environ.get("CUDA_VISIBLE_DEVICES"):
         return
@@ -365,19 +365,19 @@ def check_own_name(coordinator: str) -> None:
         found = "nothing"
     if found.startswith("127.") or found == "nothing":
         raise ConfigError(
-            f"the name of this host, {name}, leads to {found}, where ranks on other hosts cannot reach it; have /etc/hosts "
-            f"or the name service lead to its address in the network of {coordinator}."
+            f"the name of this host, {name}, resolves to {found}, where ranks on other hosts cannot reach it; have /etc/hosts "
+            f"or the name service resolve it to its address in the network of {coordinator}."
         )
 
 
 def own_devices(e: Experiment) -> int:
-    """Return how many devices this process will have, without loading them."""
+    """Return how many devices this process will have, without loading jax's backend."""
     visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
     return len(visible) or e.learner_devices or 1
 
 
 def free_port(address: str) -> str:
-    """Return HOST:PORT with a free port of the host that listens at an address; of this host alone for a Unix socket."""
+    """Return HOST:PORT with a free port of the host of an address; a loopback address for a Unix socket."""
     host = (
         address.removeprefix("tcp://").rpartition(":")[0].strip("[]") if address.startswith("tcp://") else "127.0.0.1"
     )

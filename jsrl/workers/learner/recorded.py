@@ -1,7 +1,7 @@
-"""A recording read back as a sample stream: windows of recorded rows in a new order each epoch, the same after a resume.
+"""A recording read as a sample stream: windows of recorded rows in a new order each epoch, reproducible after a resume.
 
 Windows [W+1, M, ...] are drawn without replacement: an epoch gives every window once. As many files as fit into `pool_bytes`
-are in memory at a time, and the windows of those are shuffled together.
+are in memory at a time, and their windows are shuffled together.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RecordedConsumer:
     """A SampleConsumer whose trajectories come from a recording, endlessly.
 
     Args:
-      recording: to read. spec: schema [W+1, M, ...] of what `get` lends. seed: of the order.
-      start: number of leases that were consumed before, in earlier lives. ledger: to count in.
+      recording: to read. spec: schema [W+1, M, ...] of the leases. seed: of the order.
+      start: number of leases consumed by earlier incarnations. ledger: to count in.
       hop: folder for the page that counts what is read; None: count in memory only.
 
     Raises:
@@ -70,12 +70,12 @@ class RecordedConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every lease."""
+        """Return the fate of every lease."""
         return self._ledger
 
     def get(self, timeout_s: float) -> Lease:
         """Return the next M windows; their arrays are not shared."""
-        del timeout_s  # a disk answers
+        del timeout_s  # reading from disk does not block
         trajectory = zeros(self._spec)
         self._page.begin()
         targets = dict(named_leaves(trajectory))
@@ -109,7 +109,7 @@ class RecordedConsumer:
     # -- the order ----------------------------------------------------------------------------------------------------
 
     def _skip(self, windows: int) -> None:
-        """Go to where `windows` windows were given, without reading what lies before."""
+        """Skip `windows` windows, without reading them."""
         self._epoch, left = divmod(windows, self.windows)
         self._pools, self._pool_number = self._pools_of(self._epoch), 0
         while True:
@@ -129,7 +129,7 @@ class RecordedConsumer:
     def _enter(self, at: int) -> None:
         chunks = self._pools[self._pool_number]
         if chunks != self._loaded:
-            self._pool, self._loaded = [], ()  # gone before the next ones come
+            self._pool, self._loaded = [], ()  # free memory before loading the next ones
             parts = [read_chunk(self._recording, chunk, self._names) for chunk in chunks]
             self._pool = [np.concatenate(leaf) if len(leaf) > 1 else leaf[0] for leaf in zip(*parts, strict=True)]
             complete_acts(self._pool[self._names.index("acts")])
@@ -141,7 +141,7 @@ class RecordedConsumer:
         return sum(chunk.count for chunk in chunks) * self._windows_each
 
     def _pools_of(self, epoch: int) -> list[tuple[Chunk, ...]]:
-        """Return the files of an epoch in the order in which they are read, those together that fit into memory."""
+        """Return the files of an epoch in reading order, grouped into pools that fit into memory."""
         chunks, each_bytes = self._recording.chunks, self._recording.trajectory_bytes
         if sum(chunk.count for chunk in chunks) * each_bytes <= self._pool_bytes:
             return [tuple(chunk for chunk in chunks if chunk.count)]
@@ -159,7 +159,7 @@ class RecordedConsumer:
     # -- the rest of a consumer ---------------------------------------------------------------------------------------
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Count what became of a lease."""
+        """Count the outcome of a lease."""
         self._lent.remove(lease.entry)
         self._ledger.mark(True)
         self._ledger.settle(outcome)
@@ -167,7 +167,7 @@ class RecordedConsumer:
         self._ledger.mark(False)
 
     def pending(self) -> int:
-        """Return 1: there is always a next one."""
+        """Return 1: there is always another lease."""
         return 1
 
     def fence(self, producer: ProducerId) -> None:
@@ -184,13 +184,13 @@ class RecordedConsumer:
 
 
 def complete_acts(acts: np.ndarray) -> None:
-    """Let row T of a single agent's recorded trajectories [N, T+1, B] act: earlier versions left it 0."""
+    """Set row T of a single agent's recorded trajectories [N, T+1, B] to acting: earlier versions left it 0."""
     if acts.ndim == 3 and acts[:, :-1].all() and not acts[:, -1].any():
         acts[:, -1] = 1
 
 
 def recorded_batch(spec: Trajectory, columns: int) -> Trajectory:
-    """Return the schema of a whole batch of recorded windows: they are lent as one trajectory."""
+    """Return the schema of a whole batch of recorded windows, which is lent as one trajectory."""
     return map_trajectory(
         lambda leaf: ArraySpec((leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype),
         lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype),
@@ -208,7 +208,7 @@ def recorded_consumer(folder: str, spec: Trajectory, **options: Any) -> Recorded
 
 
 def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
-    """Return which leaves to read for trajectories like `spec`: all but the core, which is that of the recorded policy.
+    """Return which leaves to read for trajectories like `spec`: all but the core, which belongs to the recorded policy.
 
     Raises:
       SpecMismatch: a leaf is not recorded, or of another shape or dtype. RecordingError: its trajectories are too short.
@@ -225,7 +225,7 @@ def wanted_leaves(recording: Recording, spec: Trajectory) -> list[str]:
         text = "no such leaf" if there is None else f"{there.dtype}{list(there.shape[2:])}"
         if there is None or (there.shape[2:], there.dtype) != (shape, leaf.dtype):
             raise SpecMismatch(
-                f"leaf {name}: the experiment wants {leaf.dtype}{list(shape)} per row, the recording {recording.folder} has "
+                f"leaf {name}: the experiment needs {leaf.dtype}{list(shape)} per row, the recording {recording.folder} has "
                 f"{text}. Give the environment (--env.*) that was recorded; extras need the agent that was recorded."
             )
         names.append(name)

@@ -1,4 +1,4 @@
-"""The learner's end of replay: batches of windows as leases, priorities back to the worker that each window came from."""
+"""The learner's end of replay: batches of windows as leases; priorities go back to the replay worker of each window."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FEEDBACK_TIMEOUT_S = 2.0
 
 
 class ReplayConsumer:
-    """A SampleConsumer over a stream of ReplayBatch; its leases hold windows, and their ids.
+    """A SampleConsumer over a stream of ReplayBatch; its leases hold windows and their ids.
 
     Args:
-      batches: the stream that replay workers write to. priorities: number of a replay worker -> road to it.
-      batch_size: windows of a batch. wait: whether `feedback` may wait for room.
+      batches: the stream that replay workers write to. priorities: number of a replay worker -> stream to it.
+      batch_size: windows of a batch. wait: whether `feedback` may wait for free memory.
 
     Attributes:
-      lost_feedback: priorities that a replay worker had no room for.
+      lost_feedback: priorities dropped because a replay worker had no free memory.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class ReplayConsumer:
         self._roads: dict[int, SampleProducer] = {}
         self._inserted: dict[int, int] = {}
         self._lives: dict[int, ProducerId] = {}
-        self._renewed: set[int] = set()  # replay workers of which the reading thread saw another life
+        self._renewed: set[int] = set()  # replay workers whose restart the reading thread has seen
         self.address = batches.address
         self.lost_feedback = 0
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every batch."""
+        """Return the fate of every batch."""
         return self._batches.ledger
 
     @property
     def env_steps(self) -> int:
-        """Return the env steps inserted over all replay workers, as the newest batches knew it."""
+        """Return the env steps inserted over all replay workers, as reported with the newest batches."""
         return sum(self._inserted.values())
 
     def get(self, timeout_s: float) -> Lease:
@@ -70,11 +70,11 @@ class ReplayConsumer:
         return Lease(batch.windows, lease.entry, np.array(batch.ids))
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._batches.release(lease, outcome)
 
     def pending(self) -> int:
-        """Return how many batches wait."""
+        """Return the number of waiting batches."""
         return self._batches.pending()
 
     def feedback(self, ids: Array, priorities: Array) -> None:
@@ -98,7 +98,7 @@ class ReplayConsumer:
         except StreamTimeout:
             self.lost_feedback += len(ids)
             return
-        except StreamClosed:  # its process ended; the rows that these priorities are of went with it
+        except StreamClosed:  # its process ended; the rows of these priorities are gone
             self.lost_feedback += len(ids)
             self._leave(number)
             return
@@ -108,7 +108,7 @@ class ReplayConsumer:
         block.commit(0)
 
     def _leave(self, number: int) -> None:
-        """Leave the road to a replay worker that died; the next life's is taken with its first batch."""
+        """Close the stream to a dead replay worker; the stream to its successor opens with its first batch."""
         road = self._roads.pop(number, None)
         if road is not None:
             road.lose("its replay worker was replaced")
@@ -119,14 +119,14 @@ class ReplayConsumer:
         self._batches.fence(producer)
 
     def close(self) -> None:
-        """Leave all roads."""
+        """Close all streams."""
         for road in self._roads.values():
             road.close()
         self._batches.close()
 
 
 def batch_of_windows(job: Job) -> Trajectory:
-    """Return the schema [W+1, M, ...] of what replay workers send."""
+    """Return the schema [W+1, M, ...] of the replay workers' batches."""
     config = job.experiment.replay
     assert config is not None
     return windows_spec(
@@ -135,7 +135,7 @@ def batch_of_windows(job: Job) -> Trajectory:
 
 
 def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
-    """Return the learner's end of replay over the stream of batches that it bound."""
+    """Return the learner's end of replay over its bound stream of batches."""
     config = job.experiment.replay
     assert config is not None
     number = config.batch_size

@@ -1,6 +1,6 @@
-"""Scores of games: the mean |advantage| over the rows of each game that a director assigned, told when the game has ended.
+"""Scores of games: the mean |advantage| over the rows of each game that a director assigned, reported when the game ends.
 
-A game's rows come in several batches. Snapshots have what the learner knows of the games that are open, for a later life.
+A game's rows come in several batches. Snapshots keep the scores of unfinished games for a restart.
 
 Source: Jiang et al., "Prioritized Level Replay" (2021), section 3.1: the average magnitude of the generalised advantage
 estimate over an episode, the L1 value loss. Differs: the rows of an episode that is longer than one batch are scored with the
@@ -17,16 +17,16 @@ import numpy as np
 from jsrl.types import Array
 from jsrl.workers.base import Reporter
 
-MOST_OPEN = 10_000  # games whose end may never come: their rows were dropped
+MOST_OPEN = 10_000  # unfinished games kept: some never end, because their rows were dropped
 
 
 class Scores:
-    """What a learner knows of the games in its batches.
+    """Scores of the games in a learner's batches.
 
     Args:
-      reporter: through which the director is told. policy: number of the learner's.
-      always: tell of every batch, also where no game ended: the director waits for it.
-      known: of games that were open in the life before, see `open_games`.
+      reporter: reports to the director. policy: number of the learner's policy.
+      always: report every batch, even if no game ended, because the director waits for it.
+      known: scores of games that were unfinished at the restart, see `open_games`.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Scores:
 
     @property
     def open_games(self) -> list[tuple[int, float, float]]:
-        """Return each game that has not ended, with the sum and the number of its rows so far."""
+        """Return each unfinished game, with the sum and the number of its rows so far."""
         return [(game, *values) for game, values in self._open.items()]
 
     def add(self, game: Array, rows: Array | None, batches: int = 0) -> None:
-        """Count the rows of a batch, and tell of the games that ended in it.
+        """Count the rows of a batch, and report the games that ended in it.
 
         Args:
           game: int32 [D, T+1, B/D], the game of each row; -1: none. rows: [D, B/D, T, 2], see jsrl.agents.rows.row_scores;
-            None: nothing was trained. batches: that the learner has had so far.
+            None: nothing was trained. batches: number of batches so far.
         """
         if rows is None:
             self._tell((), batches)

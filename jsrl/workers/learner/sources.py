@@ -1,4 +1,4 @@
-"""Where a learner's batches come from: actors, actors through a ring on the devices, replay workers, a recording."""
+"""Sources of a learner's batches: actors, actors through a ring on the devices, replay workers, a recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Source(Protocol):
         ...
 
     def begin(self) -> None:
-        """Prepare batches from now on: the learner is ready."""
+        """Start preparing batches: the learner is ready."""
         ...
 
     def next(self, timeout_s: float) -> Batch | None:
@@ -43,7 +43,7 @@ class Source(Protocol):
         ...
 
     def env_steps(self, updates: int) -> int:
-        """Return the env steps trained on after so many updates (with replay workers: those inserted)."""
+        """Return the env steps trained on after `updates` updates (with replay workers: those inserted)."""
         ...
 
     def pending(self) -> int:
@@ -57,11 +57,11 @@ class Source(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory."""
+        """Return the fate of every trajectory."""
         ...
 
     def close(self) -> None:
-        """Drop what waits and leave the stream."""
+        """Drop waiting trajectories and close the stream."""
         ...
 
 
@@ -69,7 +69,7 @@ class FromStream:
     """Batches of the trajectories of a consumer, such as the actors' or a recording's.
 
     Args:
-      batcher: joins what `consumer` lends. env_steps: of one batch. updates: made with one batch.
+      batcher: joins the leases of `consumer`. env_steps: of one batch. updates: made with one batch.
     """
 
     def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int) -> None:
@@ -93,7 +93,7 @@ class FromStream:
         return self._env_steps
 
     def env_steps(self, updates: int) -> int:
-        """Return the env steps of the batches that so many updates were made with."""
+        """Return the env steps of the batches behind `updates` updates."""
         return updates // self._updates * self._env_steps
 
     def pending(self) -> int:
@@ -107,11 +107,11 @@ class FromStream:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory."""
+        """Return the fate of every trajectory."""
         return self._consumer.ledger
 
     def close(self) -> None:
-        """Drop what waits and leave the stream."""
+        """Drop waiting trajectories and close the stream."""
         self._batcher.close()
         self._consumer.close()
 
@@ -120,7 +120,7 @@ class IntoRing(FromStream):
     """Batches that the update adds to a ring of rows on its devices; it trains on windows drawn from there.
 
     Args:
-      windows: that one call of the update trains on. The others: see FromStream.
+      windows: that one call of the update trains on. For the others see FromStream.
     """
 
     def __init__(self, batcher: Batcher, consumer: SampleConsumer, env_steps: int, updates: int, windows: int) -> None:
@@ -147,12 +147,12 @@ class FromReplay(IntoRing):
         return super().used(batch, output)
 
     def env_steps(self, updates: int) -> int:
-        """Return the env steps inserted over all replay workers, as the newest batches knew it."""
+        """Return the env steps inserted over all replay workers, as reported with the newest batches."""
         return self._replay.env_steps
 
 
 class Prefetched:
-    """A source whose batches a thread of its own prepares: batch N+1 is joined while update N runs.
+    """A source with a thread that prepares batches: batch N+1 is joined while update N runs.
 
     Args:
       source: of the batches. phases: of the thread.
@@ -202,7 +202,7 @@ class Prefetched:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory."""
+        """Return the fate of every trajectory."""
         return self._source.ledger
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class Agreed:
         """Return the next batch, or None if this rank or another has none within `timeout_s`.
 
         Raises:
-          StreamTimeout: another rank has said nothing for too long.
+          StreamTimeout: another rank has been silent for too long.
         """
         until_s = time.monotonic() + timeout_s
         if self._waiting is None:
@@ -240,7 +240,7 @@ class Agreed:
         return self._lend() if self._group.agree(self._waiting is not None, left_s) else None
 
     def last(self) -> Batch | None:
-        """Begin no further update; return the batch that must be trained on before: then call this again."""
+        """Stop making updates; return the batch that must still be trained on, after which call this again."""
         return self._lend() if self._group.halt() else None
 
     def _lend(self) -> Batch | None:
@@ -259,5 +259,5 @@ class Agreed:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory of this rank."""
+        """Return the fate of every trajectory of this rank."""
         return self._source.ledger

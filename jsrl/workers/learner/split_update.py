@@ -1,7 +1,7 @@
-"""Actor and critic of an agent on two devices: each side updates its own copy of the state, from a thread of its own.
+"""Actor and critic of an agent on two devices: each side updates its own copy of the state, in its own thread.
 
-Both sides are given the same batches, in order, and take the newest params of the other side that have arrived as they
-begin an update. Neither gets further ahead of the other than `max_lead` calls; with 0 they take turns, critic first, which
+Both sides get the same batches, in order, and start each update with the newest params that have arrived from the other side.
+Neither gets more than `max_lead` calls ahead of the other; with 0 they take turns, critic first, which
 is what the agent's own `update` does.
 
     main thread   batch n, copied once  ->  queue of each side
@@ -34,11 +34,11 @@ NAMES = ("policy", "critic")
 
 @dataclass
 class Side:
-    """One of the two networks at work.
+    """One of the two networks in training.
 
     Attributes:
       call: (state, params of the other side, batch, key) -> (state, metrics, published), compiled. made: calls.
-      published: on its own device, and `sent` on the other's. newest: metrics since the main thread looked.
+      published: on its own device, and `sent` on the other's. newest: metrics since the main thread's last look.
     """
 
     name: str
@@ -98,15 +98,15 @@ class SplitUpdate:
             return self._sides[POLICY].published[0]
 
     def fresh(self, key: Array) -> AgentState:
-        """Return what a snapshot would keep of a new state."""
+        """Return the snapshot of a new state."""
         return self._pack(self._init(key))
 
     def make(self, key: Array) -> Any:
-        """Make the state on both devices, and begin."""
+        """Make the state on both devices, and start."""
         return self._begin([jax.jit(self._init)(jax.device_put(key, side.device)) for side in self._sides])
 
     def place(self, kept: AgentState) -> Any:
-        """Put a state on both devices, and begin."""
+        """Put a state on both devices, and start."""
         host = jax.tree.map(np.array, kept)
         return self._begin([self._unpacked(host, side) for side in self._sides])
 
@@ -137,9 +137,9 @@ class SplitUpdate:
             thread.start()
 
     def __call__(self, state: Any, batch: Trajectory, key: Array) -> tuple[Any, UpdateOutput]:
-        """Give both sides a batch [1, T+1, B, ...]; return the metrics of updates that have ended since the last call.
+        """Give both sides a batch [1, T+1, B, ...]; return the metrics of the updates that ended since the last call.
 
-        The batch is copied. Waits where the slower side is `max_lead` calls behind (0: until both have made this one).
+        The batch is copied. Waits if the slower side is `max_lead` calls behind (0: until both have made this one).
 
         Raises:
           NonFiniteUpdate: a side's update made a metric that is not finite; nothing of it was published.
@@ -162,7 +162,7 @@ class SplitUpdate:
         return jax.tree.map(np.array, tree)
 
     def kept(self, state: Any) -> AgentState:
-        """Return what a snapshot keeps of the agent's whole state, once both sides are idle; with a ring, the critic's."""
+        """Return the snapshot of the agent's whole state, once both sides are idle; a ring is the critic's."""
         return self.fetch(self._joined())
 
     def _joined(self) -> Any:
@@ -183,7 +183,7 @@ class SplitUpdate:
             thread.join(10.0)
 
     def _await(self, made: int) -> None:
-        """Wait until both sides have made so many calls (the lock is held)."""
+        """Wait until both sides have made `made` calls (the lock is held)."""
         while self._error is None and min(side.made for side in self._sides) < made:
             self._changed.wait()
         if self._error is not None:
@@ -195,7 +195,7 @@ class SplitUpdate:
         return self._sides[CRITIC if side is self._sides[POLICY] else POLICY]
 
     def _may_begin(self, side: Side) -> bool:
-        """Return whether a side has a batch, and is not too far ahead; taking turns, the critic's comes first."""
+        """Return whether a side has a batch and is not too far ahead; when taking turns, the critic is first."""
         if not side.waiting:
             return False
         other = self._other(side).made
@@ -228,7 +228,7 @@ class SplitUpdate:
         bad = non_finite_metrics(values) if self._check_finite else []
         if bad:
             raise NonFiniteUpdate(
-                f"call {side.made + 1} of the {side.name}'s side made {what_is_bad(bad, values)}; nothing of it was "
+                f"call {side.made + 1} of the {side.name}'s side gave {what_is_bad(bad, values)}; nothing of it was "
                 "published. Continue from the last snapshot (--resume); without learner.split the failed update is kept."
             )
         values.pop(STATE, None)
@@ -240,7 +240,7 @@ class SplitUpdate:
 
 
 def _side(update: Update, take: Any, publish: Any) -> Any:
-    """Return one call of a side: take what the other published, update, publish."""
+    """Return one call of a side: take the other side's publication, update, publish."""
 
     def call(
         state: AgentState, taken: Tree, batch: Trajectory, key: Array

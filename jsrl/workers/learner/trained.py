@@ -1,4 +1,4 @@
-"""The agent that a learner trains: that of the config, with the hyperparameters that a director changes in its state."""
+"""The agent that a learner trains: the config's, with the director's hyperparameters in its state."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jsrl.types import EnvSpec
 
 
 def trained_agent(config: Any, spec: EnvSpec, hyperparameters: Mapping[str, float]) -> Agent:
-    """Return the agent of a config; `hyperparameters`: name of a field -> the value that it has in a new state."""
+    """Return the agent of a config; `hyperparameters`: name of a field -> its value in a new state."""
     return with_hyperparameters(config, functools.partial(build_agent, spec=spec), hyperparameters)
 
 
 def agent_of(experiment: Experiment, spec: EnvSpec) -> Agent:
-    """Return the agent that an experiment trains, for states that are there already."""
+    """Return the agent that an experiment trains, for existing states."""
     return trained_agent(resolved_agent(experiment), spec, dict.fromkeys(explored_names(experiment.director), 0.0))

@@ -1,4 +1,4 @@
-"""What makes a learner's updates: an agent's own update on one device or several, with a ring of rows, or split."""
+"""A learner's updates: an agent's own update on one device or several, with a ring of rows, or split."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jsrl.types import Array, Trajectory, Tree, map_trajectory
 
 
 class Updater(Protocol):
-    """Makes updates. Its states are on its devices; their `params` are what is published."""
+    """Makes updates. Its states are on its devices; their `params` are published."""
 
     def fresh(self, key: Array) -> AgentState:
-        """Return what a snapshot would keep of a new state."""
+        """Return the snapshot of a new state."""
         ...
 
     def make(self, key: Array) -> Any:
@@ -25,7 +25,7 @@ class Updater(Protocol):
         ...
 
     def place(self, kept: AgentState) -> Any:
-        """Return the state that a snapshot kept."""
+        """Return the state of a snapshot."""
         ...
 
     def compile(self, state: Any, batch: Trajectory, key: Array) -> None:
@@ -44,7 +44,7 @@ class Updater(Protocol):
         ...
 
     def kept(self, state: Any) -> AgentState:
-        """Return what a snapshot keeps of a state, as numpy arrays."""
+        """Return the snapshot of a state, as numpy arrays."""
         ...
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Failed(NamedTuple):
     """An update that failed.
 
     Attributes:
-      state: to go on from. tree: what to keep: `state` before the update, and `batch`. facts: what else repeats it.
+      state: to continue from. tree: to keep: `state` before the update, and `batch`. facts: what else a repetition needs.
     """
 
     state: Any
@@ -72,7 +72,7 @@ class OwnUpdate:
         self.compile, self.fetch = spread.compile, spread.fetch
 
     def fresh(self, key: Array) -> AgentState:
-        """Return what a snapshot would keep of a new state."""
+        """Return the snapshot of a new state."""
         return self._init(key)
 
     def make(self, key: Array) -> Any:
@@ -80,7 +80,7 @@ class OwnUpdate:
         return self._spread.make(self._init, key)
 
     def place(self, kept: AgentState) -> Any:
-        """Return the state that a snapshot kept."""
+        """Return the state of a snapshot."""
         return self._spread.place(kept)
 
     def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
@@ -92,7 +92,7 @@ class OwnUpdate:
         return self.fetch(state)
 
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
-        """Return what failed; `before` must not be donated."""
+        """Return the failed update; `before` must not be donated."""
         return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
 
     def close(self) -> None:
@@ -107,26 +107,26 @@ class RingUpdate(OwnUpdate):
         self._replay = replay
 
     def fresh(self, key: Array) -> AgentState:
-        """Return what a snapshot would keep of a new state."""
+        """Return the snapshot of a new state."""
         return self._replay.pack(self._init(key))
 
     def place(self, kept: AgentState) -> Any:
-        """Return the state that a snapshot kept, with an empty ring if the snapshot has none."""
+        """Return the state of a snapshot, with an empty ring if it has none."""
         return self._replay.unpack(super().place(kept), lambda: self.make(jax.random.key(0)))
 
     def kept(self, state: AgentState) -> AgentState:
-        """Return what a snapshot keeps of a state, as numpy arrays."""
+        """Return the snapshot of a state, as numpy arrays."""
         return self.fetch(self._replay.pack(state))
 
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
-        """Return what failed: the compiled call made no further update, and kept its windows [W+1, M, ...]."""
+        """Return the failed update: the compiled call made no further update, and kept its windows [W+1, M, ...]."""
         own, windows, number = jax.device_get(jax.jit(self._replay.failed)(after))
         tree = {"state": own, "batch": map_trajectory(lambda x: x[None], lambda x: x[None], windows)}
         return Failed(after, tree, {"number": int(number), "windows": True, "devices": 1})
 
 
 def reported(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return (metrics of the updates, empty where none was made; metrics of the replay, with their whole names)."""
+    """Return (metrics of the updates, empty if none was made; metrics of the replay, with their full names)."""
     replay = {name: value for name, value in metrics.items() if "/" in name}
     if replay.get(MADE, 1.0) == 0.0:
         return {}, replay

@@ -1,4 +1,4 @@
-"""The learner: batches in, updates, params out, snapshots written behind its back."""
+"""The learner: batches in, updates, params out; snapshots are written in the background."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from jsrl.workers.learner.updaters import Updater, reported
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """What a learner has to know: when it ends, where this life begins, and how it makes updates and snapshots.
+    """Settings of a learner: when it ends, where it starts, and how it makes updates and snapshots.
 
     Attributes:
-      total_env_steps: the end. epoch: of this life. start_updates: made before it.
-      start_trained: trajectories that the state it begins with was trained on.
+      total_env_steps: the end. epoch: of this process. start_updates: made before it.
+      start_trained: trajectories that its first state was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
-      drains: it trains on whole batches that are there before it leaves, so that all learners leave after the same update.
-      shares_rows: with other readers of its stream, or its environments with other policies: they would wait for it if it took
-        no more.
+      drains: before it leaves it trains on the whole batches that are there, so that all learners leave after the same update.
+      shares_rows: its stream has other readers, or its environments have other policies: they would wait if it stopped
+        reading.
     """
 
     seed: int
@@ -60,10 +60,10 @@ class Learner:
     """A worker that owns the agent's state.
 
     Args:
-      updater: makes the updates. begin: () -> the state on its devices that this life begins with.
+      updater: makes the updates. begin: () -> the first state, on its devices.
       connect: () -> (source of batches, params publisher), called when the update is compiled.
-      check: looks at each update before it is published. store: of snapshots.
-      directed: what a director commands it. ranks: the way to its other ranks, where it has some.
+      check: checks each update before it is published. store: of snapshots.
+      directed: the director's commands. ranks: the connection to its other ranks, if it has some.
     """
 
     _counts_rows = True
@@ -97,7 +97,7 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Return the version of the params as they are now."""
+        """Return the version of the current params."""
         return make_version(self._settings.epoch, self.updates)
 
     def _now(self) -> Now:
@@ -105,17 +105,17 @@ class Learner:
 
     @property
     def settled(self) -> bool:
-        """Return whether its updates have taken the memory that they need."""
+        """Return whether its updates have allocated their memory."""
         return self.updates >= self._settings.start_updates + 2 * self._settings.updates_per_call
 
     @property
     def turn_limit_s(self) -> float | None:
-        """Return how long one turn of the loop may take; None: as any worker's."""
+        """Return the time limit of one turn of the loop; None: as for any worker."""
         return None if self._ranks is None else self._ranks.limit.seconds
 
     @property
     def env_steps(self) -> int:
-        """Return the env steps trained on so far (with replay workers: those that they had inserted)."""
+        """Return the env steps trained on so far (with replay workers: those they inserted)."""
         return self._source.env_steps(self.updates)
 
     @property
@@ -137,7 +137,7 @@ class Learner:
         self._source.begin()
 
     def step(self) -> int:
-        """Make the updates of one batch and publish; return how many (0: no batch in time, or all are made)."""
+        """Make the updates of one batch and publish; return their number (0: no batch in time, or all are made)."""
         made = self._train()
         self._phases.rest()
         return made
@@ -173,7 +173,7 @@ class Learner:
         return self.updates - before
 
     def _update(self, batch: Batch) -> UpdateOutput:
-        """Make the next update: learn, take the state that was told, or skip rows of before."""
+        """Make the next update: learn, take a director's state, or skip rows from before it."""
         told = self._directed.next_state(self.updates)
         if told is not None:
             self._state = told
@@ -181,7 +181,7 @@ class Learner:
         return self._learn(batch) if self._directed.trains(batch) else self._skip()
 
     def _learn(self, batch: Batch) -> UpdateOutput:
-        """One call of the update: apart from publishing, what the whole system is for."""
+        """One call of the update: apart from publishing, the purpose of the whole system."""
         self._phases.enter("update")
         key = jax.random.fold_in(self._key, self.updates)
         before = self._state
@@ -192,7 +192,7 @@ class Learner:
         refused = self._check(self.updates, before, self._state, batch.trajectory, metrics)
         if refused is not None:
             self._state = refused.state
-            self.save(wait=True)  # a resume goes on from here, with other trajectories
+            self.save(wait=True)  # a resume starts here, with other trajectories
             raise refused.error
         metrics, self._replay_metrics = reported(metrics)
         self.updates += self._settings.updates_per_call
@@ -204,11 +204,11 @@ class Learner:
         return UpdateOutput(metrics, output.priorities)
 
     def _note(self, metrics: dict[str, float]) -> None:
-        """Report what an update said."""
+        """Report the metrics of an update."""
         self._recorder.means(metrics)
 
     def _skip(self) -> UpdateOutput:
-        """Count an update without learning, so that actors go on."""
+        """Count an update without learning, so that actors continue."""
         self.updates += self._settings.updates_per_call
         self._recorder.count("skipped", self._settings.updates_per_call)
         self._publish(self._updater.fetch(self._state.params))
@@ -220,7 +220,7 @@ class Learner:
         self._phases.enter("other")
 
     def _wait_for_others(self) -> None:
-        """Wait until the run ends; batches go by unused where the writers serve other readers as well."""
+        """Wait until the run ends; read and drop batches if the writers serve other readers as well."""
         batch = self._source.next(self._settings.poll_s) if self._settings.shares_rows else None
         if batch is not None:
             self._source.used(batch, UpdateOutput({}, None))
@@ -233,18 +233,18 @@ class Learner:
             self._reporter.event("finished", updates=self.updates, env_steps=self.env_steps)
 
     def _save_when_due(self) -> None:
-        """Write a snapshot now and then; none that says the same again once all updates are made."""
+        """Write a snapshot periodically; none without a change once all updates are made."""
         now_s = time.monotonic()
         if now_s >= self._snapshot_at:
             self._snapshot_at = math.inf if self.finished else now_s + self._settings.snapshot_period_s
             self.save(wait=False)
 
     def save(self, *, wait: bool, tags: tuple[str, ...] = ("latest",)) -> None:
-        """Write the whole state as a snapshot; training goes on without it when the disk does not want it."""
+        """Write the whole state as a snapshot; training continues without it if the disk fails."""
         self._phases.enter("snapshot")
         self._reporter.event("saving", version=self.version)
         if wait and self._ranks is not None:
-            self._reporter.entering("writing a snapshot", math.inf)  # which the limit of a turn does not count
+            self._reporter.entering("writing a snapshot", math.inf)  # not counted in the limit of a turn
         state = self._updater.kept(self._state)
         meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
         meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
@@ -282,11 +282,11 @@ class Learner:
         return {"updates": self.updates, "env_steps": self.env_steps, "ledger": self._counts()}
 
     def _counts(self) -> dict[str, Any]:
-        """Return what the consumer counted, over all lives of this run."""
+        """Return the consumer's counts, over all incarnations of the learner."""
         return self._source.ledger.counts
 
     def command(self, command: Command) -> None:
-        """Obey `snapshot`, and what a director commands."""
+        """Execute `snapshot`, and a director's commands."""
         if command.name == "snapshot":
             self.save(wait=True)
             self._reporter.event("snapshotted", updates=self.updates)
@@ -294,18 +294,18 @@ class Learner:
             self._directed.obey(command.name, command.facts, self._now(), functools.partial(self.save, wait=True))
 
     def drop_pending(self) -> None:
-        """Count what waits as dropped and take in nothing more; used where a step failed."""
+        """Count waiting trajectories as dropped and read no more; used when a step failed."""
         self._open.close()
 
     def close(self) -> dict[str, Any]:
-        """Write the final snapshot and leave the streams."""
+        """Write the final snapshot and close the streams."""
         while self._settings.drains and self._ranks is None and not self.finished and self._train():
             pass
         if self._ranks is not None:
             self._ranks.halt()
         self.save(wait=True, tags=("latest", "final"))
         if self._ranks is not None:
-            self._ranks.part()  # not before: jax's processes write snapshots while they belong together
+            self._ranks.part()  # not earlier: jax's processes write snapshots while they form a group
         self._updater.close()
         self._open.close()
         facts = self._facts()

@@ -1,1 +1,1 @@
-"""Ranks: the processes of a learner beside its first."""
+"""Ranks: the processes of a learner besides the first."""

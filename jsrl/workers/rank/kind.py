@@ -1,4 +1,4 @@
-"""Ranks: what is known of them without loading them."""
+"""Ranks: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 

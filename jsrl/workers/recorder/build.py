@@ -12,7 +12,7 @@ from jsrl.workers.kinds import make_recorder
 from jsrl.workers.players import played_policies, what_players_share
 from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 
-FILMED = 1  # beside the seed of what is filmed: other episodes than those that are scored
+FILMED = 1  # added to the seed: films show other episodes than evaluations
 
 
 def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:

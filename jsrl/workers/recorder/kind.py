@@ -1,4 +1,4 @@
-"""Recorders: what is known of them without loading them."""
+"""Recorders: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVITIES = (
 METRICS = (
     Metric("videos", "videos written so far", "count", "rises", "total"),
     Metric("failed", "videos that could not be written", "count", "0", "total"),
-    Metric("lost", "recorders that ended for good; the run went on without", "count", "0", "sum"),
+    Metric("lost", "recorders lost for good; the run went on without them", "count", "0", "sum"),
     Metric("return_mean", "mean raw return of the filmed episodes", "reward", "rises"),
     Metric("best_return", "that of the best video", "reward", "rises", "max"),
     Metric("length_mean", "mean length of the filmed episodes", "steps", "depends"),

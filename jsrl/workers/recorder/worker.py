@@ -22,12 +22,12 @@ from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
 
-HELD_S = 0.5  # so long stands the last picture of an episode
+HELD_S = 0.5  # how long the last picture of an episode is shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecorderSettings(PlayerSettings):
-    """What a recorder has to know; see RecorderConfig. niceness: None leaves the process as it is (it is not its own)."""
+    """Settings of a recorder; see RecorderConfig. niceness: None: leave the priority of the process (it is shared)."""
 
     episodes: int
     fps: float | None
@@ -36,11 +36,11 @@ class RecorderSettings(PlayerSettings):
 
 
 class Film:
-    """One video in the making: looks at every step of an environment, until it is as long as it may be.
+    """One video in the making: receives every step of an environment, until the video has its full length.
 
     Args:
-      version: the caption's second line, which says whose episodes these are. most_frames: pictures at most.
-      returns: of those who play.
+      version: the caption's second line: whose episodes these are. most_frames: pictures at most.
+      returns: of the filmed policies.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class VideoRecorder(Player[RenderedEnv]):
     """A worker that films.
 
     Args:
-      policies: that play. make_env: (1, seed) -> environment that shows pictures.
+      policies: that play. make_env: (1, seed) -> environment that renders pictures.
       open_shelf: () -> the run's videos.
     """
 
@@ -104,7 +104,7 @@ class VideoRecorder(Player[RenderedEnv]):
         self._final = False
 
     def setup(self) -> None:
-        """Give way to the other workers, draw a first picture, compile, connect."""
+        """Lower the priority, render a first picture, compile, connect."""
         require_video()
         if self._settings.niceness is not None:
             give_way(self._settings.niceness)
@@ -114,7 +114,7 @@ class VideoRecorder(Player[RenderedEnv]):
         self._reporter.stage("drawing a first picture")
         with self._watched():
             env.reset()
-            env.picture()  # what cannot be drawn is known before anything is filmed
+            env.picture()  # rendering errors show before anything is filmed
 
     def _begin(self) -> None:
         assert self._params is not None
@@ -181,7 +181,7 @@ class VideoRecorder(Player[RenderedEnv]):
     def _advance(self) -> int:
         try:
             return super()._advance()
-        except (VideoError, OSError) as error:  # the disk's, or the encoder's: the next video may be written again
+        except (VideoError, OSError) as error:  # the disk's, or the encoder's: the next video may succeed
             self._abandon()
             self.recorder.count("failed")
             self._reporter.event("warning", f"a video was lost (recorder/failed counts them): {error}", once="videos")
@@ -191,12 +191,12 @@ class VideoRecorder(Player[RenderedEnv]):
             return 0
 
     def command(self, command: Command) -> None:
-        """Obey `final`: film the newest params."""
+        """Execute `final`: film the newest params."""
         if command.name == "final":
             self.begin_final()
 
     def begin_final(self) -> None:
-        """Film the newest params next, also in the middle of a video; say `filmed finally` afterwards."""
+        """Film the newest params next, also in the middle of a video; report `filmed finally` afterwards."""
         self._take_newest()
         self._abandon()
         self._final = True
@@ -207,7 +207,7 @@ class VideoRecorder(Player[RenderedEnv]):
 
     @property
     def due(self) -> bool:
-        """Return whether something is being filmed, or there are params that should be filmed now."""
+        """Return whether something is being filmed, or params are due."""
         if self._final and (self._params is None or self._params[0] == self._filmed_version):
             return False
         return super().due
@@ -218,15 +218,15 @@ class VideoRecorder(Player[RenderedEnv]):
         self._play = self._film = None
 
     def close(self) -> dict[str, Any]:
-        """Leave; what is being filmed is given up."""
+        """Close; the open video is dropped."""
         self._abandon()
         self._close_player()
         return {}
 
 
 def give_way(niceness: int) -> None:
-    """Lower this process's priority, and that of its session where the kernel schedules by session (Linux's autogroup)."""
+    """Lower this process's priority, and that of its session if the kernel schedules by session (Linux's autogroup)."""
     os.nice(niceness)
     with suppress(OSError):  # not Linux, or scheduled without sessions: the line above is enough
         Path("/proc/self/autogroup").write_text(str(niceness))
-    os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa's threads, where no graphics card draws
+    os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa's threads, without a graphics card

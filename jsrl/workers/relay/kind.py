@@ -1,4 +1,4 @@
-"""Parameter servers: what is known of them without loading them."""
+"""Parameter servers: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from jsrl.workers.players import PARAMS_STORE
 
 
 class ParameterServer:
-    """A worker between the learner's params road (this host) and that of all other workers (ZeroMQ)."""
+    """A worker between the learner's params stream (this host) and that of all other workers (ZeroMQ)."""
 
     def __init__(self, job: Job, store: SnapshotStore, reporter: Reporter) -> None:
         self.name = job.name
@@ -32,7 +32,7 @@ class ParameterServer:
         self._saved_at = time.monotonic()
 
     def setup(self) -> None:
-        """Connect to the learner's road and bind the relay."""
+        """Connect to the learner's params and bind the relay."""
         self._reporter.stage("connecting to the learner's params")
         agent = build_agent(self._job.experiment.agent, self._job.schemas.env)
         self._structure = jax.tree.structure(jax.eval_shape(agent.init, jax.random.key(0)).params)
@@ -40,7 +40,7 @@ class ParameterServer:
         self._relay = bind_publisher(self._job, "relayed")
 
     def step(self) -> int:
-        """Relay newer params; return 1 when there were some."""
+        """Relay newer params; return 1 if there were some."""
         self._phases.enter("wait")
         newer = self._subscriber.poll(0)
         if newer is None:
@@ -66,17 +66,17 @@ class ParameterServer:
         self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return how many versions were relayed, and where the time went."""
+        """Return how many versions were relayed, and the shares of time."""
         self.recorder.last("relayed", self._relayed)
         return self.recorder.flush(), {"relayed": self._relayed}
 
     def command(self, command: Command) -> None:
-        """Obey `snapshot`."""
+        """Execute `snapshot`."""
         if command.name == "snapshot":
             self._save(wait=True)
 
     def close(self) -> dict[str, Any]:
-        """Write the latest params and leave."""
+        """Write the latest params and close the streams."""
         self._save(wait=True)
         self._relay.close()
         self._subscriber.close()

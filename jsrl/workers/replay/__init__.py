@@ -1,1 +1,1 @@
-"""Replay workers: keep rows, write batches of windows."""
+"""Replay workers: store rows, write batches of windows."""

@@ -22,7 +22,7 @@ from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayWorker, Roa
 
 
 def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
-    """Return the replay worker of a job: it keeps the rows of the groups that it reads."""
+    """Return the replay worker of a job: it stores the rows of the groups that it reads."""
     e, config, spec = job.experiment, job.experiment.replay, job.schemas.trajectory
     assert config is not None
     samples = job.end("samples")

@@ -1,4 +1,4 @@
-"""Replay workers: what is known of them without loading them."""
+"""Replay workers: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ METRICS = (
     Metric("trajectories_received", "trajectories that replay took in", "count", "sum of the next three", "sum"),
     Metric("trajectories_inserted", "trajectories inserted", "count", "near received", "sum"),
     Metric("trajectories_dropped", "trajectories dropped, all reasons", "count", "0", "sum"),
-    Metric("trajectories_in_flight", "trajectories that wait in the replay worker", "count", "level", "sum"),
+    Metric("trajectories_in_flight", "trajectories waiting in the replay worker", "count", "level", "sum"),
     Metric("refused", "rejected connections and messages", "count", "0", "total"),
     Metric("size", "env steps that replay holds", "steps", "rises to replay.capacity", "sum"),
     Metric("updates_made", "updates made with the last batch", "count", "0 below replay.min_size, then K"),

@@ -1,7 +1,7 @@
-"""The replay worker: takes the actors' trajectories, keeps their rows, writes batches of windows for the learner. No jax.
+"""The replay worker: reads the actors' trajectories, stores their rows, writes batches of windows for the learner. No jax.
 
-Its main thread inserts and takes priorities back; drawing threads write batches straight into the learner's stream. The
-limiter keeps either side from running away: while nothing may be inserted, the actors' stream fills and they wait.
+Its main thread inserts rows and updates priorities; drawing threads write batches straight into the learner's stream. The
+limiter keeps both sides in step: while insertion is blocked, the actors' stream fills and they wait.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.peers import CONNECT_S, REFUSED_S, Peer
 from jsrl.workers.refusals import Refusals
 
-FOLDER = "replay"  # of a run: counters, and rows where asked
-INSERTS = 16  # trajectories of one step at most
+FOLDER = "replay"  # of a run: counters, and rows if they are saved
+INSERTS = 16  # most trajectories of one step
 LOOK_S = 0.002
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """What a replay worker has to know.
+    """Settings of a replay worker.
 
     Attributes:
-      index: among the replay workers. groups: of its actors, each of which has a lane. batch_size: windows of a batch.
-      threads: that draw (0: `step` draws itself). beta, beta_end: exponents of importance weights, from the first to the
-        `total_env_steps`-th env step. folder: for the counters. save_rows: write the rows as well. period_s: between
+      index: among the replay workers. groups: of its actors; each has a lane. batch_size: windows of a batch.
+      threads: that draw (0: `step` draws itself). beta, beta_end: exponents of importance weights, at the first and at the
+        `total_env_steps`-th env step. folder: for the counters. save_rows: save the rows as well. period_s: between
         snapshots.
     """
 
@@ -59,7 +59,7 @@ class ReplaySettings:
 class Roads:
     """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back.
 
-    learner, connect_batches: who takes the batches, and (where, timeout) -> the road to its next life; None where the
+    learner, connect_batches: the reader of the batches, and (where, timeout) -> stream to its new incarnation; None if the
     learner lives as long as this worker.
     """
 
@@ -90,17 +90,17 @@ class ReplayWorker:
         self._threads: list[threading.Thread] = []
         self._roads: Any = None
         self._stop = threading.Event()
-        self._lock = threading.Lock()  # the limiter, the learner's stream, what is counted
+        self._lock = threading.Lock()  # guards the limiter, the learner's stream and the counts
         self._lanes = {group: lane for lane, group in enumerate(settings.groups)}
         self._error: BaseException | None = None
-        self._lost: StreamClosed | None = None  # the learner's stream, until its next life is found
+        self._lost: StreamClosed | None = None  # the learner's stream, until its new incarnation is found
         self._lost_s = 0.0
-        self._drawing = 0  # batches that are being written
+        self._drawing = 0  # number of batches being written
         self._snapshot_at = time.monotonic() + settings.period_s
         self._refusals = Refusals(name, reporter)
 
     def setup(self) -> None:
-        """Bind and connect the streams, and begin to draw."""
+        """Bind and connect the streams, and start to draw."""
         self._reporter.stage("connecting to streams")
         self._roads = self._connect()
         for number in range(self._settings.threads):
@@ -110,7 +110,7 @@ class ReplayWorker:
             thread.start()
 
     def step(self) -> int:
-        """Take priorities and trajectories; without threads, draw a batch as well. Return how many of all these."""
+        """Take priorities and trajectories; without threads, also draw a batch. Return the number of all these."""
         if self._error is not None:
             raise self._error
         self._follow_learner()
@@ -151,7 +151,7 @@ class ReplayWorker:
         return inserted
 
     def _wait(self, activity: str, achieved: int) -> None:
-        """Let the learner catch up, unless something was done or this is the only thread."""
+        """Wait for the learner, unless something was done or this is the only thread."""
         self._phases.enter(activity)
         if not achieved and self._settings.threads:
             time.sleep(LOOK_S)
@@ -172,7 +172,7 @@ class ReplayWorker:
     # -- batches out --------------------------------------------------------------------------------------------------
 
     def _follow_learner(self) -> None:
-        """Go over to the next life of the learner, once there is one; until then rows are taken and nothing is drawn."""
+        """Connect to the learner's new incarnation, once there is one; until then rows are inserted and nothing is drawn."""
         roads = self._roads
         if roads.learner is None or roads.connect_batches is None or not self._settings.threads:
             return
@@ -187,7 +187,7 @@ class ReplayWorker:
             return
         if roads.learner.is_known(found):
             if time.monotonic() - self._lost_s > REFUSED_S:
-                raise self._lost  # the learner lives, and does not take this worker's batches
+                raise self._lost  # the learner is alive, but refuses this worker's batches
             return
         with self._lock:  # a last batch may just be committed
             roads.batches.lose("the learner was replaced")
@@ -200,7 +200,7 @@ class ReplayWorker:
         self._reporter.event("note", "reconnected to the restarted learner")
 
     def _draw_on(self, phases: Phases) -> None:
-        """Write batch after batch, until this worker leaves."""
+        """Write batch after batch, until this worker ends."""
         try:
             phases.begin()
             while not self._stop.is_set():
@@ -215,7 +215,7 @@ class ReplayWorker:
                 self._lost, self._lost_s = error, time.monotonic()
 
     def _draw_safely(self, phases: Phases) -> int:
-        """Draw; where the learner is gone leave it to the main thread to find the next one."""
+        """Draw; if the learner is gone, the main thread finds the next one."""
         try:
             return self._draw_once(phases)
         except StreamClosed as error:
@@ -225,7 +225,7 @@ class ReplayWorker:
             return 0
 
     def _draw_once(self, phases: Phases) -> int:
-        """Write a batch where there is room and the limiter allows it; return whether one was written."""
+        """Write a batch if there is free memory and the limiter allows it; return whether one was written."""
         number = self._settings.batch_size
         phases.enter("wait_rows")
         with self._lock:
@@ -251,14 +251,14 @@ class ReplayWorker:
 
     @property
     def beta(self) -> float:
-        """Return the exponent of importance weights now."""
+        """Return the current exponent of importance weights."""
         share = min(1.0, self._limiter.inserted / self._settings.total_env_steps)
         return self._settings.beta + share * (self._settings.beta_end - self._settings.beta)
 
-    # -- what others see ----------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the counters, and the rows where asked."""
+        """Write the counters, and the rows if they are saved."""
         self._phases.enter("snapshot")
         folder = Path(self._settings.folder)
         try:
@@ -267,7 +267,7 @@ class ReplayWorker:
             self._reporter.event("warning", f"snapshot of {self.name} failed: {error}", once="snapshots")
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return what is held, rates, the ratio, and the ledger of the actors' rows."""
+        """Return the stored rows, rates, the ratio, and the ledger of the actors' rows."""
         replay, limiter, ledger = self._replay, self._limiter, self._roads.rows.ledger
         last = {
             "size": replay.size,
@@ -288,17 +288,17 @@ class ReplayWorker:
             return self._recorder.flush(), {}
 
     def command(self, command: Command) -> None:
-        """Obey `snapshot`."""
+        """Execute `snapshot`."""
         if command.name == "snapshot":
             self.save()
 
     def drop_pending(self) -> None:
-        """Count what waits as dropped and take in nothing more; used where a step failed."""
+        """Count waiting trajectories as dropped and read no more; used when a step failed."""
         if self._roads is not None:
             self._roads.rows.close()
 
     def close(self) -> dict[str, Any]:
-        """Stop drawing, write the counters, leave the streams."""
+        """Stop drawing, write the counters, close the streams."""
         self._stop.set()
         for thread in self._threads:
             thread.join(5.0)
