@@ -1,9 +1,10 @@
 """The protocols of streams: samples (one way), inference (request and reply), params (latest wins).
 
-Each has an in-process, a shared-memory and a ZeroMQ implementation which all pass the same contract suite
+Each has an in-process, a shared-memory and a ZeroMQ implementation, which all pass the same contract suite
 (tests/contracts). Every wait takes `timeout_s` and ends in StreamTimeout or StreamClosed. A stream end is used from one
-thread at a time. Arrays are handed over as trees laid out by a schema (jsrl.types.ArraySpec leaves), compared when the
-two ends meet; SpecMismatch names the leaf that differs.
+thread at a time. Arrays are passed as trees with a schema (jsrl.types.ArraySpec leaves); the two ends compare schemas
+when they
+connect, and SpecMismatch names the leaf that differs.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from jsrl.types import Array, Trajectory, Tree
 
 @dataclass(frozen=True)
 class ProducerId:
-    """Which life of which producer: `name` such as `actor-3`, `incarnation` rises with every life."""
+    """A producer: `name` such as `actor-3`; `incarnation` rises with every restart."""
 
     name: str
     incarnation: int
 
 
 class Origin(NamedTuple):
-    """Which life of which worker made a trajectory, and which one of its group it was.
+    """The worker incarnation that made a trajectory, and the trajectory's number in its group.
 
-    Within a life and a group, trajectories of consecutive numbers join: row T of one is row 0 of the next. A worker that
-    gives one up leaves its number out.
+    Within an incarnation and a group, trajectories with consecutive numbers join: row T of one is row 0 of the next. A
+    discarded
+    trajectory leaves a gap in the numbers.
     """
 
     producer: ProducerId
@@ -40,12 +42,12 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A trajectory's line in the ledger of one hop, and who made it.
+    """A trajectory's entry in the ledger of one hop, with its maker.
 
     Attributes:
-      producer: who sent it on this hop. group: of environments, the same on every hop.
-      sequence: which one of that producer's connection and of this group, from 0.
-      made_as: its origin, where that is not this producer and sequence.
+      producer: the sender on this hop. group: of environments, the same on every hop.
+      sequence: number in this group on the producer's connection, from 0.
+      made_as: its origin, if it differs from this producer and sequence.
     """
 
     producer: ProducerId
@@ -55,17 +57,17 @@ class Entry:
 
     @property
     def origin(self) -> Origin:
-        """Return who made the trajectory, however many workers passed it on."""
+        """Return the maker of the trajectory, however many workers passed it on."""
         return self.made_as or Origin(self.producer, self.sequence)
 
 
 class Block(Protocol):
-    """Room for one trajectory, to be written in place."""
+    """Memory for one trajectory, written in place."""
 
     trajectory: Trajectory  # writable arrays, zero-filled where never written
 
     def commit(self, group: int, origin: Origin | None = None) -> Entry:
-        """Hand the trajectory over; the arrays must not be touched afterwards. Counted as produced.
+        """Send the trajectory; the arrays must not be touched afterwards. Counted as produced.
 
         Args:
           group: of its environments. origin: of a trajectory that was made elsewhere; None: this producer made it.
@@ -73,7 +75,7 @@ class Block(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Give the room back unwritten; not counted as produced."""
+        """Free the memory unsent; not counted as produced."""
         ...
 
 
@@ -81,10 +83,10 @@ class SampleProducer(Protocol):
     """The writing end of a sample stream."""
 
     def reserve(self, timeout_s: float) -> Block:
-        """Return room for a trajectory. Several blocks may be open at once (one per group of the environment ring).
+        """Return memory for a trajectory. Several blocks may be open at once (one per group of the environment ring).
 
         Raises:
-          StreamTimeout: the consumer released no room in time (back-pressure).
+          StreamTimeout: the consumer freed no memory in time (back-pressure).
           StreamClosed: the consumer is gone.
         """
         ...
@@ -94,18 +96,18 @@ class SampleProducer(Protocol):
         ...
 
     def lose(self, reason: str) -> None:
-        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+        """Mark the consumer as gone for good, so that `close` waits for nothing."""
         ...
 
     def close(self) -> None:
-        """Leave; what was committed still arrives."""
+        """Close; committed trajectories still arrive."""
         ...
 
 
 class Lease(NamedTuple):
     """One trajectory lent by the consumer's end: read-only views, valid until `release`.
 
-    ids: int64 [M] of windows that replay workers drew, to go back with their new priorities; a copy. Else empty.
+    ids: int64 [M] of windows that replay workers drew, to be returned with new priorities; a copy. Else empty.
     """
 
     trajectory: Trajectory
@@ -114,13 +116,13 @@ class Lease(NamedTuple):
 
 
 class SampleConsumer(Protocol):
-    """The reading end of a sample stream; it owns the memory, and counts what it takes in and what becomes of it."""
+    """The reading end of a sample stream; it owns the memory, and counts arrivals and their outcomes."""
 
     address: str  # what producers connect to
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory that was taken in so far."""
+        """Return the counts of all trajectories received so far, by outcome."""
         ...
 
     def get(self, timeout_s: float) -> Lease:
@@ -128,15 +130,15 @@ class SampleConsumer(Protocol):
         ...
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Give the memory back once nothing reads it any more; `outcome` is `consumed` or a reason for dropping."""
+        """Free the memory of a lease that nothing reads any more; `outcome` is `consumed` or a reason for dropping."""
         ...
 
     def pending(self) -> int:
-        """Return how many committed trajectories wait (the queue's depth)."""
+        """Return the number of committed trajectories that wait (the queue's depth)."""
         ...
 
     def fence(self, producer: ProducerId) -> None:
-        """Accept nothing more from a dead incarnation; what it committed before is still delivered."""
+        """Reject a dead incarnation from now on; its earlier commits are still delivered."""
         ...
 
     def close(self) -> None:
@@ -146,10 +148,10 @@ class SampleConsumer(Protocol):
 
 @dataclass
 class Ledger:
-    """What a consumer counts: trajectories it took in, and their outcomes.
+    """A consumer's counts: trajectories received, and their outcomes.
 
     Attributes:
-      in_flight: how many wait in its queue or are lent, by the last look at them (`hold`); never computed from the others.
+      in_flight: trajectories waiting in its queue or lent, when last counted (`hold`); never computed from the others.
     """
 
     received: int = 0
@@ -161,18 +163,18 @@ class Ledger:
         """Count a connection."""
 
     def mark(self, changing: bool) -> None:
-        """Note that counts of one trajectory are about to change, or have changed."""
+        """Record that the counts of one trajectory are about to change, or have changed."""
 
     def arrive(self) -> None:
-        """Count one trajectory as taken in."""
+        """Count one received trajectory."""
         self.received += 1
 
     def hold(self, count: int) -> None:
-        """Note how many trajectories the queue holds, waiting or lent."""
+        """Record how many trajectories the queue holds, waiting or lent."""
         self.in_flight = count
 
     def settle(self, outcome: str, count: int = 1) -> None:
-        """Count what became of `count` trajectories: `consumed`, or a reason for dropping."""
+        """Count the outcome of `count` trajectories: `consumed`, or a reason for dropping."""
         if outcome == "consumed":
             self.consumed += count
         else:
@@ -191,7 +193,7 @@ class Ledger:
 
     @property
     def balanced(self) -> bool:
-        """Return whether outcomes and queue account for all that was taken in. What was produced, producers count."""
+        """Return whether outcomes and queue add up to the received trajectories. The producers count what they produced."""
         return self.received == self.consumed + sum((self.dropped or {}).values()) + self.in_flight
 
 
@@ -209,24 +211,25 @@ class InferenceSpec(NamedTuple):
 
 
 LATEST_VERSION = -1
-"""In a request: the newest params that the server has."""
+"""In a request: act with the newest params."""
 NOT_PLAYED = -2
-"""In a request: nobody acts in this row; its reply is zeros."""
+"""In a request: no action in this row; its reply is zeros."""
 
 
 class Request(NamedTuple):
-    """Observations of one group of environments, asking for actions.
+    """A request for the actions of one group of environments.
 
     Attributes:
       observation: tree of [B, ...]. is_first: bool [B].
-      min_updates: the params must have seen at least this many updates (-1: any); the server waits for it. This is how
+      min_updates: the params must have at least this many updates (-1: any); the server waits for them. This is how
         a synchronous run gets a whole trajectory from one version.
-      step: number of this request in its group (from 0), the step of the group's key.
-      wants_core: row 0 of a trajectory: the reply brings the core as it was before this row acted.
-      policy: int32 [B], the number of the policy that is to act in each row (0 where there is one); to ask, an int for all
-        rows will do.
-      version: int64 [B], [B, N] where a group has N agents: the frozen version that is to act in each row, LATEST_VERSION or
-        NOT_PLAYED; to ask, an int for all rows will do.
+      step: number of this request in its group (from 0); the group's key depends on it.
+      wants_core: row 0 of a trajectory: the reply has the core from before this row.
+      policy: int32 [B], the number of the policy that acts in each row (0 if there is one policy); a client may pass one
+      int for
+        all rows.
+      version: int64 [B], [B, N] where a group has N agents: the frozen version that acts in each row, LATEST_VERSION or
+        NOT_PLAYED; a client may pass one int for all rows.
     """
 
     observation: Tree
@@ -243,9 +246,9 @@ class Reply(NamedTuple):
 
     Attributes:
       action [B, ...], log_prob [B], extras (tree of [B, ...]): as ActOutput.
-      version: int64 [B], of the newest params as they were when the rows were acted on: what learning rows are trained
-        with. policy: int32 [B], that chose the actions. To answer, an int for all rows will do for either.
-      core: tree of [B, ...] where the request wanted it, else unspecified.
+      version: int64 [B], of the newest params when the rows were acted on: the version of training
+        rows. policy: int32 [B], that chose the actions. A server may pass one int for all rows for either.
+      core: tree of [B, ...] if the request wanted it, else unspecified.
     """
 
     action: Array
@@ -257,23 +260,23 @@ class Reply(NamedTuple):
 
 
 class InferenceClient(Protocol):
-    """The asking end: one request in flight per group."""
+    """The client end: one request in flight per group."""
 
     def send(self, group: int, request: Request) -> None:
-        """Ask for a group's actions; the request's arrays may be reused at once."""
+        """Request a group's actions; the request's arrays may be reused at once."""
         ...
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Return (group, reply) of whichever group is answered first.
+        """Return (group, reply) of the group that is answered first.
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
-          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
+          UnknownPolicy: a group requested a policy that is not served; the group may send another request.
         """
         ...
 
     def close(self) -> None:
-        """Leave."""
+        """Close."""
         ...
 
 
@@ -286,10 +289,10 @@ class ClientRequest(NamedTuple):
 
 
 class InferenceServer(Protocol):
-    """The answering end.
+    """The server end.
 
     Attributes:
-      waitable: what zmq.Poller waits on for requests to this end among others; None: requests come from this process.
+      waitable: object for zmq.Poller that signals requests, among others; None: requests come from this process.
     """
 
     address: str
@@ -298,7 +301,7 @@ class InferenceServer(Protocol):
     def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:
         """Return requests that have arrived, whole groups, at most `max_rows` rows (but at least one request).
 
-        Waits up to `max_wait_s` for the first one, then takes what is there without waiting further; returns [] when
+        Waits up to `max_wait_s` for the first one, then takes those that are there; returns [] when
         nothing came.
         """
         ...
@@ -316,16 +319,16 @@ class InferenceServer(Protocol):
         ...
 
     def departed(self, look: bool = True) -> list[ProducerId]:
-        """Return clients that left or were replaced since the last call, so that their cores can be forgotten.
+        """Return clients that left or were replaced since the last call, so that their cores can be deleted.
 
         Args:
-          look: see first who has left meanwhile. Without it, these are departures before what `collect` returned last: the
-            same client may have come again, and what it asks there stands.
+          look: first check for new departures. Without it, these are the departures before the last `collect`: a
+            client in the list may have reconnected, and its requests from that `collect` are valid.
         """
         ...
 
     def close(self) -> None:
-        """Leave; clients get StreamClosed."""
+        """Close; clients get StreamClosed."""
         ...
 
 
@@ -333,7 +336,7 @@ class InferenceServer(Protocol):
 
 
 class ParamsPublisher(Protocol):
-    """Where a learner puts new params; never waits for a reader."""
+    """The end where a learner publishes params; never waits for a reader."""
 
     address: str  # what subscribers connect to
 
@@ -342,12 +345,12 @@ class ParamsPublisher(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave; the last params stay readable until the run ends."""
+        """Close; the last params stay readable until the run ends."""
         ...
 
 
 class ParamsSubscriber(Protocol):
-    """Where acting workers find the latest params."""
+    """The end from which acting workers read the latest params."""
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
         """Return (version, leaves, freshly copied) when newer than the last poll, else None."""
@@ -358,5 +361,5 @@ class ParamsSubscriber(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave."""
+        """Close."""
         ...

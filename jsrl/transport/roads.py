@@ -1,11 +1,11 @@
-"""Roads: what carries a stream between its two ends. An address names its road; only this table reads that.
+"""Roads: the transports of streams. The scheme of an address selects its road; only this table reads it.
 
 | address | road |
 |---|---|
 | `local:NAME` | in process |
 | `shm:/FOLDER/NAME` | shared memory |
 | `ipc:///PATH`, `tcp://HOST:PORT` | ZeroMQ |
-| `road:MODULE:NAME:PLACE` | a user's: the value NAME of a module, which is given the whole address |
+| `road:MODULE:NAME:PLACE` | a user's own: the value NAME of a module, which gets the whole address |
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 
 
 class Road:
-    """A road, which offers the ends of the sorts of streams that it carries; a subclass overrides these.
+    """A road makes the ends of the sorts of streams that it carries; a subclass overrides these methods.
 
-    What each end takes and promises: jsrl.transport.samples.roads, .inference.roads and .params.roads. The `address` of an
-    end that binds must be one that `connect_...` of the same road takes.
+    For arguments and guarantees of each end see jsrl.transport.samples.roads, .inference.roads and .params.roads.
+    `connect_...`
+    must accept the `address` of an end that the same road has bound.
 
     Attributes:
-      queues: whether what others send waits in the memory of the process that binds until it is looked at: its size is
-        watched then.
+      queues: whether messages wait in the memory of the binding process until they are read: the process's memory is then
+        watched.
     """
 
     queues = False
@@ -58,7 +59,7 @@ class Road:
         raise self._carries_no("samples", address)
 
     def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
-        """Return the answering end of an inference stream."""
+        """Return the server end of an inference stream."""
         raise self._carries_no("inference", address)
 
     def connect_inference(
@@ -70,7 +71,7 @@ class Road:
         timeout_s: float,
         **options: Any,
     ) -> InferenceClient:
-        """Return the asking end of an inference stream."""
+        """Return the client end of an inference stream."""
         raise self._carries_no("inference", address)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
@@ -98,7 +99,7 @@ class Road:
 
 
 class InProcess(Road):
-    """The arrays themselves, from thread to thread."""
+    """Arrays passed from thread to thread."""
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
         """See Road."""
@@ -280,10 +281,10 @@ ROADS: dict[str, Road] = {"local": InProcess(), "shm": SharedMemory(), "ipc": _Z
 
 
 def road_of(address: str) -> Road:
-    """Return the road that an address names.
+    """Return the road of an address.
 
     Raises:
-      ConfigError: there is none, or a user's cannot be imported.
+      ConfigError: its scheme is unknown, or a user's road cannot be imported.
     """
     scheme = address.partition(":")[0]
     if scheme in ROADS:
@@ -318,6 +319,6 @@ def own_address(reference: str, place: str) -> str:
 
 
 def place_in(address: str) -> str:
-    """Return what follows the road in an address, such as `/FOLDER/NAME`."""
+    """Return the place in an address, such as `/FOLDER/NAME`."""
     scheme, _, rest = address.partition(":")
     return rest.split(":", 2)[2] if scheme == OWN else rest

@@ -1,4 +1,4 @@
-"""Streams as values: what joins workers, and what one worker knows of a stream that it uses. No addresses are made here."""
+"""Streams as values: connections between workers, and one worker's view of a stream. No addresses are made here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Sort = Literal["samples", "inference", "params", "ranks"]
-POLICY = "policy"  # the name of the one policy of an experiment
+POLICY = "policy"  # name of the policy of a single-policy experiment
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,12 @@ class Stream:
       policy: whose rows, actions or params it carries.
       schema: of samples: `trajectory`, `batches` (of replay workers) or `priorities` (back to them).
       groups: of samples and inference: the groups of environments that it carries. Each has one writer.
-      blocks: of samples: trajectories of one group that may be on their way at once.
+      blocks: of samples: trajectories of one group that may be in flight at once.
       routing: of samples with several readers: `by-group` (each group has one reader), or `broadcast` (every reader gets all).
-      failover: of inference: whether clients may go to another server while their own is away.
-      road: a user's own, `module:NAME` of a jsrl.transport.roads.Road; empty: as the experiment and the hosts of its ends say.
-      feedback: against the flow of the data (priorities); it does not decide who stops first.
+      failover: of inference: whether clients may use another server while their own is away.
+      road: a user's own, `module:NAME` of a jsrl.transport.roads.Road; empty: chosen by the experiment and the hosts of
+      its ends.
+      feedback: flows against the data (priorities); it does not decide which worker stops first.
     """
 
     name: str
@@ -44,8 +45,8 @@ class Peer:
     """A worker at the other end of a stream.
 
     Attributes:
-      worker: its name. groups: those that it writes, reads, asks for or answers first. hop: of a reader of samples, under
-        which trajectories to it are counted; empty: they are not.
+      worker: its name. groups: those that it writes, reads, requests or answers first. hop: of a reader of samples: the name
+        under which its trajectories are counted; empty: they are not counted.
     """
 
     worker: str
@@ -59,8 +60,8 @@ class End:
 
     Attributes:
       stream: the stream. groups: of this worker. address: where this worker binds the stream; empty: it connects.
-      peers: the workers at the other end, those that this worker connects to first in order of preference.
-      hop: of a reader of samples, under which what it reads is counted.
+      peers: the workers at the other end, in this worker's order of preference.
+      hop: of a reader of samples: the name under which its trajectories are counted.
     """
 
     stream: Stream
@@ -71,21 +72,21 @@ class End:
 
     @property
     def blocks_per_producer(self) -> int:
-        """Return the trajectories of one writer that may be on their way at once."""
+        """Return how many trajectories of one writer may be in flight at once."""
         return max((len(peer.groups) for peer in self.peers), default=1) * self.stream.blocks
 
     @property
     def askers_per_group(self) -> int:
-        """Return how many of the clients of this inference server ask for one and the same group, at most."""
+        """Return the largest number of clients of this inference server that request the same group."""
         counts = Counter(group for peer in self.peers for group in peer.groups)
         return max(counts.values(), default=1)
 
 
 def name_at(stream: str, worker: str) -> str:
-    """Return the name under which a worker registers where it has bound a stream."""
+    """Return the name under which a worker registers its bound stream."""
     return f"{stream}.{worker}"
 
 
 def epoch_at(stream: str, worker: str) -> str:
-    """Return the name under which the reader of a stream says which epoch its rows are trained in."""
+    """Return the name under which the reader of a stream publishes the epoch that trains on its rows."""
     return f"{name_at(stream, worker)}.epoch"

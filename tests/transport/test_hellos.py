@@ -133,7 +133,7 @@ def test_a_hello_longer_than_any_of_this_stream_is_not_even_read(road: str, tmp_
 def test_a_stream_for_anybody_takes_so_many_names_and_no_more() -> None:
     known = {f"w{i}" for i in range(MOST_NAMES)}
     JoinRules().check(ProducerId("w0", 1), known)
-    with pytest.raises(StreamClosed, match=f"has seen {MOST_NAMES} names"):
+    with pytest.raises(StreamClosed, match=f"its limit of {MOST_NAMES} names"):
         JoinRules().check(ProducerId("another", 0), known)
 
 

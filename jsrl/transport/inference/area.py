@@ -1,4 +1,4 @@
-"""Where one group's request and reply lie in memory, and the fast way of writing a tree of arrays into it."""
+"""Memory layout of one group's request and reply, and fast copies of a tree of arrays into it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ROWS_PER_GROUP = 1 << 20
 
 
 class Question(NamedTuple):
-    """The arrays of a request."""
+    """Arrays of a request."""
 
     observation: Tree
     is_first: Any
@@ -26,7 +26,7 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The arrays of a reply that travel every time."""
+    """Arrays of every reply (the core is separate)."""
 
     action: Tree
     log_prob: Any
@@ -45,7 +45,7 @@ def question_schema(spec: InferenceSpec, num_rows: int) -> Question:
 
 
 def version_schema(spec: InferenceSpec) -> ArraySpec:
-    """Return the schema of what a row asks for: one version, or one for each agent of a group."""
+    """Return the schema of a row's requested version: one number, or one for each agent of a group."""
     shape = spec.log_prob.shape if isinstance(spec.log_prob, ArraySpec) else ()
     return ArraySpec(shape, VERSION.dtype)
 
@@ -57,7 +57,7 @@ def answer_schema(spec: InferenceSpec, num_rows: int) -> Answer:
 
 
 def core_schema(spec: InferenceSpec, num_rows: int) -> Tree:
-    """Return the schema of the core that a reply brings where it was asked for."""
+    """Return the schema of the core in a reply."""
     return map_tree(lambda leaf: leaf.batched(num_rows), {"core": spec.core})
 
 
@@ -65,7 +65,7 @@ def check_group_sizes(group_sizes: dict[int, int]) -> dict[int, int]:
     """Return `group_sizes` (group -> B) after checking them.
 
     Raises:
-      ConfigError: there is no group, or a size that cannot be.
+      ConfigError: there is no group, or a group number or size is invalid.
     """
     for group, rows in group_sizes.items():
         if not (0 <= group < 2**31 and 0 < rows <= MAX_ROWS_PER_GROUP):
@@ -80,7 +80,7 @@ def check_group_sizes(group_sizes: dict[int, int]) -> dict[int, int]:
 class TreeWriter:
     """Copies trees of one schema into fixed arrays, checking shapes and dtypes on the way.
 
-    Built once per group, so that a copy costs no path names and no dicts.
+    Built once per group, so that a copy needs no path names and no dicts.
     """
 
     def __init__(self, schema: Tree, views: Sequence[np.ndarray], prefix: str = ""):
@@ -108,9 +108,9 @@ class TreeWriter:
 
 
 class NumberWriter:
-    """Writes a number for each row, such as its version, into a fixed array, which holds `last` everywhere.
+    """Writes a number for each row, such as its version, into a fixed array; the array starts with `last` everywhere.
 
-    An int stands for all rows; it is written only where it is another one than last time.
+    An int stands for all rows; it is written only if it differs from the last one.
     """
 
     __slots__ = ("_last", "_rows", "_view")
@@ -165,7 +165,7 @@ def _flatten_nothing(tree: Tree) -> Sequence[Any]:
 
 
 class AreaLayout:
-    """How the areas of a client's groups follow each other in one buffer (request, reply, core for each group)."""
+    """Positions of the areas of a client's groups in one buffer (request, reply, core for each group)."""
 
     def __init__(self, spec: InferenceSpec, group_sizes: dict[int, int]):
         self.spec = spec
@@ -183,7 +183,7 @@ class AreaLayout:
         self.size_bytes = max(end, 64)
 
     def question(self, group: int) -> slice:
-        """Return where the bytes of a group's request lie in the buffer."""
+        """Return the position of a group's request in the buffer, in bytes."""
         at_question, at_answer, _ = self.offsets[group]
         return slice(at_question, at_answer)
 
@@ -303,7 +303,7 @@ class AnsweringArea:
         self.open = False
 
     def refuse(self) -> None:
-        """Take the request as answered, without arrays."""
+        """Mark the request as answered, without arrays."""
         self._check_open()
         self.open = False
 

@@ -1,4 +1,4 @@
-"""Waiting for requests to any of several inference streams."""
+"""Waiting for requests on any of several inference streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jsrl.transport.base import InferenceServer
 
 
 class Arrivals:
-    """Waits until something has arrived at any of these ends."""
+    """Waits until a request has arrived at any of these ends."""
 
     def __init__(self, servers: Iterable[InferenceServer]) -> None:
         self._poller = zmq.Poller()
@@ -19,5 +19,5 @@ class Arrivals:
                 self._poller.register(server.waitable, zmq.POLLIN)
 
     def wait(self, max_wait_s: float) -> None:
-        """Return when something has arrived, or after `max_wait_s`."""
+        """Return when a request has arrived, or after `max_wait_s`."""
         self._poller.poll(int(1000 * max_wait_s))

@@ -1,4 +1,4 @@
-"""What the ends of an inference stream do alike on every road: who is connected, what waits, who left."""
+"""The part of an inference stream's ends that all roads share: connected clients, waiting requests, departures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class PolicyNotServed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The reply to a request that this server cannot serve.
 
     Attributes:
-      policies: those asked for that it does not serve. served: those it does, as text. problem: what is wrong, where it is
-        something else.
+      policies: the requested ones that it does not serve. served: those it does, as text. problem: another reason for the
+        refusal, else empty.
     """
 
     group: int
@@ -47,22 +47,22 @@ class ConnectedClient(Protocol):
     client: ProducerId
 
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
-        """Send a reply; return False where the client turned out to be gone."""
+        """Send a reply; return False if the client is gone."""
         ...
 
     def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
-        """Send a refusal in place of a reply; return False where the client turned out to be gone."""
+        """Send a refusal instead of a reply; return False if the client is gone."""
         ...
 
     def disconnect(self, reason: str) -> None:
-        """Tell the client that nothing more will come, and free what was held for it."""
+        """Tell the client that the connection ends, and free its memory."""
         ...
 
 
 class ServerEnd:
-    """The road-independent half of an InferenceServer: admission, fencing, queueing, departures.
+    """The part of an InferenceServer that all roads share: admission, fencing, queueing, departures.
 
-    A road implements `_gather` (bring in what has arrived: `_admit`, `_enqueue`, `_drop`) and `_shut`, and sets `waitable`.
+    A road implements `_gather` (process arrivals: `_admit`, `_enqueue`, `_drop`) and `_shut`, and sets `waitable`.
     """
 
     address: str
@@ -77,20 +77,21 @@ class ServerEnd:
         self._closed = False
 
     def _gather(self, max_wait_s: float) -> None:
-        """Take in all that has arrived, waiting up to `max_wait_s` for the first event."""
+        """Process everything that has arrived; wait up to `max_wait_s` for the first event."""
         raise NotImplementedError
 
     def _shut(self) -> None:
-        """Free what the road holds, after every client was disconnected."""
+        """Free the road's resources, after every client was disconnected."""
         raise NotImplementedError
 
     def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:
         """Return requests that have arrived, whole groups, at most `max_rows` rows (but at least one request).
 
-        Waits up to `max_wait_s` for the first one; returns [] when nothing came. Look at `departed` before acting.
+        Waits up to `max_wait_s` for the first one; returns [] when nothing came. Check `departed` before acting.
 
         Raises:
-          SpecMismatch: a client with another schema tried to connect (it was rejected and told why; the server stays usable).
+          SpecMismatch: a client with another schema tried to connect (it was rejected with the reason; the server stays
+          usable).
           StreamClosed: this end is closed.
         """
         if self._closed:
@@ -111,7 +112,7 @@ class ServerEnd:
         return taken
 
     def reply(self, request: ClientRequest, reply: Reply) -> None:
-        """Answer one request; arrays are copied out. An answer to a client that left goes nowhere.
+        """Answer one request; arrays are copied out. An answer to a client that left is dropped.
 
         Raises:
           SpecMismatch: the reply differs from the stream's schema. StreamError: the request was answered already.
@@ -132,7 +133,7 @@ class ServerEnd:
             self._drop(asker, "its connection broke")
 
     def _asker_of(self, request: ClientRequest) -> ConnectedClient | None:
-        """Return who waits for the answer; None where that client left."""
+        """Return the client that waits for the answer; None: it has left."""
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
         asker = self._askers.get(request.client.name)
@@ -141,10 +142,10 @@ class ServerEnd:
         return asker
 
     def departed(self, look: bool = True) -> list[ProducerId]:
-        """Return clients that left, died or were replaced since the last call, so that their cores can be forgotten.
+        """Return clients that left, died or were replaced since the last call, so that their cores can be deleted.
 
         Args:
-          look: see first who has left meanwhile; see jsrl.transport.base.InferenceServer.
+          look: first check for new departures; see jsrl.transport.base.InferenceServer.
         """
         if look and not self._closed:
             self._gather(0.0)
@@ -152,7 +153,7 @@ class ServerEnd:
         return departed
 
     def close(self) -> None:
-        """Leave; clients get StreamClosed. May be called twice."""
+        """Close; clients get StreamClosed. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -163,7 +164,7 @@ class ServerEnd:
         self._shut()
 
     def _admit(self, asker: ConnectedClient) -> None:
-        """Let a client in; an older incarnation of it is fenced."""
+        """Admit a client; an older incarnation of it is fenced."""
         older = self._askers.get(asker.client.name)
         if older is not None:
             self._drop(older, f"it was replaced by incarnation {asker.client.incarnation}")
@@ -171,7 +172,7 @@ class ServerEnd:
         self._admission.admit(asker.client)
 
     def _drop(self, asker: ConnectedClient, reason: str) -> None:
-        """Forget a client; what it asked and was not collected yet is forgotten too."""
+        """Forget a client and its requests that were not collected yet."""
         if self._askers.get(asker.client.name) is not asker:
             return
         del self._askers[asker.client.name]
@@ -187,7 +188,7 @@ def unknown_group(client: ProducerId, group: int, groups: list[int]) -> ConfigEr
 
 
 def unserved(group: int, policy: Array | int, served: Mapping[int, str], problem: str = "") -> PolicyNotServed:
-    """Return the answer to a group's request that cannot be served by who serves these policies (number -> name)."""
+    """Return the refusal of a group's request by a server of these policies (number -> name)."""
     asked = {int(number) for number in np.unique(policy)}
     names = [f"{number} ({name})" for number, name in sorted(served.items())]
     return PolicyNotServed(group, sorted(asked - served.keys()), names, problem[:1000])
@@ -196,7 +197,7 @@ def unserved(group: int, policy: Array | int, served: Mapping[int, str], problem
 def unknown_policy(server: str, unserved: PolicyNotServed) -> UnknownPolicy:
     """Return the error for a request that cannot be served."""
     if unserved.problem:
-        return UnknownPolicy(f"group {unserved.group} asked {server} for what it cannot serve: {unserved.problem}")
+        return UnknownPolicy(f"group {unserved.group} asked {server} for something it cannot serve: {unserved.problem}")
     asked = ", ".join(map(str, unserved.policies))
     return UnknownPolicy(
         f"group {unserved.group} asked {server} for policy {asked}; it serves {', '.join(unserved.served)}. Ask for "
@@ -215,10 +216,10 @@ def check_request(request: Request) -> None:
     """Check the plain fields of a request.
 
     Raises:
-      StreamError: a field cannot travel.
+      StreamError: a field cannot be sent.
     """
     policy = request.policy
-    policy_travels = not isinstance(policy, int) or 0 <= policy < 2**31  # of an array, the stream's schema says it
+    policy_travels = not isinstance(policy, int) or 0 <= policy < 2**31  # an array is checked by the stream's schema
     if not (-1 <= request.min_updates < 2**62 and 0 <= request.step < 2**62 and policy_travels):
         raise StreamError(
             f"a request with min_updates {request.min_updates}, step {request.step}, policy {request.policy}: "

@@ -54,11 +54,13 @@ class _LocalClient:
         self._end.inbox.put(reason)
 
 
-_Event: TypeAlias = tuple[_LocalClient, int, Request] | _LocalClient | SpecMismatch  # asked, left, turned away
+_Event: TypeAlias = (
+    tuple[_LocalClient, int, Request] | _LocalClient | SpecMismatch
+)  # request, departure, rejected client
 
 
 class LocalInferenceServer(ServerEnd):
-    """The answering end of `local:NAME`."""
+    """The server end of `local:NAME`."""
 
     def __init__(self, spec: InferenceSpec, name: str = "", guests: JoinRules = ANYBODY):
         self.greeter = Greeter("the inference server", flatten_schema(spec), guests)
@@ -74,7 +76,7 @@ class LocalInferenceServer(ServerEnd):
             _servers[self.name] = self
 
     def admit(self, client: LocalInferenceClient, areas: dict[int, AnsweringArea]) -> _LocalClient:
-        """Let a client of this process in.
+        """Admit a client of this process.
 
         Raises:
           StreamClosed: the server is closed, or a newer incarnation of the client is connected.
@@ -88,7 +90,7 @@ class LocalInferenceServer(ServerEnd):
         return asker
 
     def announce(self, asker: _LocalClient, group: int, request: Request) -> None:
-        """Take note of a request whose arrays lie in the group's area."""
+        """Queue a request whose arrays are in the group's area."""
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
         self._events.put((asker, group, request))
@@ -98,7 +100,7 @@ class LocalInferenceServer(ServerEnd):
         self._events.put(mismatch)
 
     def leave(self, asker: _LocalClient) -> None:
-        """Take note that a client left."""
+        """Queue the departure of a client."""
         self._events.put(asker)
 
     def _gather(self, max_wait_s: float) -> None:
@@ -130,7 +132,7 @@ class LocalInferenceServer(ServerEnd):
 
 
 class LocalInferenceClient:
-    """The asking end of `local:NAME`."""
+    """The client end of `local:NAME`."""
 
     def __init__(
         self, server: LocalInferenceServer, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int]
@@ -151,10 +153,10 @@ class LocalInferenceClient:
         self._asker = server.admit(self, answering)
 
     def send(self, group: int, request: Request) -> None:
-        """Ask for a group's actions; the request's arrays may be reused at once.
+        """Request a group's actions; the request's arrays may be reused at once.
 
         Raises:
-          SpecMismatch: an array differs from the schema. StreamError: the group waits for a reply already.
+          SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
         """
         if self._closed_because is not None:
             raise StreamClosed(f"the inference stream {self._server.address} is closed: {self._closed_because}.")
@@ -169,11 +171,11 @@ class LocalInferenceClient:
         area.in_flight = True
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Return (group, reply) of whichever group is answered first; arrays are views until the group's next send.
+        """Return (group, reply) of the group that is answered first; arrays are views until the group's next send.
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
-          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
+          UnknownPolicy: a group requested a policy that is not served; the group may send another request.
         """
         if self._closed_because is not None:
             raise StreamClosed(f"the inference stream {self._server.address} is closed: {self._closed_because}.")
@@ -194,7 +196,7 @@ class LocalInferenceClient:
         return arrived.group, area.read(arrived.has_core)
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         if self._closed_because is None:
             self._server.leave(self._asker)
         self._closed_because = "this client closed it"
@@ -203,7 +205,7 @@ class LocalInferenceClient:
 def connect_local(
     name: str, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
 ) -> LocalInferenceClient:
-    """Connect to `local:NAME`, waiting for another thread to bind it where need be.
+    """Connect to `local:NAME`; waits for another thread to bind it if necessary.
 
     Raises:
       StreamTimeout: the name was not bound in time. SpecMismatch: the schemas differ.
@@ -215,5 +217,5 @@ def connect_local(
         if server is not None:
             return LocalInferenceClient(server, spec, client, group_sizes)
         if time.monotonic() >= deadline:
-            raise StreamTimeout(f"nobody bound local:{name} in this process within {timeout_s} s.")
+            raise StreamTimeout(f"local:{name} was not bound in this process within {timeout_s} s.")
         time.sleep(0.005)

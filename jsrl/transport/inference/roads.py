@@ -1,6 +1,6 @@
-"""Make the ends of an inference stream from an address.
+"""Makes the ends of an inference stream from an address.
 
-Which road is taken is the address's business (jsrl.transport.roads).
+The address selects the road (jsrl.transport.roads).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from jsrl.transport.roads import road_of
 def bind_inference(
     address: str, spec: InferenceSpec, *, keys: KeyPath = None, guests: JoinRules = ANYBODY
 ) -> InferenceServer:
-    """Return the answering end at `address`; its `.address` is what clients connect to (tcp port 0: a free one).
+    """Return the server end at `address`; its `.address` is for clients (tcp port 0: a free port).
 
     Args:
-      address: where. spec: schema of one environment's request and reply.
-      keys: folder or file of the keys (jsrl.transport.meeting.keys) that encrypt, and keep out who has none; tcp needs
-        them, on loopback too. The other roads do not leave the host, and need none.
-      guests: who may connect, and with how many groups and rows.
+      address: where to bind. spec: schema of one environment's request and reply.
+      keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
+        them, even on loopback. The other roads do not leave the host and need none.
+      guests: which workers may connect, and with how many groups and rows.
 
     Raises:
-      ConfigError: the address cannot be, or is taken.
+      ConfigError: the address is invalid or taken.
     """
     return road_of(address).bind_inference(address, spec, keys=keys, guests=guests)
 
@@ -40,19 +40,19 @@ def connect_inference(
     keys: KeyPath = None,
     check: Check = lambda: None,
 ) -> InferenceClient:
-    """Return the asking end, connected and with its schema compared.
+    """Return the client end, connected and with its schema compared.
 
     Args:
       address: the server's. spec: schema of one environment's request and reply.
-      client: which life of which worker asks; a higher incarnation fences an older one.
+      client: name and incarnation of the client; a higher incarnation fences an older one.
       group_sizes: rows B of each group (group -> B).
-      timeout_s: how long to wait for the server to be there and to answer the hello.
-      keys: folder or file of the keys that the server wants, where its stream is encrypted.
-      check: called now and then while it waits at an address that the server's next life may not have.
+      timeout_s: how long to wait until the server is there and answers the hello.
+      keys: folder or file of the server's keys, if its stream is encrypted.
+      check: called periodically during the wait; raises if a restarted server may have another address.
 
     Raises:
-      SpecMismatch: the two ends mean different arrays; names the leaf. StreamTimeout: no server answered in time.
-      StreamClosed: the server refused (the message says why), or `check` raised it. ConfigError: the address cannot be.
+      SpecMismatch: the two schemas differ; names the leaf. StreamTimeout: no server answered in time.
+      StreamClosed: the server refused (the message says why), or `check` raised it. ConfigError: the address is invalid.
       AccessDenied: the keys are missing, or another run's.
     """
     check_producer(client)

@@ -1,9 +1,9 @@
 """The inference stream between processes of one host: arrays in shared memory, small fixed headers over a Unix socket.
 
-The server listens at a socket in the run folder. A client's connection is its life: the kernel closes it when either
-side dies, so both notice at once, without timeouts. At hello the server makes one segment for this
+The server listens at a socket in the run folder. The connection shows whether a client is alive: the kernel closes it when
+either side dies, so both notice at once, without timeouts. At hello the server makes one segment for this
 incarnation, with an area per group; the client writes a request's arrays there in place and announces them in one
-datagram, which is also the wake-up and orders the memory. The segment's file goes as soon as both have it mapped, so
+datagram, which also wakes the server and orders the memory. The segment's file is removed as soon as both have mapped it, so
 nothing is left behind.
 """
 
@@ -34,10 +34,10 @@ from jsrl.transport.wire.schema import flatten_schema
 REQUEST = struct.Struct("<iqq?")  # group, min_updates, step, wants_core
 REPLY = struct.Struct("<i?")  # group, has_core
 MAX_CONTROL_BYTES = 1 << 16
-MAX_SEGMENT_BYTES = 1 << 30  # that a hello may ask for
+MAX_SEGMENT_BYTES = 1 << 30  # largest segment that a hello may request
 _logger = logging.getLogger("jsrl.transport")
 _HELLO_DEADLINE_S = 10.0
-_MOST_STRANGERS = 64  # that have connected and said nothing yet
+_MOST_STRANGERS = 64  # connections that have sent nothing yet
 ATTACHED = b"attached"
 
 
@@ -58,7 +58,7 @@ class _SharedClient:
     def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         self.areas[request.group].refuse()
         (message,) = encode(UNSERVED, msgspec.to_builtins(unserved))
-        return self._send(message)  # longer than a reply, by which the client knows it
+        return self._send(message)  # longer than a reply: so the client recognises it
 
     def _send(self, message: bytes) -> bool:
         try:
@@ -71,7 +71,7 @@ class _SharedClient:
         try:
             self.connection.send(refusal_frames(StreamClosed(f"{reason}."))[0])
         except OSError:
-            pass  # it is gone: there is nobody to tell
+            pass  # the client is gone
         self.connection.close()
         self.areas.clear()
         self.segment.unlink()
@@ -79,7 +79,7 @@ class _SharedClient:
 
 
 class SharedInferenceServer(ServerEnd):
-    """The answering end of `shm:FOLDER/NAME`."""
+    """The server end of `shm:FOLDER/NAME`."""
 
     def __init__(self, spec: InferenceSpec, path: str | Path, guests: JoinRules = ANYBODY):
         self._greeter = Greeter("the inference server", flatten_schema(spec), guests)
@@ -105,7 +105,7 @@ class SharedInferenceServer(ServerEnd):
             self._serve_strangers([fd for fd, _ in events if fd not in connected])
 
     def _read(self, fd: int, asker: _SharedClient) -> None:
-        """Take in all but its end of what a client has sent, so that the end is seen before the client's next hello is."""
+        """Process a client's messages except its end, so that the end is handled before the client's next hello."""
         receive, areas = asker.connection.recv, asker.areas
         try:
             for _ in range(len(areas) + 1):
@@ -114,11 +114,11 @@ class SharedInferenceServer(ServerEnd):
                     group, min_updates, step, wants_core = REQUEST.unpack(message)
                     self._ready.append(areas[group].read(min_updates, step, wants_core))
                     if len(areas) == 1:
-                        return  # one in flight: there cannot be another, and level-triggered polling would show it
+                        return  # one in flight: there is no other; level-triggered polling would show it
                 elif message == ATTACHED:
                     asker.segment.unlink()
                 else:
-                    self._part(fd, asker, "it left" if not message else "it sent what is not a request")
+                    self._part(fd, asker, "it left" if not message else "it sent something that is not a request")
                     return
         except BlockingIOError:
             return
@@ -159,20 +159,20 @@ class SharedInferenceServer(ServerEnd):
                     self._turn_away(next(iter(self._strangers)))
         except BlockingIOError:
             return
-        except OSError as error:  # no descriptor is free: strangers have to make room for clients
+        except OSError as error:  # no descriptor is free: close connections that sent no hello
             if not self._strangers:
                 raise
-            _logger.warning("%s: a silent connection makes room (%s)", self.address, error)
+            _logger.warning("%s: closed a connection that sent no hello (%s)", self.address, error)
             self._turn_away(next(iter(self._strangers)))
 
     def _turn_away(self, fd: int) -> None:
-        """Close a connection whose peer has not identified itself."""
+        """Close a connection whose peer has sent no hello."""
         connection, _ = self._strangers.pop(fd)
         self._epoll.unregister(fd)
         connection.close()
 
     def _greet(self, connection: socket.socket) -> None:
-        """Answer a hello: admit the client, or tell it why not."""
+        """Answer a hello: admit the client, or send the reason for the refusal."""
         try:
             message = connection.recv(MAX_CONTROL_BYTES)
             if not message:
@@ -187,7 +187,7 @@ class SharedInferenceServer(ServerEnd):
             try:
                 connection.send(refusal_frames(error)[0])
             except OSError:
-                pass  # it is gone: there is nobody to tell
+                pass  # the client is gone
             connection.close()
         except OSError:
             connection.close()
@@ -196,7 +196,7 @@ class SharedInferenceServer(ServerEnd):
         layout = AreaLayout(self.spec, group_sizes)
         if layout.size_bytes > MAX_SEGMENT_BYTES:
             raise ConfigError(
-                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_SEGMENT_BYTES} are set aside; use "
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_SEGMENT_BYTES} are available; use "
                 "smaller groups."
             )
         segment_path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")

@@ -1,4 +1,4 @@
-"""The asking end of the inference stream in shared memory (the server and the wire are in inference_shared)."""
+"""The client end of the inference stream in shared memory (server and messages: see jsrl.transport.inference.shared)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jsrl.transport.wire.schema import flatten_schema
 
 
 class SharedInferenceClient:
-    """The asking end of `shm:FOLDER/NAME`."""
+    """The client end of `shm:FOLDER/NAME`."""
 
     def __init__(
         self, path: str | Path, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
@@ -56,7 +56,7 @@ class SharedInferenceClient:
             answer = self._connection.recv(MAX_CONTROL_BYTES)
         except TimeoutError:
             raise StreamTimeout(
-                f"{self.address} took the connection but did not answer the hello within {timeout_s} s; "
+                f"{self.address} accepted the connection but did not answer the hello within {timeout_s} s; "
                 "the server is busy (compiling) or hangs: allow more time or look at its log."
             ) from None
         except OSError as error:
@@ -69,10 +69,10 @@ class SharedInferenceClient:
         return segment
 
     def send(self, group: int, request: Request) -> None:
-        """Ask for a group's actions; the request's arrays may be reused at once.
+        """Request a group's actions; the request's arrays may be reused at once.
 
         Raises:
-          SpecMismatch: an array differs from the schema. StreamError: the group waits for a reply already.
+          SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
           StreamClosed: the server is gone.
         """
         area = self._areas.get(group)
@@ -95,11 +95,11 @@ class SharedInferenceClient:
         return still_in_flight(self.identity, group)
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Return (group, reply) of whichever group is answered first; arrays are views until the group's next send.
+        """Return (group, reply) of the group that is answered first; arrays are views until the group's next send.
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
-          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
+          UnknownPolicy: a group requested a policy that is not served; the group may send another request.
         """
         if self._closed_because is not None:
             raise StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
@@ -123,7 +123,7 @@ class SharedInferenceClient:
         return group, area.read(has_core)
 
     def _other(self, message: bytes) -> StreamError:
-        """Return the error that a message means which is no reply."""
+        """Return the error for a message that is not a reply."""
         if not message:
             return self._lost("the server is gone (its process ended)")
         try:
@@ -132,12 +132,12 @@ class SharedInferenceClient:
                 return self._lost(str(said.fields.get("text")).rstrip("."))
             unserved: PolicyNotServed = read_fields(said, PolicyNotServed)
         except CodecError as error:
-            self._lost("the server sent what is not a reply")
+            self._lost("the server sent something that is not a reply")
             return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}")
         area = self._areas.get(unserved.group)
         if area is None or not area.in_flight:
-            self._lost("the server sent what is not a reply")
-            return CodecError(f"{self.address} refused a request of group {unserved.group}, which asked nothing.")
+            self._lost("the server sent something that is not a reply")
+            return CodecError(f"{self.address} refused a request of group {unserved.group}, which has sent none.")
         area.in_flight = False
         return unknown_policy(self.address, unserved)
 
@@ -147,7 +147,7 @@ class SharedInferenceClient:
         return StreamClosed(f"the inference stream {self.address} is closed: {reason}.")
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         if self._closed_because is None:
             self._closed_because = "this client closed it"
         self._connection.close()

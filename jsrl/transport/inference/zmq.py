@@ -4,11 +4,12 @@
     hello(name, incarnation, groups, schema)    ->     welcome, or refused(error, text)
     request(incarnation, group, step, ...)      ->
                                                 <-     reply(group, ...)
-                                                <-     ping, now and then: finds broken connections
+                                                <-     ping, periodically: finds broken connections
     bye(incarnation)                            ->
                                                 <-     refused: closed or fenced
 
-A request or reply is a header and one frame, the bytes of the group's area as both ends lay it out from the schema.
+A request or reply is a header and one frame: the bytes of the group's area, with the layout that both ends derive from
+the schema.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ReplyFields(msgspec.Struct, frozen=True):
 
 
 class ClientBuffer:
-    """A client's areas in ordinary memory, and the bytes of each request and reply in it."""
+    """A client's areas in private memory, and the bytes of each request and reply in it."""
 
     def __init__(self, layout: AreaLayout):
         self.memory = np.zeros(layout.size_bytes, np.uint8)
@@ -71,7 +72,7 @@ def fill_area(target: np.ndarray, message: Message) -> None:
     """Copy the one array of a message into an area."""
     arrays = message.arrays
     if not (isinstance(arrays, tuple) and len(arrays) == 1 and isinstance(arrays[0], np.ndarray)):
-        raise CodecError(f"a {message.kind[:40]!r} message must bring one array.")
+        raise CodecError(f"a {message.kind[:40]!r} message must have one array.")
     if arrays[0].shape != target.shape or arrays[0].dtype != np.uint8:
         raise CodecError(f"a {message.kind[:40]!r} of {arrays[0].nbytes} bytes, expected {target.nbytes}.")
     target[...] = arrays[0]
@@ -99,11 +100,11 @@ class _ZmqClient:
         return self.tell(outgoing(encode(UNSERVED, msgspec.to_builtins(unserved)), self._keys))
 
     def tell(self, frames: list[Any]) -> bool:
-        """Send without waiting; return False where the connection is gone."""
+        """Send without waiting; return False if the connection is gone."""
         try:
             self._socket.send_multipart([self.route, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            return frames[0] == _PING  # pings may be lost; a client that takes no replies is as good as gone
+            return frames[0] == _PING  # pings may be lost; a client that accepts no replies counts as gone
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -118,7 +119,7 @@ _PING = encode(PING)[0]
 
 
 class ZmqInferenceServer(ServerEnd):
-    """The answering end of `tcp://HOST:PORT` and `ipc://PATH`."""
+    """The server end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
     def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: JoinRules = ANYBODY):
         self._greeter = Greeter("the inference server", flatten_schema(spec), guests)
@@ -189,7 +190,7 @@ class ZmqInferenceServer(ServerEnd):
         area = asker.areas.get(asked.group)
         if asked.incarnation != asker.client.incarnation or area is None or area.open:
             raise CodecError(
-                f"a request of {asker.client.name}, incarnation {asked.incarnation}, group {asked.group} that cannot be: "
+                f"a request of {asker.client.name}, incarnation {asked.incarnation}, group {asked.group} is invalid: "
                 f"expected incarnation {asker.client.incarnation}, groups {sorted(asker.areas)}, one in flight each."
             )
         asker.heard_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The asking end of the inference stream over ZeroMQ (the server and the messages are in inference_zmq)."""
+"""The client end of the inference stream over ZeroMQ (server and messages: see jsrl.transport.inference.zmq)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SLICE_S = 0.1
 
 
 class ZmqInferenceClient:
-    """The asking end of `tcp://HOST:PORT` and `ipc://PATH`."""
+    """The client end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class ZmqInferenceClient:
             raise
 
     def send(self, group: int, request: Request) -> None:
-        """Ask for a group's actions; the request's arrays may be reused at once.
+        """Request a group's actions; the request's arrays may be reused at once.
 
         Raises:
-          SpecMismatch: an array differs from the schema. StreamError: the group waits for a reply already.
+          SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
           StreamClosed: the server is gone.
         """
         self._check_open()
@@ -101,11 +101,11 @@ class ZmqInferenceClient:
         area.in_flight = True
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
-        """Return (group, reply) of whichever group is answered first; arrays are views until the group's next send.
+        """Return (group, reply) of the group that is answered first; arrays are views until the group's next send.
 
         Raises:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
-          UnknownPolicy: a group asked for a policy that is not served; the group may ask again.
+          UnknownPolicy: a group requested a policy that is not served; the group may send another request.
         """
         self._check_open()
         deadline = time.monotonic() + timeout_s
@@ -126,7 +126,7 @@ class ZmqInferenceClient:
         try:
             self._handshakes.look()
         except AccessDenied:
-            return True  # somebody else is there now
+            return True  # another server is there now
         return self._handshakes.broken
 
     def _read_one(self) -> tuple[int, Reply] | None:
@@ -143,7 +143,7 @@ class ZmqInferenceClient:
         area = self._areas.get(answered.group)
         if message.kind not in ("reply", UNSERVED) or area is None or not area.in_flight:
             raise CodecError(
-                f"{self.address} sent {message.kind[:40]!r} for group {answered.group}, which asked nothing."
+                f"{self.address} sent {message.kind[:40]!r} for group {answered.group}, which has sent no request."
             )
         if isinstance(answered, PolicyNotServed):
             area.in_flight = False
@@ -166,7 +166,7 @@ class ZmqInferenceClient:
         self._context.destroy(linger=LINGER_MS if self._closed_because is not None else 0)
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         if self._closed_because is None:
             self._socket.send_multipart(encode("bye", {"incarnation": self.identity.incarnation}))
             self._close("this client closed it")

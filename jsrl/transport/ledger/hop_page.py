@@ -1,14 +1,15 @@
-"""What both ends of one connection of a sample stream count, in a page that outlives them.
+"""The counts of both ends of one connection of a sample stream, in a page that outlives them.
 
-A connection is one life of a producer writing to one life of a consumer. The consumer makes the page as it welcomes the
-producer: a file in the hop's folder. A producer of the same host maps it; one of another host cannot.
+A connection joins one incarnation of a producer with one incarnation of a consumer. The consumer makes the page when it
+welcomes
+the producer: a file in the hop's folder. A producer on the same host maps it; one on another host cannot.
 
 | words (int64) | written by | |
 |---|---|---|
-| 0 magic, 1 format, 2 life of the consumer, 3 blocks, 4 road | consumer, once | |
-| 8 attached, 9 begun, 10 committed | producer | commits it began, and those it finished |
-| 11 left | producer, or who clears the ring away | commits that no consumer will ever take, by a look; -1: none was |
-| 16 received, 17 told, 18 parted | consumer | took in; commits by the producer's last message (-1: none); takes nothing more |
+| 0 magic, 1 format, 2 incarnation of the consumer, 3 blocks, 4 road | consumer, once | |
+| 8 attached, 9 begun, 10 committed | producer | commits started, and commits finished |
+| 11 left | producer, or the process that removes the ring | commits that no consumer will ever take; -1: not counted |
+| 16 received, 17 told, 18 parted | consumer | received; commits by the producer's last message (-1: none); reads no more |
 | from byte 256: path | consumer, once | of the ring in shared memory |
 
 Every change is one 8-byte store. A producer killed between `begun` and `committed` leaves one trajectory that may or may
@@ -39,10 +40,10 @@ _SUFFIX = ".page"
 
 
 class Connection(NamedTuple):
-    """The counts of one connection; see the words of the page.
+    """The counts of one connection; see the table of the page.
 
     Attributes:
-      ring: commits that the ring in shared memory shows; -1: it is gone, or there never was one.
+      ring: commits in the shared-memory ring; -1: it is gone, or never existed.
     """
 
     name: str
@@ -59,10 +60,10 @@ class Connection(NamedTuple):
 
 
 class HopPage:
-    """One end's view of a connection's page; `create` at the consumer, `attach` at the producer.
+    """One end's view of a connection's page; the consumer calls `create`, the producer `attach`.
 
     Attributes:
-      life: of the consumer. kept: in a file that both ends map.
+      life: number of the consumer's incarnation. kept: in a file that both ends map.
     """
 
     def __init__(self, page: mmap.mmap, *, kept: bool = True) -> None:
@@ -74,7 +75,7 @@ class HopPage:
     def create(
         cls, folder: Path | None, producer: ProducerId, life: int, *, blocks: int, road: int, ring: Path | None = None
     ) -> HopPage:
-        """Make the page in a hop's folder; in memory only where there is no folder, or it cannot be written."""
+        """Make the page in a hop's folder; in memory only if there is no folder, or it cannot be written."""
         content = bytearray(_PAGE_BYTES)
         words = memoryview(content)[:_PATH_AT].cast("q")
         words[0], words[1], words[_LIFE], words[_BLOCKS], words[_ROAD] = _MAGIC, _FORMAT, life, blocks, road
@@ -86,14 +87,14 @@ class HopPage:
             if folder is not None:
                 return cls(_new_file(page_path(folder, producer, life), bytes(content)))
         except OSError:
-            pass  # the ledger counts connections, so that a missing page shows
+            pass  # the ledger counts connections, so a missing page is noticed
         page = mmap.mmap(-1, _PAGE_BYTES)
         page[:] = bytes(content)
         return cls(page, kept=False)
 
     @classmethod
     def attach(cls, folder: Path | None, producer: ProducerId, life: int) -> HopPage:
-        """Map the page that the consumer made; on another host, count in memory only."""
+        """Map the consumer's page; on another host, count in memory only."""
         try:
             if folder is not None:
                 found = cls(_map(_open(page_path(folder, producer, life))))
@@ -106,62 +107,64 @@ class HopPage:
     # -- the producer's end
 
     def mark_attached(self) -> None:
-        """Say that this producer counts its commits here."""
+        """Record that this producer counts its commits here."""
         self._words[_ATTACHED] = 1
 
     def begin(self) -> None:
-        """Note that a commit begins."""
+        """Record the start of a commit."""
         self._words[_BEGUN] = self._words[_COMMITTED] + 1
 
     def commit(self) -> None:
-        """Count the commit that began."""
+        """Record the end of the commit."""
         self._words[_COMMITTED] += 1
 
     def leave(self, committed: int) -> None:
-        """Note how many commits no consumer will take: `committed` by the stream's own count, less what was taken.
+        """Record how many commits no consumer will take: `committed` by the stream's own count, minus those taken.
 
-        Call it only when the consumer is dead, or takes nothing more.
+        Call it only when the consumer is dead, or reads no more.
         """
         self._words[_LEFT] = max(0, committed - self._words[_RECEIVED])
 
     # -- the consumer's end
 
     def receive(self) -> None:
-        """Count a trajectory as taken in."""
+        """Count a received trajectory."""
         self._words[_RECEIVED] += 1
 
     def tell(self, committed: int) -> None:
-        """Note how many commits the producer speaks of; its last word, where it cannot reach this page."""
+        """Record the number of commits in the producer's message, for producers that cannot reach this page."""
         self._words[_TOLD] = committed
 
     def part(self) -> None:
-        """Note that nothing more will be taken in."""
+        """Record that nothing more will be read."""
         self._words[_PARTED] = 1
 
     @property
     def parted(self) -> bool:
-        """Return whether the consumer takes nothing more."""
+        """Return whether the consumer reads no more."""
         return bool(self._words[_PARTED])
 
 
 def new_life() -> int:
-    """Return a number that tells one life of a consumer from all others."""
+    """Return a unique number for one incarnation of a consumer."""
     return secrets.randbits(48)
 
 
 def page_path(folder: Path, producer: ProducerId, life: int) -> Path:
-    """Return where the page of a connection lies."""
+    """Return the path of a connection's page."""
     return folder / f"{producer.name}.{producer.incarnation}.{life:012x}{_SUFFIX}"
 
 
 def read_life(value: object) -> int:
-    """Return the life that a consumer's welcome names.
+    """Return the consumer's incarnation number from its welcome.
 
     Raises:
-      StreamError: it names none.
+      StreamError: there is none.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
-        raise StreamError(f"the consumer's welcome names the life {value!r}; do both ends run one version?")
+        raise StreamError(
+            f"the consumer's welcome has the incarnation number {value!r}; do both ends run the same version?"
+        )
     return value
 
 
@@ -176,9 +179,9 @@ def pages_in(folder: Path) -> Iterator[Path]:
 
 
 def look_into_rings(folder: Path) -> None:
-    """Note how many commits are left in rings that are about to be removed, because no reader will take them.
+    """Record how many commits are left in rings that are about to be removed, because no reader will take them.
 
-    A producer that still lives looks once more as it leaves. Pages that cannot be read are left to `read_connections`.
+    A producer that is alive counts once more when it closes. Unreadable pages are left to `read_connections`.
     """
     for path in pages_in(folder):
         with contextlib.suppress(OSError, StreamError):
@@ -223,10 +226,10 @@ def _commits_in(path: Path, life: int) -> int:
 
 def _new_file(path: Path, content: bytes) -> mmap.mmap:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")  # whoever reads `path` finds a whole page
+    draft = path.with_suffix(".draft")  # readers of `path` find a whole page
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, content)  # sets the room aside: a store into a hole of a full disk would be SIGBUS
+        os.write(descriptor, content)  # allocates the blocks: a store into a hole on a full disk would be SIGBUS
         page = mmap.mmap(descriptor, _PAGE_BYTES)
     finally:
         os.close(descriptor)

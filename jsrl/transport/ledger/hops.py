@@ -1,8 +1,8 @@
-"""The hops of a run: where their pages lie, and their ledgers, reconciled.
+"""The hops of a run: the paths of their pages, and their reconciled ledgers.
 
 A hop is one sample stream: `samples` goes to the learner, from the actors or from the replay workers (in batches);
-`samples.replay-0` goes from actors to the first replay worker. The learner's own counts lie in the run folder; everything
-else in `hops/NAME` of it: a page for each connection, and a replay worker's counts.
+`samples.replay-0` goes from actors to the first replay worker. The learner's own counts are in the run folder; all others
+are in its `hops/NAME`: a page for each connection, and a replay worker's counts.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from jsrl.transport.ledger.reconcile import HopLedger, reconcile
 
 HOPS = "hops"  # in a run folder
 SAMPLES = "samples"
-_READS = 50  # of pages that change while they are read
+_READS = 50  # retries for pages that change while they are read
 
 
 def hop_folder(run: Path, hop: str) -> Path:
-    """Return where the pages of a hop's connections lie."""
+    """Return the folder of the pages of a hop's connections."""
     return run / HOPS / hop
 
 
 def ledger_path(run: Path, hop: str) -> Path:
-    """Return where the consumer of a hop counts."""
+    """Return the path of the consumer's counts of a hop."""
     return run / LEDGER if hop == SAMPLES else hop_folder(run, hop) / LEDGER
 
 
 def read_hop(run: Path, hop: str = SAMPLES) -> HopLedger | None:
-    """Return the ledger of a hop, None where its consumer never counted.
+    """Return the ledger of a hop; None: its consumer never counted.
 
-    While the run goes on, the pages are read again until two readings agree; what is on its way over ZeroMQ is unknown
-    then. A page that is broken is a fault of the ledger.
+    While the run goes on, the pages are read again until two readings agree; trajectories in flight over ZeroMQ are then
+    unknown. A broken page is a fault of the ledger.
     """
     before = None
     try:
@@ -64,6 +64,6 @@ def read_hops(run: Path) -> dict[str, HopLedger]:
 
 
 def close_hops(run: Path) -> None:
-    """Note what is left in rings, before the run's shared memory is removed; all its processes have ended."""
+    """Count what is left in rings, before the run's shared memory is removed; all its processes have ended."""
     for folder in (run / HOPS).glob("*"):
         look_into_rings(folder)

@@ -1,15 +1,16 @@
-"""A consumer's ledger that outlives its process: one page of a file in the run folder, mapped and counted in place.
+"""A consumer's ledger that outlives its process: one page of a file in the run folder, mapped and updated in place.
 
-    word 0  what this file is      1  format       2  epoch of the learner that counts in it
-    word 3  received               4  consumed     5  how many reasons for dropping follow
-    word 6  carried: trajectories of earlier lives that no connection's page knows
-    word 7  connections joined     8  held: how many trajectories the queue holds, by a look at it
-    word 9  a trajectory's counts are just changing        10  lives killed at such a moment
+    word 0  file type              1  format       2  epoch of the learner that counts in it
+    word 3  received               4  consumed     5  number of reasons for dropping
+    word 6  carried: trajectories of earlier incarnations that are in no connection's page
+    word 7  connections joined     8  held: trajectories in the queue when last counted
+    word 9  1 while a trajectory's counts change           10  incarnations killed at such a moment
     from byte 128: per reason its name (32 bytes) and count
 
-Every change is one aligned store. Between the stores for one trajectory word 9 is 1: a life that is killed then misleads
-by at most that one. Each life of a learner writes a new file with a higher epoch and renames it over the old one: a life
-that only seemed dead counts on in a file that nobody reads.
+Every change is one aligned store. Between the stores for one trajectory word 9 is 1, so an incarnation that is killed
+then is wrong by at most one trajectory. Each incarnation of a learner writes a new file with a higher epoch and renames
+it over
+the old one: an incarnation that only seemed dead continues to count in a file that nobody reads.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ _EPOCH, _RECEIVED, _CONSUMED, _REASONS, _CARRIED, _JOINED, _HELD, _CHANGING, _UN
 
 
 class Life(NamedTuple):
-    """What a page tells.
+    """Content of a page.
 
     Attributes:
-      epoch: of the learner that counted last. ledger: counts over all lives. carried: what the ledger began with and no
-        connection's page knows. joined: connections. uncertain: lives that may mislead by one trajectory.
+      epoch: of the learner that counted last. ledger: counts over all incarnations. carried: counts at the ledger's start
+      that are
+        in no connection's page. joined: connections. uncertain: incarnations that may be wrong by one trajectory.
     """
 
     epoch: int
@@ -49,7 +51,7 @@ class Life(NamedTuple):
 
 
 class PersistedLedger(Ledger):
-    """A ledger that writes every change to its page at once; `begin_life` makes one."""
+    """A ledger that writes every change to its page at once; made by `begin_life`."""
 
     def __init__(self, before: Ledger, page: Any) -> None:
         super().__init__(before.received, before.consumed, dict(before.dropped or {}), before.in_flight)
@@ -62,21 +64,21 @@ class PersistedLedger(Ledger):
         self._words[_JOINED] += 1
 
     def mark(self, changing: bool) -> None:
-        """Note that counts of one trajectory are about to change, or have changed."""
+        """Record that the counts of one trajectory are about to change, or have changed."""
         self._words[_CHANGING] = changing
 
     def arrive(self) -> None:
-        """Count one trajectory as taken in."""
+        """Count one received trajectory."""
         super().arrive()
         self._words[_RECEIVED] = self.received
 
     def hold(self, count: int) -> None:
-        """Note how many trajectories the queue holds, waiting or lent."""
+        """Record how many trajectories the queue holds, waiting or lent."""
         super().hold(count)
         self._words[_HELD] = count
 
     def settle(self, outcome: str, count: int = 1) -> None:
-        """Count what became of `count` trajectories."""
+        """Count the outcome of `count` trajectories."""
         super().settle(outcome, count)
         if outcome == "consumed":
             self._words[_CONSUMED] = self.consumed
@@ -95,13 +97,13 @@ class PersistedLedger(Ledger):
 def begin_life(
     path: Path, least_epoch: int, saved: dict[str, Any] | None, *, hop: Path | None = None, rolls_back: bool = True
 ) -> tuple[int, PersistedLedger]:
-    """Return (the epoch of a consumer that starts now, the ledger it goes on with), both on the disk.
+    """Return (the epoch of a consumer that starts now, its ledger), both written to disk.
 
     Args:
-      path: of the page. least_epoch: the epoch is at least this, and higher than that of every life before.
-      saved: ledger of the snapshot that the learner begins with: counts, `trained` and `epoch`; None: it starts over.
-      hop: folder of the connections' pages. They go where the snapshot knows more than the page.
-      rolls_back: what was consumed after the snapshot is lost with the dead life. A replay worker's insertions stand.
+      path: of the page. least_epoch: the epoch is at least this, and higher than every earlier one.
+      saved: ledger of the restored snapshot: counts, `trained` and `epoch`; None: start over.
+      hop: folder of the connections' pages. They are deleted if the snapshot is newer than the page.
+      rolls_back: what was consumed after the snapshot is lost. A replay worker's insertions are kept.
 
     Raises:
       OSError: the page cannot be written.
@@ -132,12 +134,13 @@ def begin_life(
 
 
 def continued(last: Life | None, saved: dict[str, Any] | None, *, rolls_back: bool = True) -> Ledger:
-    """Return the ledger that a life begins with.
+    """Return the ledger at the start of an incarnation.
 
-    What earlier lives consumed after the snapshot is `rolled_back`: no params hold it any more. What a dead life's queue
-    held, by the last look at it, is `lost`. The page's counts go before the snapshot's, unless it is older than the
-    snapshot (the machine lost its power, or the page was deleted). Counts of a snapshot's own life may be compared one by
-    one, those of different lives may not: each resume has turned some of what was consumed into what was dropped.
+    What was consumed after the snapshot is `rolled_back`: no params contain it any more. What was in the queue of the dead
+    incarnation, when last counted, is `lost`. The page's counts take precedence over the snapshot's, unless it is older
+    than the
+    snapshot (power failure, or the page was deleted). Counts of a snapshot's own incarnation may be compared one by
+    one, those of different incarnations may not: each resume turned some consumed trajectories into dropped ones.
 
     Args:
       last: of the page, None where there is none. saved: of the snapshot with its epoch, None for a fresh state.
@@ -161,7 +164,7 @@ def continued(last: Life | None, saved: dict[str, Any] | None, *, rolls_back: bo
 
 
 def _knows_more(saved: dict[str, Any] | None, last: Life) -> bool:
-    """Return whether a snapshot has counts that the page does not have."""
+    """Return whether a snapshot has counts that are missing in the page."""
     if saved is None or saved["epoch"] < last.epoch:
         return False
     there, page = _ledger_of(saved), last.ledger
@@ -171,7 +174,7 @@ def _knows_more(saved: dict[str, Any] | None, last: Life) -> bool:
 
 
 def read_page(path: Path) -> Life | None:
-    """Return what a page tells, None where there is no page. Exact once its consumer has ended, whichever way.
+    """Return the content of a page, None if there is none. Exact once its consumer has ended, even if it was killed.
 
     Raises:
       SnapshotError: the file is not such a page.

@@ -1,15 +1,15 @@
-"""The ledger of one hop, reconciled: what producers counted against what consumers counted.
+"""The ledger of one hop, reconciled: the producers' counts compared with the consumer's.
 
 produced = consumed + dropped by reason + in flight + unknown, where each term is counted on its own:
 
 * produced: the producers' counts of commits.
-* consumed, dropped: the consumer's counts of outcomes. Dropped as `lost`: what a dead consumer's queue held, and what no
-  consumer took out of the stream, each by a look at it.
-* in flight: what the stream and the consumer's queue hold, by a look at both.
+* consumed, dropped: the consumer's counts of outcomes. Dropped as `lost`: what was in a dead consumer's queue, and what no
+  consumer took out of the stream, both counted directly.
+* in flight: what is in the stream and in the consumer's queue, both counted directly.
 * unknown: cannot be determined, such as the last messages of a killed producer over ZeroMQ: at most a connection's blocks.
 
-Three comparisons must hold. Each connection: commits = taken in + left in the stream. The consumer: taken in over all
-connections = outcomes + what its queue holds. The whole: the sum above.
+Three comparisons must hold. Each connection: commits = received + left in the stream. The consumer: received over all
+connections = outcomes + its queue. The whole: the sum above.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 from jsrl.transport.base import Ledger
 from jsrl.transport.ledger.hop_page import LOCAL, ZEROMQ, Connection
 
-_MOST_FAULTS = 3  # that the text shows
+_MOST_FAULTS = 3  # shown in the text
 
 
 @dataclass(frozen=True)
 class HopLedger:
-    """What became of every trajectory of one hop.
+    """Outcomes of all trajectories of one hop.
 
     Attributes:
-      unknown: trajectories that were produced and whose fate cannot be determined. uncounted: at most so many more
-        were produced by producers whose counts cannot be read. faults: counts that contradict each other.
+      unknown: produced trajectories whose outcome cannot be determined. uncounted: upper bound of further ones
+        from producers whose counts cannot be read. faults: counts that contradict each other.
     """
 
     produced: int = 0
@@ -43,7 +43,7 @@ class HopLedger:
 
     @property
     def holds(self) -> bool:
-        """Return whether no count contradicts another: all is accounted for, except what is unknown."""
+        """Return whether no counts contradict each other: all trajectories are accounted for, or unknown."""
         accounted = self.consumed + sum(self.dropped.values()) + self.in_flight + self.unknown
         none_negative = min(self.in_flight, self.unknown, self.uncounted, *self.dropped.values(), 0) == 0
         return self.produced == accounted and none_negative and not self.faults
@@ -55,7 +55,7 @@ class HopLedger:
 
     @property
     def verdict(self) -> str:
-        """Return the balance in words."""
+        """Return a text that says whether it balances."""
         if not self.holds:
             more = f" and {len(self.faults) - _MOST_FAULTS} more" if len(self.faults) > _MOST_FAULTS else ""
             return "; ".join(["NOT BALANCED", *self.faults[:_MOST_FAULTS]]) + more
@@ -70,7 +70,7 @@ class HopLedger:
         return counts | {"dropped": dict(self.dropped), "faults": list(self.faults)}
 
     def __str__(self) -> str:
-        """Return one line for people."""
+        """Return one line for messages."""
         dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self.dropped.items())) or "0"
         unknown = f" + unknown {self.unknown}" if self.unknown else ""
         uncounted = f" (and at most {self.uncounted} that could not be counted)" if self.uncounted else ""
@@ -81,7 +81,7 @@ class HopLedger:
 
 
 def hop_ledger(counts: dict[str, Any]) -> HopLedger:
-    """Return a ledger from plain values; what they do not name is 0."""
+    """Return a ledger from plain values; missing ones are 0."""
     return HopLedger(**counts | {"faults": tuple(counts.get("faults", ()))})
 
 
@@ -96,10 +96,10 @@ def reconcile(
     """Compare the counts of a hop.
 
     Args:
-      ledger: the consumer's, over all its lives; `in_flight` is what its queue held when it was last looked at.
-      connections: of all lives. carried: trajectories that the consumer's ledger began with, and that no page knows.
-      joined: connections that there were; where pages are missing, their producers are uncounted. None: do not compare.
-      uncertain: lives of the consumer that were killed between two stores; each may mislead by one trajectory.
+      ledger: the consumer's, over all incarnations; `in_flight` is the length of its queue when last counted.
+      connections: of all incarnations. carried: counts at the ledger's start that are in no page.
+      joined: number of connections; if pages are missing, their producers are uncounted. None: do not compare.
+      uncertain: incarnations of the consumer killed between two stores; each may be wrong by one trajectory.
     """
     compared = [_compare(connection) for connection in connections]
     faults = [one.fault for one in compared if one.fault]
@@ -107,14 +107,14 @@ def reconcile(
     settled, in_queue = ledger.consumed + sum(dropped.values()), ledger.in_flight
     received = carried + sum(one.received for one in compared)
     missing = max(0, (joined or 0) - len(compared))
-    absent = max(0, settled + in_queue - received) if missing else 0  # came over connections without a page
+    absent = max(0, settled + in_queue - received) if missing else 0  # from connections without a page
     odd = received + absent - settled - in_queue
     if abs(odd) > uncertain:
-        faults.append(f"the consumer took in {received}, but accounts for {settled} and {in_queue} in its queue")
+        faults.append(f"the consumer received {received}, but accounts for {settled} and {in_queue} in its queue")
         odd = 0
-    twice = max(-odd, 0)  # an outcome was counted, and the queue was not yet noted to be shorter by one
+    twice = max(-odd, 0)  # an outcome was counted, but the shorter queue was not yet
     still = max(0, in_queue - twice)
-    half = max(odd, 0)  # a connection counted it, and the consumer died before its queue had it
+    half = max(odd, 0)  # a connection counted it, but the consumer died before its queue did
     lost = sum(one.lost for one in compared) + half - twice + in_queue - still
     dropped |= {"lost": dropped.get("lost", 0) + lost} if lost else {}
     return HopLedger(
@@ -129,7 +129,7 @@ def reconcile(
 
 
 class _Compared(NamedTuple):
-    """One connection: commits, how many the consumer took in, and where the others are."""
+    """One connection: commits, received ones, and where the others are."""
 
     produced: int
     received: int
@@ -141,9 +141,9 @@ class _Compared(NamedTuple):
 
 
 def _compare(c: Connection) -> _Compared:
-    """Compare what the two ends of a connection counted."""
+    """Compare the counts of the two ends of a connection."""
     if not c.attached and c.told < 0 and c.road == ZEROMQ:
-        return _Compared(c.received, c.received, uncounted=c.blocks)  # a host whose counts nobody can read
+        return _Compared(c.received, c.received, uncounted=c.blocks)  # the counts of another host cannot be read
     low, high = (c.committed, c.begun) if c.attached else (max(c.told, 0), max(c.told, 0))
     high = max(low, min(high, low + 1))
     lost = in_ring = unknown = 0
@@ -151,12 +151,12 @@ def _compare(c: Connection) -> _Compared:
         lost = c.left
     elif not c.parted and c.ring >= 0:
         in_ring = max(0, c.ring - c.received)
-    elif c.road != LOCAL and (not c.parted or c.road == ZEROMQ):  # killed: what it sent last may have gone with it
+    elif c.road != LOCAL and (not c.parted or c.road == ZEROMQ):  # killed: its last messages may be lost
         unknown = max(0, min(_nearest(c.received, low, high) - c.received, c.blocks))
     accounted = c.received + lost + in_ring + unknown
     produced, fault = _nearest(accounted, low, high), ""
     if produced != accounted:
-        fault = f"{c.name} committed {produced}, but {c.received} were taken in and {accounted - c.received} were left"
+        fault = f"{c.name} committed {produced}, but {c.received} were received and {accounted - c.received} were left"
     return _Compared(produced, c.received, lost, in_ring, unknown, 0, fault)
 
 

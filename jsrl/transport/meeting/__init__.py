@@ -1,1 +1,1 @@
-"""How two ends of a stream meet: addresses, hellos, keys, sockets."""
+"""Connecting the two ends of a stream: addresses, hellos, keys, sockets."""

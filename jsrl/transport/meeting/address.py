@@ -1,6 +1,6 @@
 """Addresses of streams: `local:NAME`, `shm:FOLDER/NAME`, `ipc://PATH`, `tcp://HOST:PORT`.
 
-`tcp://KEY@HOST:PORT` names the public key (hexadecimal) of who listens there, where that is not the run's own.
+`tcp://KEY@HOST:PORT` contains the public key (hexadecimal) of the listening end, if it is not the run's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jsrl.transport.base import Origin, ProducerId
 
 MAX_INCARNATION = 1 << 31
 MAX_SEQUENCE = 1 << 62
-MAX_IPC_PATH_BYTES = 107  # what the kernel takes
+MAX_IPC_PATH_BYTES = 107  # limit of the kernel
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _TCP = re.compile(r"tcp://(?:([0-9a-f]{64})@)?(.*:.*)")
 _EXAMPLES = "local:NAME, shm:/dev/shm/RUN/NAME, ipc:///PATH or tcp://HOST:PORT"
@@ -27,8 +27,8 @@ class Address:
 
     Attributes:
       road: `local`, `shm` or `zmq`.
-      name: the stream's name (local, shm). folder: the run folder (shm). endpoint: what ZeroMQ takes (zmq).
-      server: public key of who listens there, 32 bytes; empty: the run's.
+      name: the stream's name (local, shm). folder: the run folder (shm). endpoint: for ZeroMQ (zmq).
+      server: public key of the listening end, 32 bytes; empty: the run's.
     """
 
     road: str
@@ -39,10 +39,10 @@ class Address:
 
 
 def parse_address(address: str) -> Address:
-    """Return what an address says.
+    """Return a parsed address.
 
     Raises:
-      ConfigError: it is none of the known forms.
+      ConfigError: it has none of the known forms.
     """
     if address.startswith("local:"):
         return Address("local", name=check_name(address.removeprefix("local:"), "stream"))
@@ -60,7 +60,7 @@ def parse_address(address: str) -> Address:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name` where it can be part of a file name.
+    """Return `name` if it can be part of a file name.
 
     Raises:
       ConfigError: it cannot.
@@ -73,10 +73,10 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_producer(producer: ProducerId) -> ProducerId:
-    """Return `producer` where its name and incarnation can be used.
+    """Return `producer` if its name and incarnation are valid.
 
     Raises:
-      ConfigError: they cannot.
+      ConfigError: they are not.
     """
     check_name(producer.name, "producer")
     if not isinstance(producer.incarnation, int) or not 0 <= producer.incarnation <= MAX_INCARNATION:
@@ -87,10 +87,10 @@ def check_producer(producer: ProducerId) -> ProducerId:
 
 
 def check_origin(name: Any, incarnation: Any, sequence: Any) -> Origin:
-    """Return the origin that a producer names.
+    """Return the origin in a producer's message.
 
     Raises:
-      StreamError: it cannot be one.
+      StreamError: it is invalid.
     """
     try:
         maker = check_producer(ProducerId(name, incarnation))
@@ -102,7 +102,7 @@ def check_origin(name: Any, incarnation: Any, sequence: Any) -> Origin:
 
 
 def check_ipc_path(path: str) -> str:
-    """Return the path of a Unix socket where the kernel takes it.
+    """Return the path of a Unix socket if it is short enough for the kernel.
 
     Raises:
       ConfigError: it is too long.
@@ -116,10 +116,10 @@ def check_ipc_path(path: str) -> str:
 
 
 def check_reach(endpoint: str, *, encrypted: bool) -> None:
-    """Check that a tcp endpoint has keys: without them every user of this machine could connect, on loopback too.
+    """Check that a tcp endpoint has keys: without them every user of this machine could connect, even on loopback.
 
     Raises:
-      ConfigError: it has none.
+      ConfigError: it has no keys.
     """
     if not encrypted and endpoint.startswith("tcp://"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Who may join a stream: names, groups and rows, and which life of each. A hello is checked against this first."""
+"""Rules for joining a stream: names, groups, rows and incarnations. Every hello is checked against them first."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jsrl.errors import CodecError, ConfigError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.address import check_producer
 
-MOST_NAMES = 4096  # of a stream that takes any name
+MOST_NAMES = 4096  # for a stream that accepts any name
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class JoinRules:
-    """Who may join a stream.
+    """Rules for joining a stream.
 
     Attributes:
       names: of the workers that may join; None: any, up to 4096 names.
@@ -29,16 +29,16 @@ class JoinRules:
     rows: int = 1 << 20
 
     def check(self, guest: ProducerId, known: Collection[str]) -> None:
-        """Check who it is; `known` are the names that were let in so far.
+        """Check name and incarnation; `known` are the names admitted so far.
 
         Raises:
-          ConfigError: a name or an incarnation that cannot be. StreamClosed: a name that may not join this stream.
+          ConfigError: an invalid name or incarnation. StreamClosed: a name that may not join this stream.
         """
         check_producer(guest)
         if self.names is None:
             if guest.name not in known and len(known) >= MOST_NAMES:
                 raise StreamClosed(
-                    f"{guest.name} cannot join: this stream has seen {len(known)} names, the most it takes."
+                    f"{guest.name} cannot join: this stream has reached its limit of {len(known)} names."
                 )
         elif guest.name not in self.names:
             shown = ", ".join(sorted(self.names)[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
@@ -47,10 +47,10 @@ class JoinRules:
             )
 
     def check_groups(self, guest: ProducerId, groups: dict[int, int]) -> None:
-        """Check the groups that it names (group -> rows).
+        """Check the groups of a hello (group -> rows).
 
         Raises:
-          ConfigError: none, too many, one that this stream does not have, or one with too many rows.
+          ConfigError: no groups, too many, one that this stream does not have, or one with too many rows.
         """
         if not 1 <= len(groups) <= self.num_groups:
             raise ConfigError(f"{guest.name} has {len(groups)} groups, expected 1 to {self.num_groups} on this stream.")
@@ -66,30 +66,30 @@ ANYBODY = JoinRules()
 
 
 class Admission:
-    """Which life of each guest may speak at an end that binds: incarnations only rise, and who is in cannot come again.
+    """Which incarnation of each worker may use a binding end: incarnations only rise, and each joins once.
 
     Args:
-      rules: for joining at all.
+      rules: for joining.
     """
 
     def __init__(self, rules: JoinRules = ANYBODY) -> None:
         self.rules = rules
-        self._lowest: dict[str, int] = {}  # name -> the lowest incarnation that may come
+        self._lowest: dict[str, int] = {}  # name -> the lowest incarnation that may join
 
     def check(self, guest: ProducerId, groups: dict[int, int]) -> None:
-        """Check that this guest may join at all, with these groups (group -> rows).
+        """Check that this worker may join with these groups (group -> rows).
 
         Raises:
-          ConfigError: a name, an incarnation or a group that cannot be. StreamClosed: the name may not join.
+          ConfigError: an invalid name, incarnation or group. StreamClosed: the name may not join.
         """
         self.rules.check(guest, self._lowest)
         self.rules.check_groups(guest, groups)
 
     def check_life(self, guest: ProducerId) -> None:
-        """Check that this life is a new one.
+        """Check that this incarnation is new.
 
         Raises:
-          StreamClosed: it is in already, was fenced, or a later one was let in.
+          StreamClosed: it has joined already, was fenced, or a later one has joined.
         """
         latest = self._lowest.get(guest.name, 0) - 1
         if guest.incarnation <= latest:
@@ -99,7 +99,7 @@ class Admission:
             )
 
     def admit(self, guest: ProducerId) -> None:
-        """Let a new life in; earlier ones may not come again.
+        """Admit a new incarnation; earlier ones may not join any more.
 
         Raises:
           StreamClosed: see `check_life`.
@@ -108,17 +108,17 @@ class Admission:
         self._lowest[guest.name] = guest.incarnation + 1
 
     def leave(self, guest: ProducerId) -> None:
-        """Take note that a life left, of which nothing is kept: it may come again, unless a later one was let in."""
+        """Record that an incarnation left without a trace: it may join again, unless a later one has joined."""
         if self._lowest.get(guest.name) == guest.incarnation + 1:
             self._lowest[guest.name] = guest.incarnation
 
     def fence(self, guest: ProducerId) -> None:
-        """Let this life in no more, nor earlier ones."""
+        """Reject this incarnation and earlier ones from now on."""
         self._lowest[guest.name] = max(guest.incarnation + 1, self._lowest.get(guest.name, 0))
 
 
 def read_pairs(given: Any, most: int) -> dict[int, int]:
-    """Return the groups that a hello names ([[group, rows], ...]) as group -> rows, looking at no more than `most`.
+    """Return the groups of a hello ([[group, rows], ...]) as group -> rows; reads no more than `most`.
 
     Raises:
       CodecError: there are more, or they are not pairs of integers, each group once.

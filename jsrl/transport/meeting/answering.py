@@ -1,4 +1,4 @@
-"""A thread that answers what comes in at a socket, while its owner is busy with something else."""
+"""A thread that answers messages at a socket, while its owner is busy with something else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Answering:
 
     Args:
       socket: bound already; belongs to the thread from now on, which closes it at the end.
-      answer: frames that came -> frames that go back. name: of the thread.
+      answer: received frames -> frames to send. name: of the thread.
     """
 
     def __init__(self, socket: zmq.Socket, answer: Callable[[list[bytes]], list[Any]], name: str) -> None:

@@ -1,7 +1,7 @@
 """Encrypted streams (CURVE): which keys a listening socket accepts, and why a connection got no answer.
 
-With CURVE alone a server lets in every client that knows its public key; the gate asks for the run's client key as well.
-ZeroMQ sends nothing, and delivers nothing, before the handshake has succeeded.
+With CURVE alone a server accepts every client that knows its public key; the gate also requires the run's client key.
+ZeroMQ sends and delivers nothing before the handshake has succeeded.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from jsrl.transport.meeting.sockets import bind, remove_path
 from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
 
 _logger = logging.getLogger("jsrl.transport")
-_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ asks, in the context of the socket
+_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ sends its queries, in the socket's context
 _DOMAIN = b"jsrl"
-_OVERHEAD_BYTES = 64  # what CURVE adds to a message, at least 33
-_HANDSHAKE_MS = 10_000  # a connection that takes longer to show its key is ended
-_PATIENCE, _PATIENCE_S = 4, 1.5  # connections that end in the handshake before they count as refused
+_OVERHEAD_BYTES = 64  # added to a message by CURVE, at least 33
+_HANDSHAKE_MS = 10_000  # a connection that takes longer for the handshake is closed
+_PATIENCE, _PATIENCE_S = 4, 1.5  # failed handshakes before the connection counts as refused
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = _FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
-    """Return the keys of an end that binds; None where it has none and needs none.
+    """Return the keys of a binding end; None: it has none and needs none.
 
     Raises:
-      ConfigError: tcp without keys, or they cannot be used.
+      ConfigError: tcp without keys, or unusable keys.
     """
     check_reach(endpoint, encrypted=keys is not None)
     if keys is None:
@@ -53,10 +53,10 @@ def keys_to_bind(endpoint: str, keys: KeyPath) -> ServerKeys | None:
 
 
 def keys_to_connect(keys: KeyPath | ClientKeys) -> ClientKeys | None:
-    """Return the keys of an end that connects, loaded where they are not yet; None where it has none.
+    """Return the keys of a connecting end, loaded if necessary; None: it has none.
 
     Raises:
-      ConfigError: they cannot be used.
+      ConfigError: unusable keys.
     """
     if keys is None or isinstance(keys, ClientKeys):
         return keys
@@ -65,7 +65,7 @@ def keys_to_connect(keys: KeyPath | ClientKeys) -> ClientKeys | None:
 
 
 def introduce(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> None:
-    """Make a socket ready to connect, encrypted where there are keys; call it after its other options are set."""
+    """Prepare a socket for connecting, encrypted if there are keys; call it after its other options are set."""
     _prepare(socket, endpoint, keys)
     if keys is not None:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
@@ -73,7 +73,7 @@ def introduce(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> Non
         socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
 
 
-Admits = Callable[[bytes], str]  # the key of a client -> its name (the User-Id of its messages); empty: not let in
+Admits = Callable[[bytes], str]  # a client's key -> its name (the User-Id of its messages); empty: rejected
 
 
 def bind_guarded(
@@ -82,13 +82,13 @@ def bind_guarded(
     keys: ServerKeys | None,
     admits: Admits | None = None,
 ) -> tuple[str, Gate | None]:
-    """Bind a socket, encrypted and behind a gate where there are keys; return the endpoint that it got, and the gate.
+    """Bind a socket, encrypted and behind a gate if there are keys; return its endpoint, and the gate.
 
-    `admits` says who is let in, which may change; without it, the keys do. Call it after the socket's other
+    `admits` decides who may connect, and may change its mind; without it, the keys decide. Call this after the socket's other
     options are set, and close both with `shut`.
 
     Raises:
-      ConfigError: the endpoint is taken or not possible; both are closed then.
+      ConfigError: the endpoint is taken or impossible; both are closed then.
     """
     _prepare(socket, endpoint, keys)
     gate = None
@@ -108,12 +108,12 @@ def bind_guarded(
 
 
 def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
-    """Return the frames of a message as they travel: in pieces where there are keys."""
+    """Return the frames of a message for sending: cut into pieces if there are keys."""
     return frames if keys is None else cut(frames)
 
 
 def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Sequence[Any]:
-    """Return the frames of a message that came, joined again where there are keys.
+    """Return the frames of a received message, joined again if there are keys.
 
     Raises:
       CodecError: they are more than `most_bytes`, or the last has no end.
@@ -122,13 +122,13 @@ def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Seq
 
 
 def shut(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
-    """Close a socket that was bound so, then its gate, then their context; an ipc path goes with it."""
+    """Close a socket from `bind_guarded`, then its gate, then their context; removes an ipc path."""
     remove_path(socket)
     _close(context, socket, gate, linger_ms)
 
 
 def _close(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
-    socket.close(linger=linger_ms)  # first: without its gate it would let everybody in
+    socket.close(linger=linger_ms)  # first: without its gate it would accept everybody
     if gate is not None:
         gate.close()
     context.destroy(linger=linger_ms)
@@ -143,7 +143,7 @@ def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:
 
 
 class Gate:
-    """A thread that is asked about every connection, and lets in who holds a key that it admits (ZeroMQ's RFC 27, ZAP).
+    """A thread that ZeroMQ asks about every connection; accepts clients whose key is admitted (ZeroMQ's RFC 27, ZAP).
 
     Attributes:
       endpoint: of the socket, for the log. refused: connections rejected so far.
@@ -154,17 +154,17 @@ class Gate:
         self._admits = admits
         socket = context.socket(zmq.REP)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(_ZAP)  # here, so that it is there before the guarded socket is bound
+        socket.bind(_ZAP)  # here, so that it exists before the guarded socket is bound
         self._answering = Answering(socket, self._answer, "stream-gate")
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:
-        """Return the answer to ZeroMQ's question (version, id, domain, address, identity, mechanism, credentials)."""
+        """Return the answer to ZeroMQ's query (version, id, domain, address, identity, mechanism, credentials)."""
         version, number = frames[:2]
         whole = len(frames) == 7 and frames[5] == b"CURVE" and len(frames[6]) == 32
         if whole and (name := self._admits(z85.encode(frames[6]))):
             return [version, number, b"200", b"OK", name.encode(), b""]
         self.refused += 1
-        if self.refused & (self.refused - 1) == 0:  # the first, and ever fewer of a flood
+        if self.refused & (self.refused - 1) == 0:  # the first, then ever fewer
             address = frames[3][:64].decode(errors="replace") if len(frames) > 3 else "an unknown address"
             _logger.warning(
                 "%s refused a connection from %s: it does not hold a key of this run (refused so far: %d)",
@@ -180,12 +180,12 @@ class Gate:
 
 
 class Handshakes:
-    """Watches the connection of a socket that connects; make it before `connect`.
+    """Watches the connection of a connecting socket; create it before `connect`.
 
     Attributes:
-      monitor: readable when there is something new; then `look`.
-      made: whether a connection was made. changed: whether a connection was made or lost since it was set back.
-      broken: whether a connection that had been made was lost. there: whether one stands now. keys: of this end; None: it has
+      monitor: readable when there is news; then call `look`.
+      made: whether a connection was made. changed: whether a connection was made or lost since it was reset.
+      broken: whether a made connection was lost. there: whether one exists now. keys: of this end; None: it has
         none.
     """
 
@@ -197,10 +197,10 @@ class Handshakes:
         self.monitor = socket.get_monitor_socket(int(_EVENTS))
 
     def look(self) -> None:
-        """Take in what happened to the connection.
+        """Process the connection's events.
 
         Raises:
-          AccessDenied: the other end does not take this one's keys, or this end not the other's.
+          AccessDenied: the other end rejects this end's key, or the reverse.
         """
         while self.monitor.poll(0):
             event, value = struct.unpack("=Hi", self.monitor.recv_multipart()[0])
@@ -232,7 +232,7 @@ class Handshakes:
                 "the address, or leave out keys where it is ipc:///PATH."
             )
         lasting = self._failures >= _PATIENCE and now_s - self._first_s >= _PATIENCE_S
-        if lasting and (self._has_keys or self._endpoint.startswith("tcp://")):  # what listens at tcp wants keys
+        if lasting and (self._has_keys or self._endpoint.startswith("tcp://")):  # a listener at tcp requires keys
             raise AccessDenied(self._hint())
 
     def _hint(self) -> str:
@@ -253,7 +253,7 @@ class Handshakes:
     def no_answer(self, timeout_s: float) -> StreamTimeout:
         """Return the error for an unanswered hello, with the known reasons."""
         known = self._hint() if self._failures else "is the other end running, is the address right?"
-        return StreamTimeout(f"nobody answered at {self._endpoint} within {timeout_s:g} s: {known}")
+        return StreamTimeout(f"no answer from {self._endpoint} within {timeout_s:g} s: {known}")
 
     def close(self) -> None:
         """Stop watching."""

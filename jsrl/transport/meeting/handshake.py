@@ -1,9 +1,9 @@
-"""How two ends of a stream meet, on every road: one says who it is and what its arrays look like, the other answers.
+"""How the two ends of a stream connect, on every road: one sends its identity and schema, the other answers.
 
     hello(name, incarnation, groups, schema)    ->
                                                 <-    welcome(what else the road needs), or refused(error, text)
 
-A refusal names the error which the end that connects raises.
+A refusal names the error that the connecting end raises.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields, schema_to_fields
 
 HELLO, WELCOME, REFUSED, PING = "hello", "welcome", "refused", "ping"
-HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)  # of what the end that connects is told
-_HELLO_BYTES = 1 << 15  # for a schema that is not ours, which is told by its first difference
+HELLO_LIMITS = Limits(header_bytes=1 << 20, frames=1, message_bytes=1 << 20)  # for messages to the connecting end
+_HELLO_BYTES = 1 << 15  # for a foreign schema, whose first difference is reported
 _GROUP_BYTES = 16
-_SLICE_S = 0.1  # between looks at the connection
+_SLICE_S = 0.1  # between checks of the connection
 Check = Callable[[], None]
-"""Raises StreamClosed where the end that is waited for is gone, so that nobody need wait for its answer."""
+"""Raises StreamClosed if the awaited end is gone, so that waiting is useless."""
 _ERRORS: dict[str, type[JsrlError]] = {
     kind.__name__: kind for kind in (SpecMismatch, StreamClosed, ConfigError, CodecError, StreamError)
 }
 
 
 class Hello(NamedTuple):
-    """What the end that connects says first.
+    """The first message of the connecting end.
 
     Attributes:
-      guest: which life of which worker. schema: of what travels.
-      groups: of environments -> how often one message of that group has the schema: the rows of a request, one trajectory.
+      guest: name and incarnation of the worker. schema: of the stream.
+      groups: group of environments -> how often a message of the group has the schema: rows of a request, or one trajectory.
     """
 
     guest: ProducerId
@@ -65,13 +65,13 @@ def hello_of_producer(producer: ProducerId, num_groups: int, schema: tuple[Leaf,
 
 
 class Greeter:
-    """Looks at hellos for an end that binds: who it is and which groups it has, and only then its schema.
+    """Checks hellos for a binding end: first the identity and groups, then the schema.
 
     Args:
-      name: of this end, for messages. schema: of what travels. rules: for joining.
+      name: of this end, for messages. schema: of the stream. rules: for joining.
 
     Attributes:
-      admission: who may speak; the end says who was let in. limits: of a hello.
+      admission: which incarnations may join; the end records admissions. limits: of a hello.
     """
 
     def __init__(self, name: str, schema: tuple[Leaf, ...], rules: JoinRules) -> None:
@@ -82,11 +82,11 @@ class Greeter:
         self.limits = Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
 
     def read(self, message: Message) -> Hello:
-        """Return what a hello says, once it is seen that its guest may join.
+        """Return a hello, after checking that its sender may join.
 
         Raises:
-          CodecError: it is not a hello. ConfigError, StreamClosed: who speaks may not join this stream.
-          SpecMismatch: its schema is another one.
+          CodecError: it is not a hello. ConfigError, StreamClosed: the sender may not join this stream.
+          SpecMismatch: its schema differs.
         """
         fields = message.fields
         name, incarnation = fields.get("name"), fields.get("incarnation")
@@ -112,26 +112,26 @@ class Greeter:
 
 
 def refusal_frames(error: JsrlError) -> list[Any]:
-    """Return the message that has the other side raise `error`."""
+    """Return the message that makes the other side raise `error`."""
     kind = type(error).__name__
     return encode(REFUSED, {"error": kind if kind in _ERRORS else "StreamError", "text": str(error)[:4000]})
 
 
 def raise_refusal(message: Message) -> None:
-    """Raise what a refusal carries.
+    """Raise the error in a refusal.
 
     Raises:
-      SpecMismatch, StreamClosed, ConfigError, StreamError: as the other side said.
+      SpecMismatch, StreamClosed, ConfigError, StreamError: as the other side sent.
     """
     kind = _ERRORS.get(str(message.fields.get("error")), StreamError)
     raise kind(str(message.fields.get("text", "refused without a reason")))
 
 
 def read_answer(frames: Sequence[Any]) -> Message:
-    """Return the welcome that answers a hello.
+    """Return the welcome to a hello.
 
     Raises:
-      JsrlError: as the other side refused, or it is neither.
+      JsrlError: the other side refused, or the message is neither.
     """
     message = decode(frames, HELLO_LIMITS)
     if message.kind == REFUSED:
@@ -149,11 +149,11 @@ def meet(
     again_s: float = math.inf,
     check: Check = lambda: None,
 ) -> Message:
-    """Say hello over a socket that connects, and return the welcome.
+    """Send a hello over a connecting socket, and return the welcome.
 
     Args:
-      handshakes: of the socket. again_s: after which the hello is said again, where it or its answer may be lost.
-      check: called now and then meanwhile.
+      handshakes: of the socket. again_s: interval for repeating the hello, if it or its answer may be lost.
+      check: called periodically during the wait.
 
     Raises:
       StreamTimeout: no answer in time. AccessDenied: the keys are missing, or another run's. Others: why it was refused,
@@ -181,7 +181,7 @@ _PING_FRAMES = encode(PING)
 
 
 def meet_at(endpoint: str, hello: Hello, timeout_s: float) -> Message:
-    """Say hello over a connection of its own, without keys, and return the welcome; see `meet`."""
+    """Send a hello over a separate connection, without keys, and return the welcome; see `meet`."""
     context = zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
@@ -212,8 +212,8 @@ class HelloResponder:
             answer = self._answer(decode(hello, self._limits))
         except JsrlError as error:
             answer = refusal_frames(error)
-        except OSError as error:  # no descriptor, no memory: the next one may find some
-            answer = refusal_frames(StreamError(f"the consumer cannot take another producer now: {error}"))
+        except OSError as error:  # no descriptor, no memory: the next one may get some
+            answer = refusal_frames(StreamError(f"the consumer cannot admit another producer now: {error}"))
         return [sender, *answer]
 
     def close(self) -> None:

@@ -2,12 +2,12 @@
 
     RUN/keys/server.key    for the ends that bind: never leaves its host
     RUN/keys/client.key    for the ends that connect: all that another host needs
-    RUN/keys/guests/       public keys of further ends that may connect, one empty file each; a host that joined has its own
+    RUN/keys/guests/       public keys of further ends that may connect, one empty file each: a joined host has its own
 
-A host that joined has such a folder too, with keys of its own (see `make_host_keys`); addresses there name its server key.
+A joined host has such a folder too, with its own keys (see `make_host_keys`); addresses there contain its server key.
 
-A server takes connections of the client key and of its guests only, and a client talks to one server key only, so that
-either file of another run is worth nothing here. Keys are CURVE's (Curve25519, 32 bytes) as text of 40 letters (Z85).
+A server accepts only the client key and its guests, and a client connects to one server key only, so the key files of another
+run are useless here. Keys are CURVE's (Curve25519, 32 bytes) as text of 40 letters (Z85).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MAX_FILE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What an end that binds needs: its own pair, and the public key of those that it lets in.
+    """Keys of a binding end: its own pair, and the public key of the clients that it admits.
 
-    `guests` is a folder of further keys that are let in while they are there (see `make_host_keys`); None: there are none.
+    `guests` is a folder of further admitted keys, as long as their files exist (see `make_host_keys`); None: there are none.
     """
 
     public: bytes
@@ -50,7 +50,7 @@ class ServerKeys:
         _check_pair(self.public, self.secret)
 
     def admits(self, key: bytes) -> str:
-        """Return the name of who holds a key; empty: nobody who is let in."""
+        """Return the name of a key's owner; empty: the key is not admitted."""
         if key == self.client:
             return "client"
         return "guest" if self.guests is not None and (self.guests / key.hex()).exists() else ""
@@ -58,7 +58,7 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """What an end that connects needs: its own pair, and the public key of those that it talks to."""
+    """Keys of a connecting end: its own pair, and the public key of the servers it connects to."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -69,7 +69,7 @@ class ClientKeys:
 
 
 def check_encryption() -> None:
-    """See that ZeroMQ can encrypt.
+    """Check that ZeroMQ can encrypt.
 
     Raises:
       ConfigError: it was built without CURVE.
@@ -82,17 +82,17 @@ def check_encryption() -> None:
 
 
 def make_keys(folder: str | os.PathLike[str]) -> Path:
-    """Return `folder` with a run's keys in it (mode 0700, files 0600); made where there are none, else kept.
+    """Return `folder` with a run's keys in it (mode 0700, files 0600); creates missing ones.
 
     Raises:
-      ConfigError: they cannot be written, or what is there is not a run's keys.
+      ConfigError: they cannot be written, or the files there are not a run's keys.
     """
     check_encryption()
     folder = Path(folder)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
-        if not (folder / SERVER_FILE).exists():  # written last: without it no server can have had these keys
+        if not (folder / SERVER_FILE).exists():  # written last: without it no server has used these keys
             server, client = zmq.curve_keypair(), zmq.curve_keypair()
             _write(folder / CLIENT_FILE, public=client[0], secret=client[1], server=server[0])
             _write(folder / SERVER_FILE, public=server[0], secret=server[1], client=client[0])
@@ -107,13 +107,13 @@ def make_keys(folder: str | os.PathLike[str]) -> Path:
 
 
 def make_server_keys() -> ServerKeys:
-    """Return new keys of an end that binds, which says itself whom it lets in (see jsrl.transport.meeting.curve)."""
+    """Return new keys of a binding end that decides itself whom it admits (see jsrl.transport.meeting.curve)."""
     (public, secret), (client, _) = zmq.curve_keypair(), zmq.curve_keypair()
     return ServerKeys(public, secret, client)
 
 
 class HostKeys(NamedTuple):
-    """A host's keys: file that lets it in, contents of its `client.key` and `server.key`, and the latter's public key."""
+    """A host's keys: its guest file, contents of its `client.key` and `server.key`, and the latter's public key."""
 
     guest: Path
     client: bytes
@@ -122,13 +122,13 @@ class HostKeys(NamedTuple):
 
 
 def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
-    """Make keys of its own for another host of the run whose keys are in `folder`.
+    """Make keys for another host of the run whose keys are in `folder`.
 
-    Its ends that connect are let in from now on, and no more for new connections once the file `guest` is removed. Its ends
-    that bind let in the run's own and, while their names are in its folder `guests`, those of other hosts.
+    The host may connect from now on; once the file `guest` is removed, it can make no new connections. Its own binding ends
+    admit the run's keys and those of other hosts whose names are in its folder `guests`.
 
     Raises:
-      OSError: they cannot be written. ConfigError: the folder has no keys of a run.
+      OSError: they cannot be written. ConfigError: the folder has no run's keys.
     """
     run = load_client_keys(folder)
     (public, secret), (bound, bound_secret) = zmq.curve_keypair(), zmq.curve_keypair()
@@ -140,10 +140,10 @@ def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
 
 
 def show_guests(folder: Path, guests: Collection[str]) -> None:
-    """Let in exactly the keys of these names, as files are called in `guests` of the run's own keys.
+    """Admit exactly the keys of these names, the file names in `guests` of the run's own keys.
 
     Raises:
-      OSError: that cannot be written.
+      OSError: they cannot be written.
     """
     folder = folder / GUESTS
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -154,7 +154,7 @@ def show_guests(folder: Path, guests: Collection[str]) -> None:
 
 
 def named_by_key(address: str, keys: KeyPath) -> str:
-    """Return a TCP address with the public key of who listens there in it, where that is another than the run's server key."""
+    """Return a TCP address with the listener's public key in it, if that is not the run's server key."""
     if keys is None or not address.startswith("tcp://"):
         return address
     public = load_server_keys(keys).public
@@ -163,15 +163,15 @@ def named_by_key(address: str, keys: KeyPath) -> str:
 
 
 def hex_of(key: bytes) -> str:
-    """Return a key (40 letters) as addresses have it: 64 hexadecimal digits."""
+    """Return a key (40 letters) as in addresses: 64 hexadecimal digits."""
     return z85.decode(key).hex()
 
 
 def keys_for(server: bytes, keys: KeyPath | ClientKeys) -> KeyPath | ClientKeys:
-    """Return the keys of an end that connects to who has the public key `server` (32 bytes; empty: the run's).
+    """Return the keys for connecting to the listener with public key `server` (32 bytes; empty: the run's).
 
     Raises:
-      ConfigError: they cannot be used.
+      ConfigError: unusable keys.
     """
     if not server or keys is None:
         return keys
@@ -180,7 +180,7 @@ def keys_for(server: bytes, keys: KeyPath | ClientKeys) -> KeyPath | ClientKeys:
 
 
 def write_client_keys(path: Path, server: bytes) -> bytes:
-    """Write new keys of an end that connects to `server` (mode 0600), and return its public one.
+    """Write new keys for connecting to `server` (mode 0600), and return the public one.
 
     Raises:
       OSError: they cannot be written.
@@ -191,7 +191,7 @@ def write_client_keys(path: Path, server: bytes) -> bytes:
 
 
 def load_server_keys(keys: str | os.PathLike[str]) -> ServerKeys:
-    """Return the keys of an end that binds, from a run's folder of keys or from the file itself.
+    """Return the keys of a binding end, from a run's folder of keys or from the file itself.
 
     Raises:
       ConfigError: there are none, they are broken, or others can read them.
@@ -202,7 +202,7 @@ def load_server_keys(keys: str | os.PathLike[str]) -> ServerKeys:
 
 
 def load_client_keys(keys: str | os.PathLike[str]) -> ClientKeys:
-    """Return the keys of an end that connects, from a run's folder of keys or from the file itself.
+    """Return the keys of a connecting end, from a run's folder of keys or from the file itself.
 
     Raises:
       ConfigError: there are none, they are broken, or others can read them.
@@ -258,7 +258,7 @@ def _read(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def _is_key(text: str) -> bool:
-    """Return whether a text is 32 bytes as Z85: each 5 letters are one number below 2^32."""
+    """Return whether a text is 32 bytes as Z85: each 5 letters are a number below 2^32."""
     if _KEY.fullmatch(text) is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets of streams: what all of them want, and an address bound by one process alone."""
+"""ZeroMQ sockets of streams: common options, and exclusive binding of an address."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def configure(
     buffer_bytes: int = 0,
     silence_ms: int = SILENCE_MS,
 ) -> None:
-    """Bound the frames of a socket and what waits in it, and have it notice a host that fell silent.
+    """Limit a socket's frames and its queue, and detect a silent host.
 
     Args:
-      max_message_bytes: of one frame. most_waiting: messages in a connection, each way; 0: no bound, where both ends know
-        each other and count themselves. buffer_bytes: of the kernel, each way; 0: as it likes. silence_ms: without a sign
-        of the other end, after which the connection counts as lost.
+      max_message_bytes: of one frame. most_waiting: messages in a connection, each way; 0: no limit, if both ends
+        count themselves. buffer_bytes: of the kernel, each way; 0: the kernel's default. silence_ms: silence of the other end
+        after which the connection counts as lost.
     """
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, most_waiting)
@@ -45,10 +45,10 @@ def configure(
 def bind(socket: zmq.Socket, endpoint: str) -> str:
     """Bind a socket and return the endpoint it got (a tcp port `*` or 0 becomes a number).
 
-    Unlike ZeroMQ, it takes no ipc path away from a living process.
+    Unlike ZeroMQ, it never takes an ipc path from a living process.
 
     Raises:
-      ConfigError: the endpoint is taken or not possible.
+      ConfigError: the endpoint is taken or impossible.
     """
     if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
         endpoint = endpoint[:-1] + "*"
@@ -68,7 +68,7 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
 
 
 def remove_path(socket: zmq.Socket) -> None:
-    """Remove the file of an ipc endpoint that is bound here; ZeroMQ leaves it. Call it before the socket is closed."""
+    """Remove the file of an ipc endpoint bound here, which ZeroMQ leaves. Call it before the socket is closed."""
     path = _path_of(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
     if path:
         Path(path).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ _RETRY_S = 0.01
 
 @contextmanager
 def _short_name(path: Path) -> Iterator[str]:
-    """Yield a name of `path` that fits a socket address (107 bytes), however deep its folder lies."""
+    """Yield a name of `path` that fits a socket address (107 bytes), for folders of any depth."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -42,7 +42,7 @@ def listen_socket(path: Path) -> socket.socket:
             path.unlink(missing_ok=True)
             listener = _new_socket()
             try:
-                os.fchmod(listener.fileno(), 0o600)  # the file takes the socket's mode, before anybody can connect
+                os.fchmod(listener.fileno(), 0o600)  # the file gets the socket's mode, before anybody can connect
                 listener.bind(name)
                 os.chmod(path, 0o600)
                 listener.listen(_BACKLOG)
@@ -56,7 +56,7 @@ def listen_socket(path: Path) -> socket.socket:
 
 
 def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
-    """Return whether a living process listens at a Unix socket (of `kind`) called `name`."""
+    """Return whether a living process listens at the Unix socket `name` (of `kind`)."""
     with _new_socket(kind) as probe:
         probe.setblocking(False)
         try:
@@ -69,7 +69,7 @@ def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
 
 
 def connect_socket(path: str | Path, timeout_s: float) -> socket.socket:
-    """Return a connection to the listener at `path`, waiting for it to appear.
+    """Return a connection to the listener at `path`; waits for it to appear.
 
     Raises:
       StreamTimeout: no process listened in time.
@@ -87,7 +87,7 @@ def connect_socket(path: str | Path, timeout_s: float) -> socket.socket:
             connection.close()
             if time.monotonic() + _RETRY_S >= deadline:
                 raise StreamTimeout(
-                    f"nobody listens at {path} within {timeout_s} s ({error.strerror or error}); "
+                    f"no process listened at {path} within {timeout_s} s ({error.strerror or error}); "
                     "is the other end started, with the same run folder?"
                 ) from None
         time.sleep(_RETRY_S)

@@ -1,1 +1,1 @@
-"""Shared memory and what wakes its readers."""
+"""Shared memory, and wake-ups of its readers."""

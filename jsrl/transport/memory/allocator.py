@@ -1,4 +1,4 @@
-"""How this process's C library treats freed memory, which decides what it costs to receive large messages."""
+"""How this process's C library treats freed memory, which decides the cost of receiving large messages."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ctypes
 import functools
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_LARGEST_REUSED_BYTES = 32 << 20  # the most that glibc allows
+_LARGEST_REUSED_BYTES = 32 << 20  # glibc's maximum
 
 
 @functools.cache
 def reuse_freed_memory() -> bool:
-    """Have freed pieces of up to 32 MiB used again instead of given back to the kernel; return whether that is possible.
+    """Make the C library reuse freed pieces of up to 32 MiB instead of returning them to the kernel; return whether it can.
 
-    ZeroMQ allocates every large message. By default glibc maps such memory afresh, or gives it back when it is freed, and
+    ZeroMQ allocates every large message. By default glibc maps such memory anew, or returns it when it is freed, and
     every page of every message faults again: three times the CPU time of the transfer itself on a virtual machine. The
-    thresholds set here are where glibc's own adjustment ends when a program has once freed 32 MiB, so a process keeps at
+    thresholds set here are those that glibc itself reaches once a program has freed 32 MiB, so a process keeps at
     most 64 MiB of freed memory more than before. Does nothing with other C libraries.
     """
     try:

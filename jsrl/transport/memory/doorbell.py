@@ -1,8 +1,8 @@
 """A wake-up between processes of one host: many may ring, one waits.
 
-A named pipe in the run folder. Both ends open it for reading and writing without blocking, so that neither ever waits
+A named pipe in the run folder. Both ends open it for reading and writing without blocking, so neither ever waits
 for the other to exist, a full pipe means "already rung", and either side may die, restart and open the same file again.
-A round trip takes about 7 us here, against 11 us over Unix datagrams and 70 us over ZeroMQ ipc.
+A round trip takes about 7 us, against 11 us over Unix datagrams and 70 us over ZeroMQ ipc.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DRAIN_BYTES = 65536
 class Doorbell:
     """One end of a doorbell; make it with `create` or `attach`.
 
-    A ring is a hint, not a message: rings merge, so look at the shared state after `wait`, and look once more after a
+    A ring is a hint, not a message: rings merge, so check the shared state after `wait`, and once more after a
     time-out.
     """
 
@@ -33,7 +33,7 @@ class Doorbell:
 
     @classmethod
     def create(cls, path: str | Path) -> Doorbell:
-        """Open the doorbell at `path`, making it (mode 0600) where it does not exist yet."""
+        """Open the doorbell at `path`; creates it (mode 0600) if it does not exist."""
         path = Path(path)
         try:
             os.mkfifo(path, 0o600)
@@ -46,7 +46,7 @@ class Doorbell:
         """Open an existing doorbell.
 
         Raises:
-          StreamClosed: there is none (its owner has not made it yet, or is gone).
+          StreamClosed: it does not exist (its owner has not made it yet, or is gone).
           ConfigError: the file is not a doorbell of this user.
         """
         path = Path(path)
@@ -66,25 +66,25 @@ class Doorbell:
         return self._fd < 0
 
     def fileno(self) -> int:
-        """Return the file descriptor, readable while rung, for a poller that waits for other things too."""
+        """Return the file descriptor, readable while rung, for pollers."""
         return self._fd
 
     def ring(self) -> None:
-        """Wake the waiter, now or at its next `wait`. Never blocks; no process has to be waiting."""
+        """Wake the waiter, now or at its next `wait`. Never blocks; a waiter is not necessary."""
         try:
             os.write(self._fd, b"\0")
         except BlockingIOError:
-            pass  # the pipe is full of rings nobody has read: the waiter will wake anyway
+            pass  # the pipe is full of unread rings: the waiter will wake anyway
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a worker rings and forget all rings so far; return whether anybody did."""
+        """Wait until the bell rings and clear all rings so far; return whether it rang."""
         if not self._poll.poll(max(0, math.ceil(timeout_s * 1000))):
             return False
         self.drain()
         return True
 
     def drain(self) -> None:
-        """Forget all rings so far."""
+        """Clear all rings so far."""
         try:
             while len(os.read(self._fd, _DRAIN_BYTES)) == _DRAIN_BYTES:
                 pass
@@ -98,5 +98,5 @@ class Doorbell:
             self._fd = -1
 
     def unlink(self) -> None:
-        """Remove the file; ends that are open keep working on the orphan."""
+        """Remove the file; open ends keep working without it."""
         self.path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Shared memory: plain files under /dev/shm, mode 0600 in a 0700 folder of the run, mapped with mmap.
 
 `multiprocessing.shared_memory` is not used: on Python 3.11 an attaching process that exits unlinks the block for all.
-Here the process that made a segment unlinks it. A process that still has it mapped keeps an orphan, which does no harm.
+Here the process that made a segment unlinks it. A process that still maps it keeps its memory, which is harmless.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 def memory_fence() -> None:
-    """Order the shared-memory reads and writes before this call against those after it, on every architecture."""
+    """Order the shared-memory reads and writes before this call before those after it, on every architecture."""
     for _ in range(2):  # release, then acquire, of one lock
         with _fence_lock:
             pass
 
 
 def make_folder(folder: str | Path) -> Path:
-    """Return the run folder, made with mode 0700 where it does not exist.
+    """Return the run folder; creates it with mode 0700 if it does not exist.
 
     Raises:
       ConfigError: it cannot be made, or is not a private folder of this user.
@@ -63,10 +63,10 @@ class Segment:
 
     @classmethod
     def create(cls, path: str | Path, size_bytes: int) -> Segment:
-        """Make a segment of zeros; its memory is set aside now, so that a write never fails later.
+        """Make a segment of zeros; its memory is allocated now, so that a write never fails later.
 
         Raises:
-          ConfigError: the file exists, or there is too little room.
+          ConfigError: the file exists, or there is too little memory.
         """
         path = Path(path)
         try:
@@ -93,7 +93,7 @@ class Segment:
         """Map an existing segment.
 
         Raises:
-          StreamClosed: there is none (its owner has not made it yet, or is gone).
+          StreamClosed: it does not exist (its owner has not made it yet, or is gone).
           ConfigError: the file is not a segment of this user.
         """
         path = Path(path)
@@ -115,7 +115,7 @@ class Segment:
         return self._map
 
     def words(self, offset: int, count: int) -> memoryview:
-        """Return `count` int64 words at `offset`, each read and written whole."""
+        """Return `count` int64 words at `offset`; each is read and written atomically."""
         return memoryview(self.buffer)[offset : offset + 8 * count].cast("q")
 
     def views(self, layout: Layout, offset: int = 0, *, writeable: bool = True) -> list[np.ndarray]:
@@ -129,7 +129,7 @@ class Segment:
     def lock(self) -> bool:
         """Hold the file's lock until this end closes or this process dies; return whether it was free.
 
-        A sign of life: one process holds it, another sees with `locked` whether the holder still lives.
+        Shows that a process is alive: one process holds the lock, another checks it with `locked`.
         """
         return try_lock(self._fd)
 
@@ -138,13 +138,13 @@ class Segment:
         return is_locked(self._fd)
 
     def close(self) -> None:
-        """Give up this end. Memory that arrays still show stays mapped until the last of them is gone."""
+        """Close this end. Memory stays mapped until the last array that shows it is gone."""
         if self._map is not None:
             self._map = None  # not `close()`: numpy arrays hold no export of the mapping and would dangle
             os.close(self._fd)
 
     def unlink(self) -> None:
-        """Remove the file; ends that are open keep working on the orphan."""
+        """Remove the file; open ends keep working without it."""
         self.path.unlink(missing_ok=True)
 
 
@@ -167,7 +167,7 @@ def is_held(path: Path) -> bool:
     """Return whether a process holds the lock of a file.
 
     Raises:
-      OSError: the file cannot be opened; perhaps there is none.
+      OSError: the file cannot be opened, or does not exist.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""How params lie in shared memory: a head, the schema, and three numbered copies that are written in turn."""
+"""Layout of params in shared memory: a head, the schema, and three numbered copies that are written in turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_TRIES = 64
 
 
 def copy_head(number: int) -> int:
-    """Return where the head of a numbered copy lies, in words."""
+    """Return the position of a numbered copy's head, in words."""
     return HEAD_WORDS * (1 + number % COPIES)
 
 
@@ -59,7 +59,7 @@ class Bank:
         """Open a segment of params.
 
         Raises:
-          StreamClosed: there is none. CodecError: it holds something else.
+          StreamClosed: it does not exist. CodecError: it holds something else.
         """
         segment = Segment.attach(path)
         words = segment.words(0, HEAD_WORDS) if segment.size_bytes >= _HEADS_BYTES else None
@@ -78,7 +78,7 @@ class Bank:
         return self.layout.views(self.copies[number % COPIES])
 
     def latest_version(self) -> int | None:
-        """Return the version of the latest copy, or None where there is none yet."""
+        """Return the version of the latest copy, None if there is none yet."""
         for _ in range(MAX_TRIES):
             number = self.words[LATEST]
             if number == 0:
@@ -91,7 +91,7 @@ class Bank:
         return None
 
     def close(self) -> None:
-        """Give up this end."""
+        """Close this end."""
         self.copies.clear()
         self.words.release()
         self.segment.close()

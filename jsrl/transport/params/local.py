@@ -1,4 +1,4 @@
-"""The params road inside one process: serial mode, notebooks, tests."""
+"""The params stream inside one process: serial mode, notebooks, tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.transport.wire.schema import Leaf, compare_schemas, flatten_schema
 from jsrl.types import version_updates
 
-_CHECK_S = 0.25  # how often a wait looks whether it is in vain
+_CHECK_S = 0.25  # how often a wait checks whether it can still succeed
 
 
 class Latest(NamedTuple):
@@ -26,20 +26,20 @@ class Latest(NamedTuple):
 
 
 class LatestStore:
-    """The newest params of each policy, and a bell; the arrays in it are never written again."""
+    """The newest params of each policy, and a bell; its arrays are never modified."""
 
     def __init__(self) -> None:
         self.latest: dict[int, Latest] = {}
         self.changed = threading.Condition()
 
     def put(self, policy: int, version: int, values: list[np.ndarray]) -> None:
-        """Replace the params of a policy; `values` belong to the store from now on."""
+        """Replace the params of a policy; the store then owns `values`."""
         with self.changed:
             self.latest[policy] = Latest(version, values)
             self.changed.notify_all()
 
     def poll(self, policy: int, seen: dict[int, int]) -> tuple[int, list[np.ndarray]] | None:
-        """Return (version, copies of the leaves) where the version differs from the one in `seen`, which it updates."""
+        """Return (version, copies of the leaves) if the version differs from the one in `seen`, which it updates."""
         found = self.latest.get(policy)
         if found is None or seen.get(policy) == found.version:
             return None
@@ -52,10 +52,10 @@ class LatestStore:
         """Block until a version with at least `min_updates` updates is here.
 
         Args:
-          check: called now and then; raises where the wait is in vain.
+          check: called periodically; raises if the wait cannot succeed.
 
         Raises:
-          StreamTimeout: it did not come in time.
+          StreamTimeout: it did not arrive in time.
         """
         deadline = time.monotonic() + timeout_s
         with self.changed:
@@ -72,7 +72,7 @@ class LatestStore:
 
 
 def too_late(address: str, policy: int, min_updates: int, timeout_s: float, version: int | None) -> StreamTimeout:
-    """Return the error of a wait for params that did not come."""
+    """Return the error for params that did not arrive."""
     have = "none was published yet" if version is None else f"the latest has {version_updates(version)} updates"
     return StreamTimeout(
         f"{address}: no params of policy {policy} with at least {min_updates} updates within {timeout_s} s; {have}."
@@ -93,7 +93,7 @@ def _store(name: str) -> LatestStore:
 
 
 class LocalParamsPublisher:
-    """The writing end of `local:NAME`; what it published stays readable as long as this object or a reader lives."""
+    """The writing end of `local:NAME`; published params stay readable as long as this object or a reader exists."""
 
     def __init__(self, name: str = ""):
         name = name or f"params-{next(_numbers)}"
@@ -111,7 +111,7 @@ class LocalParamsPublisher:
         self._store.put(policy, version, [np.array(value) for value in values])
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         self._closed = True
 
 
@@ -125,7 +125,7 @@ class LocalParamsSubscriber:
         self._closed = False
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
-        """Return (version, leaves, freshly copied) when newer than the last poll, else None."""
+        """Return (version, leaves, freshly copied) if newer than at the last poll, else None."""
         if self._closed:
             raise StreamClosed(f"the params subscriber {self.address} is closed.")
         return self._store.poll(policy, self._seen)
@@ -137,5 +137,5 @@ class LocalParamsSubscriber:
         self._store.wait(policy, min_updates, timeout_s, self.address)
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         self._closed = True

@@ -1,7 +1,7 @@
-"""One host's copy of a params stream: fetched once from a parent, read here in shared memory, and passed on to other hosts.
+"""One host's copy of a params stream: fetched once from a parent, read here in shared memory, and relayed to other hosts.
 
-Hosts form a tree under the publisher. At each hop the newest version wins, as `jsrl.transport.params.zmq` does it. A relay
-whose parent is gone turns to the next address that it knows: its grandparent, at last the publisher.
+Hosts form a tree under the publisher. At each hop the newest version wins, as in `jsrl.transport.params.zmq`. A relay
+whose parent is gone connects to the next address in its list: its grandparent, and finally the publisher.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jsrl.transport.params.roads import bind_params, connect_params
 from jsrl.transport.params.zmq import ZmqParamsSubscriber
 
 FAN_OUT = 3
-CUT_S = 1.0  # without a connection, after which the next ancestor is asked
-BACK_S = 30.0  # after which the parent is asked again
+CUT_S = 1.0  # time without a connection before the next ancestor is tried
+BACK_S = 30.0  # time before the parent is tried again
 _REST_S = 0.1
-SILENCE_MS = 2_000  # of a parent that is gone without a word, or stands still
+SILENCE_MS = 2_000  # silence after which a parent counts as gone
 
 
 def ancestors(place: int, fan_out: int = FAN_OUT) -> list[int]:
-    """Return the places above one in a tree, nearest first; below the publisher are 0 to `fan_out` - 1."""
+    """Return the ancestors of a place in a tree, nearest first; places 0 to `fan_out` - 1 are below the publisher."""
     found = list[int]()
     while (place := place // fan_out - 1) >= 0:
         found.append(place)
@@ -32,18 +32,18 @@ def ancestors(place: int, fan_out: int = FAN_OUT) -> list[int]:
 
 
 class ParamsRelay:
-    """Passes on the params of one stream.
+    """Relays the params of one stream.
 
     Args:
-      local: `shm:FOLDER/NAME` for readers of this host. endpoint: `tcp://IP:0` for relays of others. keys: folder of this
+      local: `shm:FOLDER/NAME` for readers on this host. endpoint: `tcp://IP:0` for relays on others. keys: folder of this
         host's keys.
 
     Attributes:
-      address: that relays of other hosts connect to. parent: that it fetches from now; empty: none yet.
-      version: passed on last; -1: none. failure: why nothing is passed on any more; empty: it is.
+      address: for relays on other hosts. parent: the current source; empty: none yet.
+      version: relayed last; -1: none. failure: why nothing is relayed any more; empty: no failure.
 
     Raises:
-      ConfigError: it cannot be bound.
+      ConfigError: it cannot bind.
     """
 
     def __init__(self, local: str, endpoint: str, keys: KeyPath) -> None:
@@ -59,13 +59,13 @@ class ParamsRelay:
         self._thread.start()
 
     def follow(self, parents: Sequence[str]) -> None:
-        """Fetch from the first of these addresses that is there: parent, grandparent and so on, at last the publisher."""
+        """Fetch from the first reachable of these addresses: parent, grandparent and so on, finally the publisher."""
         with self._lock:
             if tuple(parents) != self._parents:
                 self._parents, self._begin_again = tuple(parents), True
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         self._stop.set()
         self._thread.join()
 
@@ -73,7 +73,7 @@ class ParamsRelay:
         try:
             while not self._stop.is_set():
                 self._pass_on()
-        except (JsrlError, OSError, ValueError) as error:  # such as no room in shared memory
+        except (JsrlError, OSError, ValueError) as error:  # such as too little shared memory
             self.failure = str(error)
         finally:
             self._hang_up()
@@ -81,13 +81,13 @@ class ParamsRelay:
             self._passed_on.close()
 
     def _pass_on(self) -> None:
-        """Pass on what is newer, or wait a moment for it."""
+        """Relay newer params, or wait briefly for them."""
         subscriber = self._turn()
         if subscriber is None:
             self._stop.wait(_REST_S)
             return
         newer = None
-        with contextlib.suppress(JsrlError):  # refused, or garbage: the next ancestor is asked after CUT_S
+        with contextlib.suppress(JsrlError):  # refused, or garbage: the next ancestor is tried after CUT_S
             newer = subscriber.poll(0)
         if newer is None:
             subscriber.rest(_REST_S)
@@ -98,7 +98,7 @@ class ParamsRelay:
             self.version = version
 
     def _turn(self) -> ZmqParamsSubscriber | None:
-        """Return the subscriber to the present parent: the nearest that is there; None: none is known."""
+        """Return the subscriber to the current parent: the nearest reachable one; None: none is known."""
         with self._lock:
             parents, begin_again, self._begin_again = self._parents, self._begin_again, False
         now_s = time.monotonic()

@@ -1,6 +1,6 @@
-"""Make the ends of a params road from an address.
+"""Makes the ends of a params stream from an address.
 
-Which road is taken is the address's business (jsrl.transport.roads).
+The address selects the road (jsrl.transport.roads).
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from jsrl.transport.roads import road_of
 
 
 def bind_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsPublisher:
-    """Return the publishing end at `address`; its `.address` is what subscribers connect to (tcp port 0: a free one).
+    """Return the publishing end at `address`; its `.address` is for subscribers (tcp port 0: a free port).
 
     Args:
-      address: where. options: as the road's publisher takes them (shm: `checksum`).
-      keys: folder or file of the keys (jsrl.transport.meeting.keys) that encrypt, and keep out who has none; tcp needs
-        them, on loopback too. The other roads do not leave the host, and need none.
+      address: where to bind. options: of the road's publisher (shm: `checksum`).
+      keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
+        them, even on loopback. The other roads do not leave the host and need none.
 
     Raises:
-      ConfigError: the address cannot be, or is taken.
+      ConfigError: the address is invalid or taken.
     """
     return road_of(address).bind_params(address, keys=keys, **options)
 
 
 def connect_params(address: str, *, keys: KeyPath = None, **options: Any) -> ParamsSubscriber:
-    """Return the reading end; the publisher may come later, go, and come back.
+    """Return the reading end; the publisher may start later, end, and restart.
 
     Args:
-      address: the publisher's. options: as the road's subscriber takes them.
-      keys: folder or file of the keys that the publisher wants, where its road is encrypted; missing or wrong ones show as
-        AccessDenied when params are polled or waited for.
+      address: the publisher's. options: of the road's subscriber.
+      keys: folder or file of the publisher's keys, if its stream is encrypted; missing or wrong keys raise
+        AccessDenied in `poll` or `wait`.
 
     Raises:
-      ConfigError: the address cannot be.
+      ConfigError: the address is invalid.
     """
     return road_of(address).connect_params(address, keys=keys, **options)

@@ -1,11 +1,11 @@
-"""The params road between processes of one host: one writer, many readers, neither waits for the other.
+"""The params stream between processes of one host: one writer, many readers, neither waits for the other.
 
 A segment per policy holds three copies of the params; the writer fills the oldest one and then names it the latest. A
-reader copies the latest and looks once more: had the writer come round to that copy meanwhile (two publishes during one
-copy), its number would differ and the reader starts over. A sum over all words is checked as well.
+reader copies the latest and checks its number again: if the writer reused that copy meanwhile (two publishes during one
+copy), the number differs and the reader starts over. It also checks a sum over all words.
 
-A new life of the learner puts a new file in the old one's place and marks the old one; readers follow at their next
-look. Who waits for params hangs a doorbell into the folder `NAME.bells`, which every publish rings.
+A new incarnation of the learner replaces the old one's file and marks the old one; readers follow at their next
+check. A waiting reader puts a doorbell into the folder `NAME.bells`; every publish rings all of them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from jsrl.transport.params.local import too_late
 from jsrl.transport.wire.schema import compare_schemas, flatten_schema, make_layout
 from jsrl.types import version_updates
 
-_LOOK_S = 0.2  # how often a waiting reader looks without being rung, in case a new writer does not know it yet
-_SWEEP_EVERY = 256  # publishes between looks for doorbells of dead readers
+_LOOK_S = 0.2  # how often a waiting reader checks without a ring, in case a new writer does not know its bell yet
+_SWEEP_EVERY = 256  # publishes between searches for doorbells of dead readers
 
 
 def _policy_path(path: Path, policy: int) -> Path:
@@ -140,7 +140,7 @@ class SharedParamsPublisher:
                 try:
                     bell = self._bells[name] = Doorbell.attach(_bells_path(self._path) / name)
                 except (StreamClosed, ConfigError):
-                    continue  # taken down since the listing, or not a doorbell
+                    continue  # removed since the listing, or not a doorbell
             bell.ring()
             if sweep and not is_locked(bell.fileno()):
                 bell.unlink()
@@ -149,7 +149,7 @@ class SharedParamsPublisher:
                 self._bells.pop(name).close()
 
     def close(self) -> None:
-        """Leave; the last params stay readable until `unlink` or the end of the run. May be called twice."""
+        """Close; the last params stay readable until `unlink` or the end of the run. May be called twice."""
         self._closed = True
         for bell in self._bells.values():
             bell.close()
@@ -160,7 +160,7 @@ class SharedParamsPublisher:
         self._banks.clear()
 
     def unlink(self) -> None:
-        """Remove the params of every policy from the folder; readers that have them open keep the last ones."""
+        """Remove the params of every policy from the folder; readers that have opened them keep the last ones."""
         for path in self._path.parent.glob(f"{self._path.name}.policy-*"):
             path.unlink(missing_ok=True)
         bells = _bells_path(self._path)
@@ -171,7 +171,7 @@ class SharedParamsPublisher:
 
 
 class _Source:
-    """One policy as a reader knows it."""
+    """One policy's segment, as a reader has opened it."""
 
     __slots__ = ("bank", "seen_number", "words")
 
@@ -192,7 +192,7 @@ class SharedParamsSubscriber:
         self._closed = False
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
-        """Return (version, leaves, freshly copied) when newer than the last poll, else None.
+        """Return (version, leaves, freshly copied) if newer than at the last poll, else None.
 
         Raises:
           CodecError: the params in memory fail their checksum. StreamClosed: this end is closed.
@@ -207,7 +207,7 @@ class SharedParamsSubscriber:
         return self._copy(source, policy)
 
     def _follow(self, policy: int) -> _Source | None:
-        """Open the policy's segment where there is one, or a newer one."""
+        """Open the policy's segment if there is one, or a newer one."""
         if self._closed:
             raise StreamClosed(f"the params subscriber {self.address} is closed.")
         older = self._sources.get(policy)
@@ -279,7 +279,7 @@ class SharedParamsSubscriber:
         return self._bell
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         self._closed = True
         for source in self._sources.values():
             source.bank.close()
@@ -291,7 +291,7 @@ class SharedParamsSubscriber:
 
 
 def _aligned(size_bytes: int) -> np.ndarray:
-    """Return fresh memory that begins at a cache line."""
+    """Return new memory that starts at a cache line."""
     room = np.empty(size_bytes + 64, np.uint8)
     start = -room.ctypes.data % 64
     return room[start : start + size_bytes]

@@ -1,11 +1,11 @@
-"""The params road to other hosts, over ZeroMQ: readers ask for what is newer than theirs, one answer in flight each.
+"""The params stream to other hosts, over ZeroMQ: readers request versions newer than theirs, one request in flight each.
 
     subscriber (DEALER)                          publisher (ROUTER)
-    want(policy, have)      ->                   kept until there is something else than `have`
+    want(policy, have)      ->                   kept until there is a version other than `have`
                             <-                   params(policy, version) and the leaves
 
-A reader's thread keeps one question per policy open, so new params come at once, never queue up, and one that is slow
-skips versions. The publisher's thread answers; `publish` only puts the params down and rings.
+A reader's thread keeps one request per policy open, so new params arrive at once and never queue up, and a slow reader
+skips versions. The publisher's thread answers; `publish` only stores the params and wakes it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Params(msgspec.Struct, frozen=True):
 
 
 class _Thread:
-    """A thread that owns a socket and can be woken and stopped."""
+    """A thread that owns a socket; it can be woken and stopped."""
 
     def __init__(self, name: str, socket: zmq.Socket):
         self.socket = socket
@@ -93,7 +93,7 @@ class _Thread:
         return [self.socket]
 
     def patience_ms(self) -> int | None:
-        """Return after how long to serve although nothing came, None for never."""
+        """Return the time after which `serve` runs without a message, None for never."""
         return None
 
     def serve(self, ready: dict[Any, int]) -> None:
@@ -101,7 +101,7 @@ class _Thread:
 
 
 class _PublisherThread(_Thread):
-    """Keeps the readers' questions and answers those that can be."""
+    """Keeps the readers' requests and answers those that it can."""
 
     def __init__(self, socket: zmq.Socket, store: LatestStore, keys: object | None):
         super().__init__("params-publisher", socket)
@@ -144,7 +144,7 @@ class _PublisherThread(_Thread):
 class ZmqParamsPublisher:
     """The writing end of `tcp://HOST:PORT` and `ipc://PATH`: serves the latest params of each policy.
 
-    Over ZeroMQ the params live in this process: they stay readable until it closes this end.
+    The params are in this process: they stay readable until it closes this end.
     """
 
     def __init__(self, endpoint: str, *, keys: KeyPath = None):
@@ -175,7 +175,7 @@ class ZmqParamsPublisher:
         self._thread.wake()
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         if not self._closed:
             self._closed = True
             self._thread.stop()
@@ -183,7 +183,7 @@ class ZmqParamsPublisher:
 
 
 class _SubscriberThread(_Thread):
-    """Keeps one question open per policy that was ever polled, and puts the answers into a store."""
+    """Keeps one request open per policy that was polled, and stores the answers."""
 
     def __init__(self, socket: zmq.Socket, store: LatestStore, handshakes: Handshakes, keys: object | None):
         super().__init__("params-subscriber", socket)
@@ -222,13 +222,13 @@ class _SubscriberThread(_Thread):
             self.failure = error
         if self._handshakes.changed:
             self._handshakes.changed = False
-            self._asked.clear()  # a question may have been lost with the connection: ask again
+            self._asked.clear()  # a request may have been lost with the connection: send it again
 
     def ask(self, policy: int, have: int) -> None:
         try:
             self.socket.send_multipart(encode("want", {"policy": policy, "have": have}), zmq.NOBLOCK)
         except zmq.Again:
-            return  # not connected: asked again once it is
+            return  # not connected: requested again once it is
         self._asked.add(policy)
 
     def _take(self, message: Message) -> None:
@@ -251,7 +251,7 @@ class _SubscriberThread(_Thread):
 class ZmqParamsSubscriber:
     """The reading end of `tcp://HOST:PORT` and `ipc://PATH`; a policy is fetched from its first poll or wait on.
 
-    `silence_ms`: without a sign of the publisher, after which the connection counts as lost and is made anew.
+    `silence_ms`: silence of the publisher after which the connection counts as lost and is made again.
     """
 
     def __init__(self, endpoint: str, *, keys: KeyPath | ClientKeys = None, silence_ms: int = SILENCE_MS):
@@ -273,7 +273,7 @@ class ZmqParamsSubscriber:
         self._thread.start()
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:
-        """Return (version, leaves, freshly copied) when newer than the last poll, else None."""
+        """Return (version, leaves, freshly copied) if newer than at the last poll, else None."""
         self._want(policy)
         return self._store.poll(policy, self._seen)
 
@@ -284,11 +284,11 @@ class ZmqParamsSubscriber:
 
     @property
     def there(self) -> bool:
-        """Return whether a connection to the publisher stands."""
+        """Return whether there is a connection to the publisher."""
         return self._thread.there
 
     def rest(self, timeout_s: float) -> None:
-        """Wait until something new has come, or for so long."""
+        """Wait until something new has arrived, for at most `timeout_s`."""
         with self._store.changed:
             self._store.changed.wait(timeout_s)
 
@@ -305,7 +305,7 @@ class ZmqParamsSubscriber:
             raise self._thread.failure
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Close. May be called twice."""
         if not self._closed:
             self._closed = True
             self._thread.stop()

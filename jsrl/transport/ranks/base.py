@@ -1,4 +1,4 @@
-"""What the ends of a stream of sort `ranks` promise: small messages between the first rank of a learner and the others."""
+"""Protocols of a stream of sort `ranks`: small messages between the first rank of a learner and the others."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from jsrl.errors import StreamTimeout
 
 
 class FirstRank(Protocol):
-    """The end that binds.
+    """The binding end.
 
     Attributes:
-      address: that others connect to.
+      address: for the others.
     """
 
     address: str
 
     def hear(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
-        """Return (sender, message) pairs, waiting so long for the first."""
+        """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
         ...
 
     def tell(self, receiver: bytes, message: bytes) -> None:
-        """Send a message to who sent one."""
+        """Send a message to a sender."""
         ...
 
     def close(self) -> None:
-        """Leave the stream. May be called twice."""
+        """Close the stream. May be called twice."""
         ...
 
 
 class OtherRank(Protocol):
-    """An end that connects."""
+    """A connecting end."""
 
     def say(self, message: bytes) -> None:
         """Send a message."""
         ...
 
     def hear(self, timeout_s: float) -> bytes | None:
-        """Return a message, waiting for it; None: none came."""
+        """Return a message, waiting up to `timeout_s`; None: none came."""
         ...
 
     def look(self) -> None:
-        """Look at the connection.
+        """Check the connection.
 
         Raises:
-          AccessDenied: the other end does not take this one's keys, or this end not the other's.
+          AccessDenied: the other end rejects this end's key, or the reverse.
         """
         ...
 
@@ -53,5 +53,5 @@ class OtherRank(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the stream. May be called twice."""
+        """Close the stream. May be called twice."""
         ...

@@ -1,4 +1,4 @@
-"""The ends of streams of sort `ranks`, on the road that an address names."""
+"""The ends of streams of sort `ranks`; the address selects the road."""
 
 from __future__ import annotations
 

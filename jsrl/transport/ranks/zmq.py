@@ -22,7 +22,7 @@ _MESSAGE_BYTES = 1 << 12
 
 
 class ZmqFirstRank:
-    """The end that binds an endpoint, with keys over TCP; see FirstRank."""
+    """The binding end, with keys over TCP; see FirstRank."""
 
     def __init__(self, endpoint: str, keys: KeyPath) -> None:
         self._keys = keys_to_bind(endpoint, keys)
@@ -32,7 +32,7 @@ class ZmqFirstRank:
         self.address, self._gate = bind_guarded(self._socket, endpoint, self._keys)
 
     def hear(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
-        """Return (sender, message) pairs, waiting so long for the first."""
+        """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
         found, wait_ms = list[tuple[bytes, bytes]](), int(timeout_s * 1000)
         while self._socket.poll(wait_ms):
             wait_ms = 0
@@ -40,22 +40,22 @@ class ZmqFirstRank:
             try:
                 (body,) = incoming(frames, self._keys, _MESSAGE_BYTES)
             except (CodecError, ValueError):
-                continue  # only who holds the run's keys comes so far
+                continue  # only holders of the run's keys get this far
             found.append((sender, bytes(body)))
         return found
 
     def tell(self, receiver: bytes, message: bytes) -> None:
-        """Send a message to who sent one."""
+        """Send a message to a sender."""
         self._socket.send_multipart([receiver, *outgoing([message], self._keys)])
 
     def close(self) -> None:
-        """Leave the stream."""
+        """Close the stream."""
         if not self._socket.closed:
             shut(self._context, self._socket, self._gate, 100)
 
 
 class ZmqOtherRank:
-    """An end that connects to an endpoint; see OtherRank."""
+    """A connecting end; see OtherRank."""
 
     def __init__(self, endpoint: str, keys: KeyPath | ClientKeys) -> None:
         self._keys = keys_to_connect(keys)
@@ -71,17 +71,17 @@ class ZmqOtherRank:
         self._socket.send_multipart(outgoing([message], self._keys))
 
     def hear(self, timeout_s: float) -> bytes | None:
-        """Return a message, waiting for it; None: none came."""
+        """Return a message, waiting up to `timeout_s`; None: none came."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return None
         (body,) = incoming(self._socket.recv_multipart(), self._keys, _MESSAGE_BYTES)
         return bytes(body)
 
     def look(self) -> None:
-        """Look at the connection.
+        """Check the connection.
 
         Raises:
-          AccessDenied: the other end does not take this one's keys, or this end not the other's.
+          AccessDenied: the other end rejects this end's key, or the reverse.
         """
         self._handshakes.look()
 
@@ -90,7 +90,7 @@ class ZmqOtherRank:
         return self._handshakes.no_answer(timeout_s)
 
     def close(self) -> None:
-        """Leave the stream."""
+        """Close the stream."""
         if not self._socket.closed:
             self._handshakes.close()
             self._context.destroy(linger=100)

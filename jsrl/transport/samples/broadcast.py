@@ -1,4 +1,4 @@
-"""One trajectory for several readers: each has a stream, a connection and a ledger of its own."""
+"""One trajectory for several readers: each has its own stream, connection and ledger."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jsrl.types import leaves
 
 
 def reserve_all(ends: Sequence[SampleProducer], timeout_s: float) -> Block:
-    """Return room for one trajectory at every reader; where one has none, no other keeps room for it.
+    """Return memory for one trajectory at every reader; if one has none, none is reserved at the others.
 
     Raises:
-      StreamTimeout: a reader released no room in time. StreamClosed: a reader is gone.
+      StreamTimeout: a reader freed no memory in time. StreamClosed: a reader is gone.
     """
     deadline, blocks = time.monotonic() + timeout_s, list[Block]()
     try:
@@ -31,7 +31,7 @@ def reserve_all(ends: Sequence[SampleProducer], timeout_s: float) -> Block:
 
 
 class BroadcastBlock:
-    """Room for one trajectory at several readers: rows are written at the first, and copied to the others at the commit.
+    """Memory for one trajectory at several readers: rows are written at the first, and copied to the others at the commit.
 
     Args:
       blocks: one for each reader.
@@ -41,12 +41,12 @@ class BroadcastBlock:
         self._blocks, self.trajectory = blocks, blocks[0].trajectory
 
     def commit(self, group: int, origin: Origin | None = None) -> Entry:
-        """Hand the trajectory to every reader that is still there; the next `reserve` tells of those that are gone.
+        """Send the trajectory to every reader that is still there; the next `reserve` reports the others.
 
-        A reader that is gone misses it, like all that its process held. Return the entry at the first one that took it.
+        A reader that is gone misses it, like everything in its process. Return the entry at the first reader that got it.
 
         Raises:
-          StreamClosed: nobody took it.
+          StreamClosed: no reader got it.
         """
         for block in self._blocks[1:]:
             for target, source in zip(leaves(block.trajectory), leaves(self.trajectory), strict=True):
@@ -62,6 +62,6 @@ class BroadcastBlock:
         return entries[0]
 
     def abandon(self) -> None:
-        """Give the room back at every reader."""
+        """Free the memory at every reader."""
         for block in self._blocks:
             block.abandon()

@@ -1,6 +1,6 @@
-"""A sample producer whose rows are written aside and copied into the stream when a trajectory is complete.
+"""A sample producer whose rows are written elsewhere and copied into the stream when a trajectory is complete.
 
-One copy more than writing in place: what that saves is measured against this (`--actor.rows-in-place false`).
+It makes one copy more than writing in place, to measure what that saves (`--actor.rows-in-place false`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jsrl.types import Trajectory, leaves, zeros
 
 
 class CopyingProducer:
-    """Producer of a stream that hands out arrays of its own instead of the stream's memory.
+    """Producer that lends its own arrays instead of the stream's memory.
 
     Args:
       producer: the stream's end. spec: schema of one group's trajectory.
@@ -25,7 +25,7 @@ class CopyingProducer:
         self._spare: deque[Trajectory] = deque()
 
     def reserve(self, timeout_s: float) -> CopiedBlock:
-        """Return room for a trajectory; see SampleProducer.reserve (room in the stream is reserved, too)."""
+        """Return memory for a trajectory; see SampleProducer.reserve (a block of the stream is reserved, too)."""
         block = self._producer.reserve(timeout_s)
         return CopiedBlock(block, self._spare.pop() if self._spare else zeros(self._spec), self._spare)
 
@@ -34,26 +34,26 @@ class CopyingProducer:
         return self._producer.put(trajectory, group, timeout_s)
 
     def lose(self, reason: str) -> None:
-        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+        """Mark the consumer as gone for good, so that `close` waits for nothing."""
         self._producer.lose(reason)
 
     def close(self) -> None:
-        """Leave; what was committed still arrives."""
+        """Close; committed trajectories still arrive."""
         self._producer.close()
 
 
 class CopiedBlock:
-    """Room for one trajectory beside the stream; `commit` copies it into the stream's block."""
+    """Memory for one trajectory outside the stream; `commit` copies it into the stream's block."""
 
     def __init__(self, block: Block, trajectory: Trajectory, spare: deque[Trajectory]) -> None:
         self.trajectory, self._block, self._spare = trajectory, block, spare
         self._open = True
 
     def commit(self, group: int, origin: Origin | None = None) -> Entry:
-        """Copy the rows and hand the trajectory over.
+        """Copy the rows and send the trajectory.
 
         Raises:
-          StreamError: it was handed over or given back before.
+          StreamError: it was committed or abandoned before.
         """
         if self._open:
             for target, source in zip(leaves(self._block.trajectory), leaves(self.trajectory), strict=True):
@@ -63,7 +63,7 @@ class CopiedBlock:
         return entry
 
     def abandon(self) -> None:
-        """Give the room back unwritten."""
+        """Free the memory unsent."""
         self._block.abandon()
         self._give_back()
 

@@ -1,4 +1,4 @@
-"""What the ends of all sample streams share: open blocks, the queue with its ledger, and who may speak."""
+"""The common part of all sample streams: open blocks, the queue with its ledger, and admission."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ class _BlockOwner(Protocol):
 
 
 class OpenBlock:
-    """Room for one trajectory: write into `trajectory`, then `commit` (or `abandon`) once.
+    """Memory for one trajectory: write into `trajectory`, then `commit` (or `abandon`) once.
 
-    The memory is used again and again: what this life of the block never wrote is zero, the rest shows an earlier
-    trajectory.
+    The memory is reused: leaves never written are zero, the rest shows an earlier trajectory.
     """
 
     __slots__ = ("_number", "_owner", "trajectory")
@@ -47,13 +46,13 @@ class OpenBlock:
         return self._owner
 
     def commit(self, group: int, origin: Origin | None = None) -> Entry:
-        """Hand the trajectory over; the arrays must not be touched afterwards. Counted as produced.
+        """Send the trajectory; the arrays must not be touched afterwards. Counted as produced.
 
         Args:
           group: of its environments. origin: of a trajectory that was made elsewhere; None: this producer made it.
 
         Raises:
-          StreamClosed: this producer was closed or fenced; the trajectory goes nowhere.
+          StreamClosed: this producer was closed or fenced; the trajectory is dropped.
         """
         owner = self._leave()
         entry = owner.commit_block(self._number, group, origin)
@@ -61,14 +60,14 @@ class OpenBlock:
         return entry
 
     def abandon(self) -> None:
-        """Give the room back unwritten; not counted as produced."""
+        """Free the memory unsent; not counted as produced."""
         owner = self._leave()
         self._owner = None
         owner.abandon_block(self._number)
 
 
 class ProducerEnd:
-    """The part of a producer that every road shares: `put`, and the numbering of trajectories per group."""
+    """The part of a producer that all roads share: `put`, and the numbers of trajectories per group."""
 
     def __init__(self, schema: Tree, producer: ProducerId, num_groups: int):
         self.producer = check_producer(producer)
@@ -78,18 +77,18 @@ class ProducerEnd:
         self._sequences = [0] * num_groups
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         raise NotImplementedError
 
     def lose(self, reason: str) -> None:
-        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+        """Mark the consumer as gone for good, so that `close` waits for nothing."""
 
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
         """Reserve, copy and commit.
 
         Raises:
-          SpecMismatch: a leaf is not what the schema says.
-          StreamTimeout: the consumer released no room in time.
+          SpecMismatch: a leaf differs from the schema.
+          StreamTimeout: the consumer freed no memory in time.
           StreamClosed: the consumer is gone, or this producer was fenced.
         """
         arrays = check_tree(trajectory, self.leaves)
@@ -117,7 +116,7 @@ class ProducerEnd:
 
 
 class SampleQueue:
-    """Committed trajectories, waiting or lent, and what the consumer counts. Any thread may add to it."""
+    """Committed trajectories, waiting or lent, and the consumer's counts. Any thread may add to it."""
 
     def __init__(self, address: str, ledger: Ledger | None = None) -> None:
         self.address = address
@@ -129,11 +128,11 @@ class SampleQueue:
         self.closed = False
 
     def __len__(self) -> int:
-        """Return how many trajectories wait."""
+        """Return the number of waiting trajectories."""
         return len(self._waiting)
 
     def add(self, trajectory: Trajectory, entry: Entry, token: Any, page: HopPage) -> None:
-        """Take in a committed trajectory; `token` says where its memory goes back to, `page` counts its connection."""
+        """Receive a committed trajectory; `token` identifies its memory, `page` counts its connection."""
         with self.changed:
             self.ledger.mark(True)
             page.receive()
@@ -156,11 +155,11 @@ class SampleQueue:
             self.changed.notify_all()
 
     def take(self) -> Lease | None:
-        """Lend the oldest waiting trajectory, or return None where none waits.
+        """Lend the oldest waiting trajectory; None: none waits.
 
         Raises:
           StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema asked to join.
+          SpecMismatch: a producer with another schema tried to join.
         """
         with self.changed:
             return self._take()
@@ -196,7 +195,7 @@ class SampleQueue:
         return StreamTimeout(f"{self.address}: no trajectory was committed within {timeout_s:g} s.")
 
     def settle(self, lease: Lease, outcome: str) -> Any:
-        """Count what became of a lent trajectory; return its token, or None where the queue is closed.
+        """Count the outcome of a lent trajectory; return its token, or None if the queue is closed.
 
         Raises:
           StreamError: it was not lent, or was settled before.
@@ -214,7 +213,7 @@ class SampleQueue:
             return token
 
     def close(self) -> bool:
-        """Drop all that waits or is lent for the reason `closed`; return False where that had been done."""
+        """Drop everything that waits or is lent for the reason `closed`; return False if that was done before."""
         with self.changed:
             if self.closed:
                 return False
@@ -230,7 +229,7 @@ class SampleQueue:
 
 
 def check_groups(num_groups: int) -> int:
-    """Return `num_groups` where it is possible.
+    """Return `num_groups` if it is valid.
 
     Raises:
       ConfigError: it is not.
@@ -241,12 +240,12 @@ def check_groups(num_groups: int) -> int:
 
 
 def choose_blocks(blocks_per_producer: int | None, num_groups: int) -> int:
-    """Return how many blocks a producer of `num_groups` groups gets."""
+    """Return the number of blocks of a producer with `num_groups` groups."""
     return blocks_per_producer or BLOCKS_PER_GROUP * check_groups(num_groups)
 
 
 def check_blocks(blocks_per_producer: int | None) -> int | None:
-    """Return `blocks_per_producer` where it is possible.
+    """Return `blocks_per_producer` if it is valid.
 
     Raises:
       ConfigError: it is not.
@@ -257,7 +256,7 @@ def check_blocks(blocks_per_producer: int | None) -> int | None:
 
 
 def wait_until(ready: Callable[[], bool], wait: Callable[[float], Any], timeout_s: float, slice_s: float) -> bool:
-    """Call `wait` in slices until `ready`; return whether it became so in time."""
+    """Call `wait` in slices until `ready`; return whether it became ready in time."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         remaining_s = deadline - time.monotonic()

@@ -29,7 +29,7 @@ _arrival = threading.Condition()
 
 
 def aligned_zeros(size_bytes: int) -> np.ndarray:
-    """Return `size_bytes` zero bytes that begin at a multiple of 64."""
+    """Return `size_bytes` zero bytes that start at a multiple of 64."""
     raw = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT_BYTES
     return raw[start : start + size_bytes]
@@ -59,7 +59,7 @@ class LocalSampleProducer(ProducerEnd):
         self._free = list(range(self._num_blocks))
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         deadline = time.monotonic() + timeout_s
         with self._consumer.queue.changed:
             while True:
@@ -73,7 +73,7 @@ class LocalSampleProducer(ProducerEnd):
                 self._consumer.queue.changed.wait(remaining_s)
 
     def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
-        """Hand block `number` over (called by the block)."""
+        """Send block `number` (called by the block)."""
         self._check_group(group)
         with self._consumer.queue.changed:
             self._check_open()
@@ -90,13 +90,13 @@ class LocalSampleProducer(ProducerEnd):
             self._consumer.queue.changed.notify_all()
 
     def disconnect(self, reason: str) -> None:
-        """Let nothing more through (called by the consumer)."""
+        """Stop all sending (called by the consumer)."""
         with self._consumer.queue.changed:
             self._closed = self._closed or reason
             self._consumer.queue.changed.notify_all()
 
     def close(self) -> None:
-        """Leave; what was committed still arrives."""
+        """Close; committed trajectories still arrive."""
         self.disconnect("closed by this producer")
         self._consumer.leave(self)
 
@@ -129,13 +129,13 @@ class LocalSampleConsumer:
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
         with _arrival:
             if name in _bound:
-                raise ConfigError(f"{self.address} is in use in this process; close it first or take another name.")
+                raise ConfigError(f"{self.address} is in use in this process; close it first or choose another name.")
             _bound[name] = self
             _arrival.notify_all()
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory so far."""
+        """Return the counts of all trajectories so far, by outcome."""
         return self.queue.ledger
 
     def join(self, producer: LocalSampleProducer) -> tuple[int, HopPage]:
@@ -170,23 +170,23 @@ class LocalSampleConsumer:
 
         Raises:
           StreamTimeout: none was committed in time. StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema asked to join (raised once).
+          SpecMismatch: a producer with another schema tried to join (raised once).
         """
         return self.queue.take_within(timeout_s)
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Give the memory back once nothing reads it any more."""
+        """Free the memory of a lease that nothing reads any more."""
         token = self.queue.settle(lease, outcome)
         if token is not None:
             producer, number = token
             producer.abandon_block(number)
 
     def pending(self) -> int:
-        """Return how many committed trajectories wait."""
+        """Return the number of committed trajectories that wait."""
         return len(self.queue)
 
     def fence(self, producer: ProducerId) -> None:
-        """Accept nothing more from this incarnation; what it committed before is still delivered."""
+        """Reject this incarnation from now on; its earlier commits are still delivered."""
         with self.queue.changed:
             self._greeter.admission.fence(producer)
             self._disconnect(producer, "fenced by the consumer")
@@ -211,7 +211,7 @@ class LocalSampleConsumer:
 def connect_local(
     name: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float
 ) -> LocalSampleProducer:
-    """Return the writing end of `local:NAME`, waiting for the consumer of this process to be there."""
+    """Return the writing end of `local:NAME`; waits for the consumer in this process."""
     with _arrival:
         if not _arrival.wait_for(lambda: name in _bound, timeout_s):
             raise StreamTimeout(f"local:{name}: no consumer of that name in this process within {timeout_s:g} s.")

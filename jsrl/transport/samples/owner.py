@@ -1,4 +1,4 @@
-"""The file that shows whether the consumer of a stream in shared memory lives: it holds the file's lock."""
+"""The lock file that shows whether the consumer of a stream in shared memory is alive."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jsrl.transport.memory.segment import try_lock
 
 
 def open_owner(path: Path) -> int:
-    """Return the owner file of a living consumer, to look at its lock.
+    """Return the owner file of a living consumer, opened to check its lock.
 
     Raises:
-      StreamClosed: there is none any more.
+      StreamClosed: it does not exist any more.
     """
     try:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -31,7 +31,7 @@ def claim_owner(path: Path, address: str) -> int:
     old = os.open(path, flags, 0o600)
     try:
         if not try_lock(old):
-            raise ConfigError(f"{address} has a living consumer; stop it first or take another name.")
+            raise ConfigError(f"{address} has a living consumer; stop it first or choose another name.")
         path.unlink()  # producers of the old consumer hold the old file, unlocked from now on
     finally:
         os.close(old)

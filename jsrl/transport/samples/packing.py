@@ -1,7 +1,8 @@
-"""How a block of trajectories travels between hosts: only the newest frame of each stack, and compressed where that is wanted.
+"""How a block of trajectories is sent between hosts: only the newest frame of each stack, and compressed if wanted.
 
-A stack of frames repeats what the rows before it hold, so the first row's travels whole and of the others the newest frame;
-the reader stacks them again. Who binds the stream chooses, and says so in its welcome. LZ4 comes before the encryption.
+A stack of frames repeats frames of earlier rows, so the first row's stack is sent whole and of the others only the newest
+frame;
+the reader rebuilds the stacks. The binding end decides, in its welcome. LZ4 comes before the encryption.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ THIN, LZ4 = "newest", "lz4"  # fields of a message
 
 @dataclass(frozen=True)
 class Packing:
-    """What is left out on the way.
+    """What to leave out of messages.
 
     Attributes:
-      frames: that an observation stacks on its last axis, older ones black (0) where an episode begins; None: all travels.
-      compress: with LZ4, where that makes it smaller.
+      frames: number of frames stacked on an observation's last axis, older ones black (0) where an episode begins; None:
+      send all.
+      compress: with LZ4, if that makes it smaller.
     """
 
     frames: int | None = None
     compress: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether anything is done."""
+        """Return whether anything is packed."""
         return self.frames is not None or self.compress
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return it as a welcome has it."""
+        """Return the packing as fields of a welcome."""
         return {"frames": self.frames, "compress": self.compress}
 
 
@@ -46,10 +48,10 @@ PLAIN = Packing()
 
 
 def read_packing(fields: object) -> Packing:
-    """Return the packing that a welcome asks for; no `fields`: none.
+    """Return the packing in a welcome; no `fields`: none.
 
     Raises:
-      CodecError: it asks for something else.
+      CodecError: it is invalid.
     """
     if fields is None:
         return PLAIN
@@ -63,7 +65,7 @@ class Packer:
     """Packs and unpacks the blocks of a stream.
 
     Args:
-      schema: of the stream. packing: what to leave out; frames count only where the observation is one array of such stacks.
+      schema: of the stream. packing: what to leave out; `frames` counts only if the observation is one array of such stacks.
     """
 
     def __init__(self, schema: Tree, packing: Packing) -> None:
@@ -91,7 +93,7 @@ class Packer:
         return fields, packed
 
     def unpack(self, fields: Mapping[str, Any], packed: Any) -> np.ndarray:
-        """Return the block [size_bytes] that these bytes hold.
+        """Return the block [size_bytes] from received bytes.
 
         Raises:
           CodecError: they hold none.
@@ -110,7 +112,7 @@ class Packer:
         return self._stacked(packed) if thin else packed
 
     def _stacked(self, packed: np.ndarray) -> np.ndarray:
-        """Return a block whose observations are stacked again."""
+        """Return a block with rebuilt stacks of observations."""
         raw = np.zeros(self._layout.size_bytes, np.uint8)
         first, newest, *others = self._thin.views(packed, writeable=False)
         whole = self._layout.views(raw)
@@ -143,7 +145,7 @@ def stack(observation: np.ndarray, newest: np.ndarray, begins: np.ndarray) -> No
 
 
 def _stacks(schema: Tree, frames: int | None) -> bool:
-    """Return whether the observations of a stream are stacks of so many frames, which is worth leaving some out."""
+    """Return whether the observations of a stream are stacks of `frames` frames, and worth packing."""
     if frames is None or frames < 2 or not isinstance(schema, Trajectory):
         return False
     found = leaves(schema.observation)
@@ -151,7 +153,7 @@ def _stacks(schema: Tree, frames: int | None) -> bool:
 
 
 def _thinned(every: tuple[Leaf, ...]) -> list[Leaf]:
-    """Return the leaves that travel: the first row's stacks [B, ..., frames], newest frames [T, B, ...], all others."""
+    """Return the leaves that are sent: the first row's stacks [B, ..., frames], newest frames [T, B, ...], all others."""
     observation = next(leaf for leaf in every if leaf.name == "observation")
     rows, *shape = observation.shape
     first = Leaf("first", tuple(shape), observation.dtype)

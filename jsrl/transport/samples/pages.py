@@ -1,17 +1,17 @@
-"""The shared memory of one producer's life: a counter page, two rings of block numbers, and the blocks.
+"""The shared memory of one producer: a counter page, two rings of block numbers, and the blocks.
 
 | words (int64) | written by | |
 |---|---|---|
-| 0 number of blocks, 1 bytes per block, 2 incarnation, 3 life of the consumer | consumer, once | |
-| 8 released, 9 ended | consumer | credits given back so far; why this life is over |
+| 0 number of blocks, 1 bytes per block, 2 incarnation, 3 incarnation of the consumer | consumer, once | |
+| 8 released, 9 ended | consumer | credits returned so far; why the connection ended |
 | 16 produced, 17 attached, 18 left, 19 waiting | producer | survives the producer |
-| released blocks | consumer | ring of block numbers, `released` counts how many were ever put in |
-| commits: block, group, sequence, incarnation, origin | producer | ring, `produced` counts how many were ever put in |
+| released blocks | consumer | ring of block numbers, `released` counts all that were ever put in |
+| commits: block, group, sequence, incarnation, origin | producer | ring, `produced` counts all that were ever put in |
 
 The origin of a commit is its incarnation (-1: this producer made it), its sequence, and the name in 8 words.
 
-Each word has one writer. An entry is written before the counter that shows it, so a producer that dies half-way through
-a block or a commit leaves nothing that could be read. Either ring has room for every block, so none can run over.
+Each word has one writer. An entry is written before its counter, so a producer that dies in the middle of
+a block or a commit leaves nothing readable. Either ring can hold every block, so neither overflows.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Commit(NamedTuple):
 
 
 def file_stem(stream: str, producer: ProducerId) -> str:
-    """Return how the files of one producer's life begin."""
+    """Return the first part of the file names of one producer."""
     return f"{stream}.samples.{producer.name}.{producer.incarnation}"
 
 
 class ProducerPages:
-    """One end's view of a producer's segment; `create` at the consumer, `attach` at the producer."""
+    """One end's view of a producer's segment; the consumer calls `create`, the producer `attach`."""
 
     def __init__(self, segment: Segment, layout: Layout, schema: Tree, *, writeable: bool):
         self.segment = segment
@@ -65,7 +65,9 @@ class ProducerPages:
         stride = align(layout.size_bytes)
         expected_bytes = _data_offset(self.num_blocks) + self.num_blocks * stride
         if self.num_blocks < 1 or self._words[_STRIDE] != stride or segment.size_bytes < expected_bytes:
-            raise StreamError(f"{segment.path} has other blocks than {stride} bytes; do both ends run one version?")
+            raise StreamError(
+                f"{segment.path} has other blocks than {stride} bytes; do both ends run the same version?"
+            )
         self._credits = segment.words(8 * _HEADER_WORDS, self.num_blocks)
         self._commits = segment.words(8 * (_HEADER_WORDS + self.num_blocks), _COMMIT_WORDS * self.num_blocks)
         start = _data_offset(self.num_blocks)
@@ -90,7 +92,7 @@ class ProducerPages:
 
     @classmethod
     def attach(cls, path: Path, layout: Layout, schema: Tree) -> ProducerPages:
-        """Map the segment and show that its producer lives (the producer's end).
+        """Map the segment and mark its producer as alive (the producer's end).
 
         Raises:
           StreamClosed: the segment is gone, or belongs to a living process already.
@@ -114,7 +116,7 @@ class ProducerPages:
         return bool(self._words[_WAITING])
 
     def commits_since(self, seen: int) -> list[Commit]:
-        """Return what was committed after the first `seen` commits."""
+        """Return the commits after the first `seen` ones."""
         produced = self._words[_PRODUCED]
         if produced == seen:
             return []
@@ -131,31 +133,31 @@ class ProducerPages:
 
     @property
     def attached(self) -> bool:
-        """Return whether the producer ever mapped the segment."""
+        """Return whether the producer has mapped the segment."""
         return bool(self._words[_ATTACHED])
 
     @property
     def left(self) -> bool:
-        """Return whether the producer closed its end; all its commits can be seen then."""
+        """Return whether the producer closed its end; all its commits are visible then."""
         left = bool(self._words[_LEFT])
         memory_fence()
         return left
 
     def end(self, why: int) -> None:
-        """Tell the producer that its life is over."""
+        """Tell the producer that its connection has ended."""
         self._words[_ENDED] = why
         memory_fence()
 
     # -- the producer's end
 
     def ending(self) -> str:
-        """Return why this producer may not go on, or an empty string."""
+        """Return why this producer must stop, or an empty string."""
         why = self._words[_ENDED]
         return _ENDINGS.get(why, "ended") if why else ""
 
     @property
     def committed(self) -> int:
-        """Return how many commits the ring shows."""
+        """Return the number of commits in the ring."""
         return self._words[_PRODUCED]
 
     def take(self, taken: int) -> int | None:
@@ -166,12 +168,12 @@ class ProducerPages:
         return self._credits[taken % self.num_blocks]
 
     def waiting(self, yes: bool) -> None:
-        """Say whether this producer sleeps until a block is granted."""
+        """Record whether this producer sleeps until a block is granted."""
         self._words[_WAITING] = int(yes)
         memory_fence()
 
     def commit(self, block: int, group: int, sequence: int, origin: Origin | None = None) -> None:
-        """Show a written block to the consumer; `origin` says who made it, None: this producer as `sequence`."""
+        """Show a written block to the consumer; `origin`: its maker, None: this producer as `sequence`."""
         produced = self._words[_PRODUCED]
         start = _COMMIT_WORDS * (produced % self.num_blocks)
         line = self._commits[start : start + _COMMIT_WORDS]
@@ -184,14 +186,14 @@ class ProducerPages:
         self._words[_PRODUCED] = produced + 1
 
     def leave(self) -> None:
-        """Say that no commit will follow."""
+        """Record that no commit will follow."""
         memory_fence()
         self._words[_LEFT] = 1
 
     # -- both
 
     def close(self) -> None:
-        """Give up this end's mapping; it goes with the last array that shows it."""
+        """Close this end's mapping; it ends with the last array that shows it."""
         self.blocks = []
         self.segment.close()
 
@@ -202,7 +204,7 @@ def _read_origin(line: memoryview) -> Origin:
 
 
 def read_commits(path: Path, life: int) -> int:
-    """Return how many commits a ring shows; -1 where it is gone, or is that of another life of the consumer."""
+    """Return the number of commits in a ring; -1: it is gone, or belongs to another incarnation of the consumer."""
     try:
         with path.open("rb") as file:
             header = file.read(8 * _HEADER_WORDS)

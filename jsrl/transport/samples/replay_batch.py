@@ -1,4 +1,4 @@
-"""What travels between replay workers and the learner: batches of windows one way, their new priorities the other."""
+"""Messages between replay workers and the learner: batches of windows one way, their new priorities the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jsrl.types import Array, ArraySpec, Trajectory
 class ReplayBatch(NamedTuple):
     """A batch of windows: `windows` [W+1, M, ...], `ids` int64 [M].
 
-    counters: int64 [3], as the batch was drawn: number of the replay worker, env steps inserted, windows drawn.
+    counters: int64 [3], when the batch was drawn: number of the replay worker, env steps inserted, windows drawn.
     """
 
     windows: Trajectory
@@ -26,7 +26,7 @@ class Priorities(NamedTuple):
 
 
 def replay_batch_spec(windows: Trajectory) -> ReplayBatch:
-    """Return the schema of a batch with windows of a schema."""
+    """Return the schema of a batch of such windows."""
     number = windows.is_first.shape[1]
     return ReplayBatch(windows, ArraySpec((number,), "int64"), ArraySpec((3,), "int64"))
 

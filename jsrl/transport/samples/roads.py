@@ -1,4 +1,4 @@
-"""Sample streams by address: which road is taken is the address's business, not the worker's."""
+"""Makes the ends of a sample stream; the address selects the road."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def bind_samples(
     hop: Path | None = None,
     packing: Packing = PLAIN,
 ) -> SampleConsumer:
-    """Return the reading end of a sample stream; its `address` is what producers connect to.
+    """Return the reading end of a sample stream; its `address` is for producers.
 
     Args:
       address: `local:NAME`, `shm:/FOLDER/NAME`, `ipc:///PATH` or `tcp://HOST:PORT` (port 0: any free one).
       schema: tree of ArraySpec leaves, as jsrl.types.make_trajectory_spec returns it.
-      blocks_per_producer: how many trajectories of one producer may be written, on their way or lent at once; None: two
+      blocks_per_producer: trajectories of one producer that may be open, in flight or lent at once; None: two
         per group.
-      keys: folder or file of the keys (jsrl.transport.meeting.keys) that encrypt, and keep out who has none; tcp needs
-        them, on loopback too. The other roads do not leave the host, and need none.
-      ledger: to count in, such as that of the learner's lives before this one; None: a new one.
-      guests: who may join, and with how many groups.
-      hop: folder for the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
-      packing: what need not cross the network; tcp alone looks at it.
+      keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
+        them, even on loopback. The other roads do not leave the host and need none.
+      ledger: to count in, such as that of the learner's earlier incarnations; None: a new one.
+      guests: which workers may join, and with how many groups.
+      hop: folder of the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
+      packing: what to leave out of messages; only tcp uses it.
 
     Raises:
       ConfigError: the address is unknown, in use, or too little memory is left.
@@ -68,15 +68,15 @@ def connect_samples(
     Args:
       address: the consumer's `address`.
       schema: as at the consumer; both sides compare.
-      producer: who writes, and in which life; a life is admitted once.
+      producer: name and incarnation of the writer; each incarnation is admitted once.
       num_groups: how many groups of environments it writes for (`commit` takes 0 to num_groups - 1).
-      keys: folder or file of the keys that the consumer wants, where its stream is encrypted.
-      hop: folder of the pages, as at the consumer. Where this host does not have it, the consumer goes by what it is told.
-      check: called now and then while it waits at an address that the consumer's next life may not have.
+      keys: folder or file of the consumer's keys, if its stream is encrypted.
+      hop: folder of the pages, as at the consumer. If this host does not have it, the consumer counts from messages.
+      check: called periodically during the wait; raises if a restarted consumer may have another address.
 
     Raises:
-      StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this life is refused, or `check`
-        raised it.
+      StreamTimeout: no consumer answered. SpecMismatch: the schemas differ. StreamClosed: this incarnation is refused, or
+        `check` raised it.
       AccessDenied: the keys are missing, or another run's.
     """
     road = road_of(address)

@@ -1,8 +1,9 @@
 """Sample streams between processes of one host: producers write into memory that the consumer reads in place.
 
-Files in the run folder, all mode 0600 and all the consumer's: `NAME.samples.owner` (locked while the consumer lives),
-`.hello` (where producers ask to join), `.bell` (rung at every commit), and per producer's life
-`.PRODUCER.INCARNATION.pages` (see samples_pages) and `.bell` (rung when a block is granted). A trajectory costs no
+Files in the run folder, all mode 0600 and all the consumer's: `NAME.samples.owner` (locked while the consumer is alive),
+`.hello` (where producers ask to join), `.bell` (rung at every commit), and per producer incarnation
+`.PRODUCER.INCARNATION.pages` (see jsrl.transport.samples.pages) and `.bell` (rung when a block is granted). A trajectory
+costs no
 message and no copy.
 """
 
@@ -30,13 +31,13 @@ from jsrl.transport.wire.codec import Message, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
 
-_LOOK_S = 0.25  # how often a waiting end looks whether the other one lives
+_LOOK_S = 0.25  # how often a waiting end checks that the other one is alive
 _ATTACH_S = 60.0  # how long a welcomed producer may take to map its memory
 
 
 @dataclass
 class _Peer:
-    """A producer's life as the consumer sees it."""
+    """The consumer's record of a connected producer."""
 
     producer: ProducerId
     pages: ProducerPages
@@ -46,7 +47,7 @@ class _Peer:
     granted_s: float = field(default_factory=time.monotonic)
     seen: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
-    with_producer: set[int] = field(default_factory=set)  # blocks it may write
+    with_producer: set[int] = field(default_factory=set)  # blocks that it may write
     ended: bool = False
 
 
@@ -91,7 +92,7 @@ class SharedSampleConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory so far, counted up from the producers' pages."""
+        """Return the counts of all trajectories so far, updated from the producers' pages."""
         self._look()
         return self._queue.ledger
 
@@ -104,7 +105,7 @@ class SharedSampleConsumer:
 
         Raises:
           StreamTimeout: none was committed in time. StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema asked to join (raised once).
+          SpecMismatch: a producer with another schema tried to join (raised once).
         """
         deadline = time.monotonic() + timeout_s
         while (lease := self._queue.take()) is None:
@@ -116,7 +117,7 @@ class SharedSampleConsumer:
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Give the memory back once nothing reads it any more."""
+        """Free the memory of a lease that nothing reads any more."""
         token = self._queue.settle(lease, outcome)
         if token is None:
             return
@@ -128,12 +129,12 @@ class SharedSampleConsumer:
                     peer.bell.ring()
 
     def pending(self) -> int:
-        """Return how many committed trajectories wait."""
+        """Return the number of committed trajectories that wait."""
         self._look()
         return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
-        """Accept nothing more from this incarnation; what it committed before is still delivered."""
+        """Reject this incarnation from now on; its earlier commits are still delivered."""
         with self._lock:
             self._greeter.admission.fence(producer)
             peer = self._peers.get(producer)
@@ -146,7 +147,7 @@ class SharedSampleConsumer:
             return
         self._responder.close()
         with self._lock:
-            self._queue.close()  # what comes in from now on is counted as dropped
+            self._queue.close()  # later arrivals count as dropped
             for peer in list(self._peers.values()):
                 self._part(peer, CLOSED)
         self._bell.close()
@@ -178,13 +179,13 @@ class SharedSampleConsumer:
             self._queue.ledger.join()
             peer = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
             self._peers[producer] = peer
-        self._bell.ring()  # commits of an earlier life may have been taken in here
+        self._bell.ring()  # commits of an earlier incarnation may have been received here
         return encode(WELCOME, {"blocks": num_blocks, "life": self._life})
 
-    # -- looking and parting
+    # -- checks and disconnections
 
     def _look(self) -> bool:
-        """Take in all new commits and part with producers that left or died; return whether anything waits."""
+        """Receive all new commits and disconnect producers that left or died; return whether anything waits."""
         if self._queue.closed:
             return False
         self._bell.drain()
@@ -228,7 +229,7 @@ class SharedSampleConsumer:
             self._forget(peer, FENCED)
 
     def _part(self, peer: _Peer, why: int) -> None:
-        """End a producer's life: no more commits, the committed ones stay readable, the files go."""
+        """Disconnect a producer: no more commits, the committed ones stay readable, its files are removed."""
         peer.pages.end(why)
         self._collect(peer)
         if not peer.ended:

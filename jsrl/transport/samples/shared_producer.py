@@ -1,4 +1,4 @@
-"""The writing end of a sample stream in shared memory (the files are described in samples_shared)."""
+"""The writing end of a sample stream in shared memory (files: see jsrl.transport.samples.shared)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jsrl.transport.samples.pages import ProducerPages, file_stem
 from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Tree
 
-_LOOK_S = 0.25  # how often a waiting end looks whether the other one lives
-_PARTING_S = 0.5  # the longest that a producer waits for a consumer that is just ending its life
+_LOOK_S = 0.25  # how often a waiting end checks that the other one is alive
+_PARTING_S = 0.5  # longest wait for a consumer that is just ending this connection
 
 
 class SharedSampleProducer(ProducerEnd):
@@ -52,7 +52,7 @@ class SharedSampleProducer(ProducerEnd):
         self._closed = False
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         self._check_open()
         number = self._take()
         if number is None:
@@ -83,7 +83,7 @@ class SharedSampleProducer(ProducerEnd):
             self._pages.waiting(False)
 
     def commit_block(self, number: int, group: int, origin: Origin | None) -> Entry:
-        """Hand block `number` over (called by the block)."""
+        """Send block `number` (called by the block)."""
         self._check_group(group)
         self._check_open()
         entry = self._next_entry(group, origin)
@@ -98,7 +98,7 @@ class SharedSampleProducer(ProducerEnd):
         self._abandoned.append(number)
 
     def close(self) -> None:
-        """Leave; what was committed still arrives."""
+        """Close; committed trajectories still arrive."""
         if self._closed:
             return
         self._closed = True
@@ -111,7 +111,7 @@ class SharedSampleProducer(ProducerEnd):
         os.close(self._owner_fd)
 
     def _look_back(self) -> None:
-        """Note what is left in the ring, where the consumer takes no more: it ended this life, or is dead."""
+        """Count what is left in the ring, if the consumer reads no more: it ended this connection, or is dead."""
         if self._page.kept and self._pages.ending():
             wait_until(lambda: self._page.parted, time.sleep, _PARTING_S, 0.001)
         if self._page.parted or not is_locked(self._owner_fd):

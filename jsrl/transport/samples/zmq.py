@@ -1,18 +1,18 @@
-"""Sample streams over ZeroMQ (tcp between hosts, ipc on one): a header and the raw bytes of a whole block, uncopied.
+"""Sample streams over ZeroMQ (tcp between hosts, ipc on one): a header and the raw bytes of a whole block, not copied.
 
     producer                         consumer
-    hello(schema, groups)     ->     welcome(blocks, life) or refused(error, text)
+    hello(schema, groups)     ->     welcome(blocks, incarnation) or refused(error, text)
     sample(index, group, ...) ->
-                              <-     credit(received, released, resend)     cumulative, so losing one harms nothing
+                              <-     credit(received, released, resend)     cumulative, so a lost one does no harm
     sync(sent)                ->     credit                                 when a producer has waited for a while
     bye(sent)                 ->     farewell once all of it has arrived
                               <-     refused                                closed or fenced
 
-A producer writes at most `blocks` trajectories ahead of `released`, which bounds the bytes in flight. It keeps a block
-unchanged until ZeroMQ is done with its bytes and the consumer has received it, and so can send it again after a broken
-connection; the consumer takes each producer's indices in order only: duplicates are ignored, a gap is asked for again.
-Any message may be lost, repeated, late or out of order: a hello is repeated until it is answered (and answered alike), and
-an attendant thread of the producer syncs while something has not been received, also while the producer is busy.
+A producer writes at most `blocks` trajectories ahead of `released`, which limits the bytes in flight. It keeps a block
+unchanged until ZeroMQ has sent its bytes and the consumer has received it, so that it can send it again after a broken
+connection. The consumer accepts each producer's indices in order only: it ignores duplicates and requests missing ones again.
+Any message may be lost, repeated, late or out of order: a hello is repeated until it is answered (always in the same way), and
+a thread of the producer sends syncs while something has not been received, even while the producer is busy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Trajectory, Tree
 
 _SYNC_S = 0.5
-_COPY_BYTES = 65536  # up to here a copy is cheaper than keeping track of who reads the bytes
+_COPY_BYTES = 65536  # below this a copy is cheaper than tracking who reads the bytes
 BUFFER_BYTES = 1 << 20  # of the kernel, each way
 _FAREWELL_S = 5.0
 _CONTROL_LIMITS = Limits(header_bytes=1 << 16, frames=1, message_bytes=1 << 16)
@@ -51,7 +51,7 @@ _CONTROL_LIMITS = Limits(header_bytes=1 << 16, frames=1, message_bytes=1 << 16)
 
 @dataclass
 class _ZmqBlock:
-    """The memory of one block, and what became of it since it was sent."""
+    """The memory of one block, and its state since it was sent."""
 
     raw: np.ndarray
     trajectory: Trajectory
@@ -89,7 +89,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         introduce(self._socket, endpoint, own_keys)
         self._closed = ""
-        self._lock = threading.RLock()  # whoever uses the socket, or counts what is on the way, holds it
+        self._lock = threading.RLock()  # guards the socket and the counts of blocks in flight
         self._stop = threading.Event()
         handshakes = Handshakes(self._socket, endpoint, own_keys)
         try:
@@ -125,7 +125,7 @@ class ZmqSampleProducer(ProducerEnd):
         return num_blocks, read_life(welcome.fields.get("life")), read_packing(welcome.fields.get("packing"))
 
     def reserve(self, timeout_s: float) -> OpenBlock:
-        """Return room for a trajectory (see jsrl.transport.base.SampleProducer)."""
+        """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         with self._lock:
             return self._reserve(timeout_s)
 
@@ -183,7 +183,7 @@ class ZmqSampleProducer(ProducerEnd):
             self._free.appendleft(number)
 
     def close(self) -> None:
-        """Leave; what was committed still arrives (waits up to 5 s for the consumer to have it)."""
+        """Close; committed trajectories still arrive (waits up to 5 s for the consumer)."""
         if self._departed:
             return
         self._departed = True
@@ -195,24 +195,24 @@ class ZmqSampleProducer(ProducerEnd):
                 self._tell("bye")
                 self._hear(_SYNC_S)
             self._closed = self._closed or "closed by this producer"
-            if self._lost or self._page.parted:  # what was taken in is final
+            if self._lost or self._page.parted:  # the counts are final
                 self._page.leave(self._sent)
             self._context.destroy(linger=0)
 
     def lose(self, reason: str) -> None:
-        """Take note that the consumer is gone for good, so that `close` waits for nothing."""
+        """Mark the consumer as gone for good, so that `close` waits for nothing."""
         with self._lock:
             self._closed, self._lost = self._closed or reason, True
 
     def _attend(self) -> None:
-        """Find out about lost trajectories while no thread reserves or commits: the consumer might wait for just those."""
+        """Resend lost trajectories while no thread reserves or commits: the consumer may wait for exactly those."""
         while not self._stop.wait(_SYNC_S):
             if not self._lock.acquire(blocking=False):
-                continue  # in use: then it is heard there
+                continue  # in use: the other thread receives
             try:
                 if not self._closed and not self._hear(0.0) and any(i >= self._received for i, _ in self._on_the_way):
                     self._tell("sync")
-            except JsrlError as error:  # told to whoever calls next
+            except JsrlError as error:  # raised in the next call
                 self._closed = str(error)
             finally:
                 self._lock.release()
@@ -241,7 +241,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._socket.send_multipart(encode(kind, {"sent": self._sent}))
 
     def _hear(self, timeout_s: float) -> bool:
-        """Take in what the consumer said; return whether it said anything in time."""
+        """Process the consumer's messages; return whether any arrived in time."""
         if self._socket.closed or (timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000))):
             return False
         heard = False
@@ -264,16 +264,16 @@ class ZmqSampleProducer(ProducerEnd):
             if message.fields.get("resend") and time.monotonic() - self._resent_s > _SYNC_S / 2:
                 self._resent_s = time.monotonic()
                 for index, number in list(self._on_the_way):
-                    # what ZeroMQ still has is not lost: a link may take seconds for a block
+                    # what ZeroMQ still holds is not lost: a link may take seconds for a block
                     if index >= self._received and self._blocks[number].untouched():
                         self._send_block(number)
 
 
 def read_number(message: Message, name: str) -> int:
-    """Return a field that counts something.
+    """Return a count in a message.
 
     Raises:
-      CodecError: it is missing, or no integer from 0.
+      CodecError: it is missing, or not an integer from 0.
     """
     value = message.fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

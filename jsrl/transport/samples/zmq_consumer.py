@@ -1,4 +1,4 @@
-"""The reading end of sample streams over ZeroMQ (the messages are described in samples_zmq)."""
+"""The reading end of sample streams over ZeroMQ (messages: see jsrl.transport.samples.zmq)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from jsrl.types import Tree
 
 _LINGER_MS = 500
 _ATTEND_S = 0.02
-_LOOK_S = 0.1  # how often `get` lets go of the socket's lock
-_LARGE_BYTES = 1 << 17  # from here on the C library asks the kernel for every message, unless told otherwise
+_LOOK_S = 0.1  # how often `get` releases the socket's lock
+_LARGE_BYTES = 1 << 17  # above this the C library asks the kernel for every message, unless configured otherwise
 
 
 @dataclass
 class _Peer:
-    """A producer's life as the consumer sees it."""
+    """The consumer's record of a connected producer."""
 
     producer: ProducerId
     route: bytes
@@ -45,15 +45,15 @@ class _Peer:
     page: HopPage
     received: int = 0
     released: int = 0
-    told: int = 0  # what of `released` the producer has been told
-    asked: int = -1  # the index that was asked for again last
+    told: int = 0  # the part of `released` that the producer knows
+    asked: int = -1  # the index requested again last
     sequences: dict[int, int] = field(default_factory=dict)
 
 
 class ZmqSampleConsumer:
     """The reading end of `tcp://` and `ipc://` addresses.
 
-    `get` receives in the caller's own thread. An attendant thread looks at the socket every 20 ms while no other thread does,
+    `get` receives in the caller's own thread. An attendant thread checks the socket every 20 ms while no other thread does,
     so that hellos and syncs are answered while the consumer is busy; a thread that uses the socket holds its lock.
     """
 
@@ -70,7 +70,7 @@ class ZmqSampleConsumer:
         packing: Packing = PLAIN,
     ):
         self._keys = own_keys = keys_to_bind(endpoint, keys)
-        self._packing = packing if own_keys is not None else PLAIN  # what does not leave this host travels as it is
+        self._packing = packing if own_keys is not None else PLAIN  # messages within this host are not packed
         self._packer = Packer(schema, self._packing)
         self.schema = schema
         self.leaves = flatten_schema(schema)
@@ -80,8 +80,8 @@ class ZmqSampleConsumer:
         header_bytes = self._greeter.limits.header_bytes
         self._limits = Limits(header_bytes, frames=2, message_bytes=header_bytes + self._layout.size_bytes)
         self._peers: dict[bytes, _Peer] = {}
-        self._owing: list[list[Any]] = []  # what the thread has to send
-        self._untold: dict[bytes, _Peer] = {}  # producers that have not been told of everything that was released
+        self._owing: list[list[Any]] = []  # messages that the thread must send
+        self._untold: dict[bytes, _Peer] = {}  # producers that do not know of everything that was released
         if self._layout.size_bytes >= _LARGE_BYTES:
             reuse_freed_memory()
         self._lock = threading.RLock()
@@ -99,7 +99,7 @@ class ZmqSampleConsumer:
 
     @property
     def ledger(self) -> Ledger:
-        """Return what became of every trajectory that has arrived so far."""
+        """Return the counts of all trajectories that have arrived so far, by outcome."""
         self._serve()
         return self._queue.ledger
 
@@ -111,7 +111,7 @@ class ZmqSampleConsumer:
 
         Raises:
           StreamTimeout: none arrived in time. StreamClosed: this end is closed.
-          SpecMismatch: a producer with another schema asked to join (raised once).
+          SpecMismatch: a producer with another schema tried to join (raised once).
         """
         deadline = time.monotonic() + timeout_s
         while (lease := self._queue.take()) is None:
@@ -126,9 +126,9 @@ class ZmqSampleConsumer:
         return lease
 
     def release(self, lease: Lease, outcome: str = "consumed") -> None:
-        """Give the memory back once nothing reads it any more; the producer may send one more.
+        """Free the memory of a lease that nothing reads any more; the producer may send one more.
 
-        The producer is told at once when half of its blocks are free, else when this end waits or looks at its socket.
+        The producer is told at once when half of its blocks are free, else when this end waits or checks its socket.
         """
         peer = self._queue.settle(lease, outcome)
         if peer is None:
@@ -141,12 +141,12 @@ class ZmqSampleConsumer:
             self._serve()
 
     def pending(self) -> int:
-        """Return how many arrived trajectories wait."""
+        """Return the number of arrived trajectories that wait."""
         self._serve()
         return len(self._queue)
 
     def fence(self, producer: ProducerId) -> None:
-        """Accept nothing more from this incarnation; what arrived before is still delivered."""
+        """Reject this incarnation from now on; what arrived before is still delivered."""
         with self._lock:
             self._greeter.admission.fence(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
@@ -181,7 +181,7 @@ class ZmqSampleConsumer:
             self._serve()
 
     def _serve(self) -> None:
-        """Take in and send what there is, unless another thread is at it."""
+        """Receive and send, unless another thread does."""
         if self._socket_lock.acquire(blocking=False):
             try:
                 if not self._socket.closed:
@@ -190,7 +190,7 @@ class ZmqSampleConsumer:
                 self._socket_lock.release()
 
     def _receive_and_send(self) -> bool:
-        """Return whether a message had arrived."""
+        """Return whether a message has arrived."""
         heard = self._receive()
         with self._lock:
             owing, self._owing = self._owing, []
@@ -203,7 +203,7 @@ class ZmqSampleConsumer:
         return heard
 
     def _receive(self) -> bool:
-        """Take in the messages that have arrived (a bounded number, so that answers get their turn)."""
+        """Process the messages that have arrived (a limited number, so that answers get their turn)."""
         for number in range(64):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -244,7 +244,7 @@ class ZmqSampleConsumer:
         hello = self._greeter.read(message)
         producer, num_groups = hello.guest, len(hello.groups)
         known = self._peers.get(route)
-        if known is not None and known.producer == producer:  # asked again: the welcome was late, or lost
+        if known is not None and known.producer == producer:  # repeated: the welcome was late, or lost
             self._owe(route, self._welcome_frames(known.num_blocks))
             return
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
@@ -263,7 +263,7 @@ class ZmqSampleConsumer:
     def _take_sample(self, peer: _Peer, message: Message) -> None:
         index = read_number(message, "index")
         if index < peer.received:
-            return  # a duplicate: sent again before the producer heard that it had arrived
+            return  # a duplicate: sent again before the producer knew that it had arrived
         if index > peer.received:
             if peer.asked != peer.received:
                 peer.asked = peer.received
@@ -279,7 +279,9 @@ class ZmqSampleConsumer:
             )
         origin = _read_origin(message)
         raw = self._packer.unpack(message.fields, message.arrays)
-        if raw.ctypes.data % 8:  # small messages lie anywhere in ZeroMQ's buffer; arrays of 8-byte numbers must not
+        if (
+            raw.ctypes.data % 8
+        ):  # small messages lie anywhere in ZeroMQ's buffer; arrays of 8-byte numbers must be aligned
             raw = raw.copy()
         peer.received += 1
         peer.sequences[group] = expected + 1
@@ -289,7 +291,7 @@ class ZmqSampleConsumer:
     def _refuse(self, route: bytes, peer: _Peer | None, error: JsrlError) -> None:
         if isinstance(error, SpecMismatch):
             self._queue.complain(SpecMismatch(str(error)))
-        elif peer is not None:  # a producer that was welcomed does not speak properly
+        elif peer is not None:  # a welcomed producer violates the protocol
             self._queue.complain(StreamError(str(error)))
             self._greeter.admission.fence(peer.producer)
             self._peers.pop(route, None)

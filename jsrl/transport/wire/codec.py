@@ -4,8 +4,8 @@
               [kind, fields, [[dtype, shape], ...], structure]
     frame i   the C-contiguous bytes of array i - 1
 
-`structure` nests dicts, sequences and None around array numbers; named tuples arrive as tuples, which a reader who
-knows the schema puts back with `jsrl.types.unflatten`. Counts, sizes and nesting are checked before anything is
+`structure` nests dicts, sequences and None around array numbers. Named tuples arrive as tuples; a reader who
+knows the schema restores them with `jsrl.types.unflatten`. Counts, sizes and nesting are checked before anything is
 allocated.
 """
 
@@ -32,7 +32,7 @@ _PREFIX = struct.Struct("<4sHHI")  # magic, protocol version, frame count, CRC-3
 
 @dataclass(frozen=True)
 class Limits:
-    """What a reader accepts; more is a CodecError before anything is allocated."""
+    """A reader's limits; a larger message is a CodecError before anything is allocated."""
 
     header_bytes: int = 1 << 20
     frames: int = 4096
@@ -44,7 +44,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Message(NamedTuple):
-    """A decoded message: what it is, its fields (plain values), and its arrays (read-only views of the frames)."""
+    """A decoded message: its kind, its fields (plain values), and its arrays (read-only views of the frames)."""
 
     kind: str
     fields: dict[str, Any]
@@ -66,12 +66,12 @@ def encode(kind: str, fields: dict[str, Any] | None = None, arrays: Tree = ()) -
     """Return the frames of a message; array frames share the arrays' memory where those are C-contiguous.
 
     Args:
-      kind: what the message is.
+      kind: of the message.
       fields: plain values (numbers, strings, bytes, lists, dicts, None).
       arrays: a tree of arrays.
 
     Raises:
-      CodecError: a field or an array cannot travel.
+      CodecError: a field or an array cannot be sent.
     """
     found: list[np.ndarray] = []
     structure = _structure(arrays, found, DEFAULT_LIMITS.depth)
@@ -92,7 +92,7 @@ def encode(kind: str, fields: dict[str, Any] | None = None, arrays: Tree = ()) -
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
-    """Return the C-order bytes of an array, without a copy where it is C-contiguous."""
+    """Return the C-order bytes of an array, without a copy if it is C-contiguous."""
     flat: Any = np.asarray(array, order="C").reshape(-1).view(np.uint8)
     return memoryview(flat)
 

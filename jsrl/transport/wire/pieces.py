@@ -1,8 +1,8 @@
-"""Frames in pieces: over TCP a connection may send no frame above 128 KiB, so that unauthorised peers cannot send large ones.
+"""Frames in pieces: over TCP no connection may send a frame above 128 KiB, so that unauthorised peers cannot send large ones.
 
-ZeroMQ keeps a frame that is coming in, also from a peer that has not shown a key yet, and takes one limit for all frames of
-a socket. So large frames travel as several: pieces of exactly PIECE_BYTES, then one that is shorter (or empty), which ends
-the frame. What a connection can hold before its handshake is one piece.
+ZeroMQ stores an incoming frame even from a peer that has not shown a key yet, and has one limit for all frames of
+a socket. So large frames are sent as several: pieces of exactly PIECE_BYTES, then a shorter (or empty) one, which ends
+the frame. Before its handshake a connection can occupy one piece.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cut(frames: Sequence[Any]) -> list[Any]:
 
 
 def join(pieces: Sequence[Any], most_bytes: int) -> list[Any]:
-    """Return the frames of which `cut` made these pieces; large ones are copied into new memory.
+    """Return the frames that `cut` made these pieces of; large ones are copied into new memory.
 
     Args:
       pieces: bytes or memoryviews. most_bytes: of the whole message.

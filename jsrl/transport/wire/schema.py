@@ -1,4 +1,4 @@
-"""What two ends of a stream agree on: the leaves of a tree, how they lie in memory, and how a difference is named."""
+"""The schema of a stream: the leaves of a tree, their memory layout, and messages about differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from jsrl.errors import CodecError, ConfigError, SpecMismatch
 from jsrl.types import ArraySpec, Tree, named_leaves, unflatten
 
-ALIGNMENT_BYTES = 64  # a cache line, and what JAX on CPU wants in order to read a buffer without a copy
+ALIGNMENT_BYTES = 64  # a cache line; JAX on CPU needs it to read a buffer without a copy
 MAX_DIMENSIONS = 32
 MAX_ARRAY_BYTES = 1 << 40
 _PLAIN_KINDS = "biufcSUmM"
@@ -28,7 +28,7 @@ class Leaf(NamedTuple):
     dtype: str
 
     def __str__(self) -> str:
-        """Return the leaf as messages show it."""
+        """Return the leaf as text for messages."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
@@ -92,7 +92,7 @@ def flatten_schema(schema: Tree) -> tuple[Leaf, ...]:
 
 
 def describe_difference(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: str, their_name: str) -> str | None:
-    """Return a sentence naming the first leaf in which two schemas differ, or None where they agree."""
+    """Return a sentence that names the first leaf in which two schemas differ, or None if they agree."""
     by_name = {leaf.name: leaf for leaf in theirs}
     for leaf in ours:
         other = by_name.pop(leaf.name, None)
@@ -110,7 +110,7 @@ def describe_difference(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: 
 
 
 def compare_schemas(ours: Sequence[Leaf], theirs: Sequence[Leaf], our_name: str, their_name: str) -> None:
-    """Check that two ends mean the same arrays.
+    """Check that two ends have the same schema.
 
     Raises:
       SpecMismatch: they do not; the message names the leaf and what each side has.
@@ -167,7 +167,7 @@ def schema_from_fields(fields: Any) -> tuple[Leaf, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the leaves of one tree lie in a flat buffer: 64-byte aligned, one after the other.
+    """Positions of the leaves of one tree in a flat buffer: 64-byte aligned, one after the other.
 
     Attributes:
       leaves: the schema. offsets: bytes from the start of the tree to each leaf.
@@ -183,7 +183,7 @@ class Layout:
 
         Args:
           buffer: anything with the buffer protocol, at least `offset + size_bytes` long.
-          offset: where in the buffer this tree begins.
+          offset: start of this tree in the buffer.
           writeable: False gives read-only views.
         """
         arrays = []
@@ -196,7 +196,7 @@ class Layout:
 
     @functools.cached_property
     def _plan(self) -> list[tuple[tuple[int, ...], np.dtype, int | None]]:
-        """Return (shape, dtype, offset) of every leaf; no offset where it is empty."""
+        """Return (shape, dtype, offset) of every leaf; no offset if it is empty."""
         plan = []
         for leaf, start in zip(self.leaves, self.offsets, strict=True):
             dtype = to_dtype(leaf.dtype)
@@ -209,7 +209,7 @@ class Layout:
 
 
 def make_layout(leaves: Sequence[Leaf]) -> Layout:
-    """Return where each leaf lies."""
+    """Return the layout of some leaves."""
     offsets, end = [], 0
     for leaf in leaves:
         offsets.append(end)

@@ -39,7 +39,7 @@ METRICS = (
     Metric("drawn", "windows drawn so far, over all resumes", "count", "rises", "sum"),
     Metric("evicted", "env steps overwritten so far", "steps", "0 until the replay is full", "sum"),
     Metric("priorities_late", "priorities whose window was overwritten meanwhile", "count", "few", "sum"),
-    Metric("trajectories_received", "trajectories that replay took in", "count", "sum of the next three", "sum"),
+    Metric("trajectories_received", "trajectories that replay received", "count", "sum of the next three", "sum"),
     Metric("trajectories_inserted", "trajectories inserted", "count", "near received", "sum"),
     Metric("trajectories_dropped", "trajectories dropped, all reasons", "count", "0", "sum"),
     Metric("trajectories_in_flight", "trajectories waiting in the replay worker", "count", "level", "sum"),
