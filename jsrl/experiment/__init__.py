@@ -1,4 +1,4 @@
-"""Experiments: what a run is told, as frozen values. Import them from here."""
+"""Experiments: the configuration of a run, as frozen values. Import them from here."""
 
 from jsrl.experiment.experiment import Experiment
 from jsrl.experiment.policies import PolicyConfig

@@ -1,4 +1,4 @@
-"""`--placement auto` and `--num-actors auto`: what they stand for on one machine. Pure: the machine is a value."""
+"""`--placement auto` and `--num-actors auto`: their values for one machine. Pure: the machine is an argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDE = 512  # units of a layer from which an accelerator acts faster than a CPU 
 
 
 class Machine(NamedTuple):
-    """What decides about a placement: cores that may be used, and accelerators."""
+    """The facts that decide a placement: usable cores, and accelerators."""
 
     cores: int
     accelerators: int = 0
@@ -24,10 +24,10 @@ class Machine(NamedTuple):
 def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec]) -> tuple[Experiment, str | None]:
     """Return the experiment with `auto` decided for a machine, and a sentence about it; None: nothing was `auto`.
 
-    Placement: `served` where there is an accelerator and a large network (images, a recurrent core, layers of 512 units or
-    a network that jsrl does not know), else `inline`. Actors: one per core (one less where actors and learner work at the
-    same time), with at least 8 environments each, as far as groups can be shared out evenly. `spec` returns the
-    environment's; it is asked only where that decides.
+    Placement: `served` if there is an accelerator and a large network (images, a recurrent core, layers of 512 units or
+    an unknown network), else `inline`. Actors: one per core (one less if actors and learner work at the
+    same time), with at least 8 environments each, as far as groups can be divided evenly. `spec` returns the
+    environment's spec; it is called only if it is needed.
     """
     chosen: dict[str, str | int] = {}
     if experiment.placement == AUTO:
@@ -45,7 +45,7 @@ def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec
 
 
 def has_large_network(experiment: Experiment, spec: Callable[[], EnvSpec]) -> bool:
-    """Return whether acting is worth an accelerator."""
+    """Return whether the network is large enough to act on an accelerator."""
     network = getattr(experiment.agent, "network", None)
     if network is None or network.torso not in ("auto", "mlp"):
         return True
@@ -55,7 +55,7 @@ def has_large_network(experiment: Experiment, spec: Callable[[], EnvSpec]) -> bo
 
 
 def most_actors(experiment: Experiment, machine: Machine) -> int:
-    """Return the largest number of actors that suits the machine and divides the experiment's environments."""
+    """Return the largest suitable number of actors that divides the experiment's environments."""
     overlap = experiment.max_policy_lag != 0
     most = min(machine.cores - overlap, experiment.num_envs // ENVS_PER_ACTOR)
     for count in range(most, 1, -1):
@@ -64,7 +64,7 @@ def most_actors(experiment: Experiment, machine: Machine) -> int:
         except ConfigError:
             continue
         return count
-    return experiment.learner.num_ranks  # each has one at least
+    return experiment.learner.num_ranks  # each rank has at least one
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""From what an experiment says of its agent to the agent itself, with its author's errors named as such."""
+"""Builds the agent from an experiment; errors in the agent's own code are reported as such."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jsrl.types import Tree
 
 
 def resolved_agent(experiment: Experiment) -> Any:
-    """Return the agent's config with what only the experiment knows filled in (`total_updates` of schedules)."""
+    """Return the agent's config with the experiment's values filled in (`total_updates` of schedules)."""
     agent = experiment.agent
     if dataclasses.is_dataclass(agent) and getattr(agent, "total_updates", 0) is None:
         return dataclasses.replace(agent, total_updates=experiment.total_updates)  # type: ignore[type-var]
@@ -22,10 +22,10 @@ def resolved_agent(experiment: Experiment) -> Any:
 
 
 def compute_in_caller() -> None:
-    """Let what jax computes on CPU run in the thread that asks for it; nothing changes once jax has begun to compute.
+    """Run jax's computations on CPU in the calling thread; has no effect once jax has computed something.
 
     By default jax hands each call to another thread and the caller waits for it, which takes longer than a small
-    network takes to act, and far longer where cores are busy.
+    network takes to act, and far longer when cores are busy.
     """
     import jax
 
@@ -54,13 +54,13 @@ def build_agent(agent: Any, spec: Tree) -> Any:
 
 
 def agent_name(agent: Any) -> str:
-    """Return what messages call an agent: its factory."""
+    """Return the name of an agent for messages: its factory."""
     factory = agent.factory if isinstance(agent, AgentReference) else getattr(type(agent), "factory", agent)
     return factory if isinstance(factory, str) else getattr(factory, "__qualname__", repr(factory))
 
 
 def check_split(agent: Any, name: str) -> None:
-    """Refuse an agent that has no two parts to be updated apart.
+    """Refuse an agent without separate updates of policy and critics.
 
     Raises:
       ConfigError: it has none.
@@ -74,7 +74,7 @@ def check_split(agent: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def agent_faults(where: str) -> Iterator[None]:
-    """Turn what an agent's own code raises inside the `with` block into an AgentFault that says where.
+    """Turn an exception of the agent's own code inside the `with` block into an AgentFault that names the place.
 
     Raises:
       AgentFault: from the error, which keeps its traceback.

@@ -1,4 +1,4 @@
-"""What an experiment refuses, with the nearest values that work."""
+"""Checks of an experiment; messages give the nearest valid values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse what cannot work.
+    """Refuse an invalid experiment.
 
     Raises:
-      ConfigError: says which option, what it was, and the nearest values that work.
+      ConfigError: the message gives the option, its value, and the nearest valid values.
     """
     e = experiment
     if isinstance(e.agent, dict | list | tuple):
@@ -48,7 +48,7 @@ def check(experiment: Experiment) -> None:
         )
     if e.groups % e.actors:
         raise ConfigError(
-            f"{e.groups} groups cannot be shared out evenly over {e.actors} actors; use num_actors "
+            f"{e.groups} groups cannot be divided evenly among {e.actors} actors; use num_actors "
             f"{nearest_divisors(e.groups, e.actors)}, or a num_groups that is a multiple of {e.actors}."
         )
     if e.batch_columns % e.group_size or e.batch_columns > e.num_envs:
@@ -102,7 +102,7 @@ def _check_positive(e: Experiment) -> None:
 
 
 def split_bind(bind: str) -> tuple[str, int | None]:
-    """Return the IP address and the first port that an option `bind` says; None: any free ports.
+    """Return the IP address and the first port of an option `bind`; port None: any free ports.
 
     Raises:
       ConfigError: it is not ADDRESS, ADDRESS:PORT, or for IPv6 [ADDRESS]:PORT.
@@ -167,7 +167,7 @@ def _check_against(e: Experiment) -> None:
     if len(later) == len(opponents):
         raise ConfigError(
             f"evaluator.against names only players that are frozen later ({', '.join(later)}); add initial, so that there is "
-            "somebody to play against from the start."
+            "an opponent from the start."
         )
 
 
@@ -215,7 +215,7 @@ def _check_devices_and_lag(e: Experiment) -> None:
         )
     if e.deterministic and e.max_policy_lag != 0 and e.where.has_processes:
         raise ConfigError(
-            f"deterministic mode awaits each version, which max_policy_lag={e.max_policy_lag} does not; use 0, or serial."
+            f"deterministic mode waits for each version, but max_policy_lag={e.max_policy_lag} does not; use 0, or serial."
         )
 
 
@@ -254,13 +254,13 @@ def _check_ranks(e: Experiment) -> None:
         )
     if e.num_actors != "auto" and e.actors % ranks:
         raise ConfigError(
-            f"{e.actors} actor(s) cannot be shared out evenly over learner.num_ranks={ranks}; use num_actors "
+            f"{e.actors} actor(s) cannot be divided evenly among learner.num_ranks={ranks}; use num_actors "
             f"{max(1, e.actors // ranks) * ranks}, or another multiple."
         )
     if e.num_actors != "auto" and e.batch_columns % (ranks * e.group_size):
         nearest = -(-e.batch_columns // (ranks * e.group_size)) * ranks * e.group_size
         raise ConfigError(
-            f"a batch of {e.batch_columns} environments cannot be shared out over learner.num_ranks={ranks} in whole groups "
+            f"a batch of {e.batch_columns} environments cannot be divided among learner.num_ranks={ranks} in whole groups "
             f"of {e.group_size}; use batch_envs {nearest}, or a larger num_groups."
         )
 
@@ -326,7 +326,7 @@ def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
 
 
 def check_supervision(e: Experiment) -> None:
-    """Refuse deadlines and budgets of restarts that cannot be.
+    """Refuse invalid deadlines and restart budgets.
 
     Raises:
       ConfigError: one is negative, or not a number of seconds.

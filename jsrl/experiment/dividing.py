@@ -1,4 +1,4 @@
-"""One agent for an environment whose seats are not alike: a policy for each group of alike seats."""
+"""One agent for an environment whose seats differ: a policy for each group of equal seats."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jsrl.types import EnvSpec, GameSpec, Seat
 
 
 def may_need_policies(experiment: Experiment) -> bool:
-    """Return whether an experiment has one agent for an environment of a suite with seats, which may be unlike."""
+    """Return whether an experiment has one agent for an environment with seats, which may differ."""
     scheme = str(experiment.env.id).partition(":")[0]
     return experiment.agent is not None and not experiment.policies and scheme in SUITES
 
 
 def divided(experiment: Experiment, spec: EnvSpec | GameSpec) -> tuple[Experiment, str | None]:
-    """Return an experiment with a policy for each group of alike seats, and a line about it; itself where all are alike.
+    """Return an experiment with a policy for each group of equal seats, and a message; unchanged if all seats are equal.
 
     Raises:
       ConfigError: an option of the experiment does not go with several policies.
@@ -35,9 +35,9 @@ def divided(experiment: Experiment, spec: EnvSpec | GameSpec) -> tuple[Experimen
 
 
 def alike_seats(seats: tuple[Seat, ...]) -> dict[str, tuple[str, ...]]:
-    """Return name -> the names of seats that see and do the same, in the order of their first seats.
+    """Return name -> the names of seats with equal observations and actions, in the order of their first seats.
 
-    A group is called after what its seats' names begin with: `adversary` for adversary_0 and adversary_1.
+    A group is named after the common start of its seats' names: `adversary` for adversary_0 and adversary_1.
     """
     groups: list[list[Seat]] = []
     for seat in seats:

@@ -1,7 +1,7 @@
 """An experiment as a frozen value: environment + agent + limits + placement. It checks itself; nothing runs here.
 
-Totals are totals: `num_envs`, `rollout_length` and `batch_envs` describe what is learned from; placement and the number of
-actors only say who does the work, and never change it. What does not divide is refused, with the nearest numbers that do.
+`num_envs`, `rollout_length` and `batch_envs` are totals and define what is learned from; placement and the number of
+actors only distribute the work. Numbers that do not divide are refused, with the nearest ones that do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AUTO = "auto"
 
 
 class Placement(NamedTuple):
-    """What a placement means: workers have processes of their own, inference servers act, on a device of their own."""
+    """Meaning of a placement: workers have their own processes, inference servers act, on a device of their own."""
 
     has_processes: bool
     has_servers: bool
@@ -51,7 +51,7 @@ PLACEMENTS: dict[str, Placement] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that one run is; `run.py` prints it, stores it, and hands each worker its part."""
+    """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""
 
     agent: Any = None
     """A config such as PPOConfig (its class names its factory), or an AgentReference."""
@@ -59,7 +59,7 @@ class Experiment:
     name: str = "experiment"
     """Name of the experiment; its runs go to RUNS_DIR/NAME."""
     total_env_steps: int = 1_000_000
-    """Stop after this many env steps were trained on (whole updates)."""
+    """Stop after training on this many env steps (whole updates)."""
     max_minutes: float | None = None
     """Stop this many minutes after the first update; making environments and compiling do not count."""
     stop_at_return: float | None = None
@@ -82,26 +82,26 @@ class Experiment:
     auto: served where there is an accelerator and a large network, else inline."""
     num_actors: int | Literal["auto"] = "auto"
     """Number of actor processes; groups of environments are divided among them. auto: one per core, with at least
-    8 environments each. The number decides that of groups, and so the bits: see num_groups."""
+    8 environments each. It determines the number of groups, and so the bits: see num_groups."""
     num_groups: int | None = None
     """Number of groups of environments; a group is stepped and sent as one. None: chosen from the number
-    of actors, so give it to get the same bits with any number of actors."""
+    of actors; give it to get the same bits with any number of actors."""
     num_inference_servers: int = 1
     """Number of inference servers; the actors are divided among them."""
     road: Literal["shared-memory", "zeromq"] = "shared-memory"
-    """What carries the streams between processes; zeromq works between hosts and without shared memory."""
+    """Transport of the streams between processes; zeromq works between hosts and without shared memory."""
     bind: str = "127.0.0.1"
     """IP address of this host that streams listen on, with road zeromq: ADDRESS or ADDRESS:FIRST_PORT (else free ports).
     Streams over TCP are encrypted and accept only holders of the run's keys; 127.0.0.1 without a port uses no TCP."""
     encrypt: bool = False
-    """With road zeromq: streams over TCP with keys, also on loopback, instead of over Unix sockets."""
+    """With road zeromq: encrypted streams over TCP, even on loopback, instead of Unix sockets."""
     compress: bool = False
     """Compress trajectories that go over TCP (to other hosts) with LZ4, for links that are slower than the cores."""
     deterministic: bool = False
     """Give the same bits with any placement and number of actors (for the same num_groups): groups are never
-    merged, and taken in order. Serial placement always does."""
+    merged, and are processed in order. Serial placement always does this."""
     restart: int = 0
-    """Most restarts of each worker that died or hung, within supervision.window-s."""
+    """Most restarts of each dead or hung worker within supervision.window-s."""
     record: str | None = None
     """Write every trajectory of the actors to this folder, for `recording` to read; None: nothing is written."""
     record_limit_mb: int = 10_000
@@ -111,27 +111,27 @@ class Experiment:
     trace: bool = False
     """Write trace.json for ui.perfetto.dev: a timeline of every thread of every worker."""
     trace_spans: int = 200_000
-    """Most spans in a trace, divided among the workers; the newest of each are kept (about 100 bytes a span)."""
+    """Most spans in a trace, divided among the workers; the newest are kept (about 100 bytes a span)."""
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig | None = None
-    """Where an off-policy agent's rows are kept and sampled from; None: no replay."""
+    """Storage and sampling of an off-policy agent's rows; None: no replay."""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     recorder: RecorderConfig = field(default_factory=RecorderConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     director: Any = None
-    """Who plays whom, on which task: a director such as PFSP (jsrl.directors); None: the newest params play every seat."""
+    """Assigns players and tasks: a director such as PFSP (jsrl.directors); None: the newest params play every seat."""
     policies: Mapping[str, PolicyConfig] = field(default_factory=dict)
     """Instead of agent, in environments with several seats: name -> PolicyConfig; the first is the run's main policy."""
 
     def __post_init__(self) -> None:
         check(self)
 
-    # Derived numbers are properties, never fields to be filled in.
+    # Derived numbers are properties, never fields.
 
     def is_served(self, policy: str) -> bool:
         """Return whether inference servers act for a policy."""
@@ -140,7 +140,7 @@ class Experiment:
 
     @property
     def where(self) -> Placement:
-        """Return what the placement means; `auto` is inline until `automatic.settled` decides it as a run starts."""
+        """Return the meaning of the placement; `auto` counts as inline until `automatic.settled` decides it at the start."""
         return PLACEMENTS["inline" if self.placement == AUTO else self.placement]
 
     @property
@@ -150,7 +150,7 @@ class Experiment:
             return self.num_groups
         if self.deterministic:
             return math.gcd(self.num_envs, 4)
-        # As few groups as there must be: batches are whole groups, actors host whole groups; served ones want two each,
+        # As few groups as possible: batches are whole groups, actors host whole groups; served ones need two each,
         # so that one steps while the other waits for its actions.
         fewest = math.lcm(self.num_envs // math.gcd(self.num_envs, self.batch_columns), self.actors)
         return (
@@ -181,9 +181,9 @@ class Experiment:
 
     @property
     def rows_per_update(self) -> int:
-        """Return the env steps that one batch holds, or with replay workers those that it stands for.
+        """Return the env steps in one batch, or with replay workers those that correspond to one batch.
 
-        Free-running replay workers follow no ratio; there it is what one trajectory of every environment holds.
+        Free-running replay workers follow no ratio; then it is the env steps in one trajectory of every environment.
         """
         replay = self.replay
         if replay is not None and self.has_replay_workers and replay.samples_per_insert is not None:
@@ -197,7 +197,7 @@ class Experiment:
 
     @property
     def has_replay_workers(self) -> bool:
-        """Return whether replay workers stand between actors and learner."""
+        """Return whether there are replay workers between actors and learner."""
         return self.replay is not None and self.replay.kind == "host"
 
     @property
@@ -212,22 +212,22 @@ class Experiment:
 
     @property
     def updates_per_batch(self) -> int:
-        """Return the updates that are made with one batch."""
+        """Return the updates made with one batch."""
         return self.learner.reuse * self.updates_per_call
 
     @property
     def learner_devices(self) -> int | None:
-        """Return the devices of the learner: two where policy and critics are split, else what was asked for."""
+        """Return the number of the learner's devices: two if policy and critics are split, else the option's."""
         return 2 if self.learner.split != "none" else self.learner.num_devices
 
     @property
     def split_lead(self) -> int:
-        """Return the calls that policy and critics on two devices may be apart: 0 where every bit is fixed."""
+        """Return by how many calls policy and critics on two devices may differ: 0 if every bit is fixed."""
         return 0 if self.is_deterministic else self.learner.split_lead
 
     @property
     def order(self) -> str:
-        """Return which trajectories make a batch, with `auto` decided."""
+        """Return the order of trajectories in batches, with `auto` decided."""
         if self.learner.order != "auto":
             return self.learner.order
         if self.has_replay_workers:
@@ -239,29 +239,29 @@ class Experiment:
 
     @property
     def bind_to(self) -> tuple[str, int | None]:
-        """Return the IP address that streams listen on, and the first port; None: any that are free."""
+        """Return the IP address that streams listen on, and the first port; None: any free ones."""
         return split_bind(self.bind)
 
     @property
     def uses_zeromq(self) -> bool:
-        """Return whether streams between processes go over ZeroMQ; else they lie in shared memory."""
+        """Return whether streams between processes use ZeroMQ; else they use shared memory."""
         return self.road == "zeromq" and self.where.has_processes
 
     @property
     def encrypted(self) -> bool:
-        """Return whether streams between processes go over TCP, and so are encrypted; else they do not leave the host."""
+        """Return whether streams between processes use TCP and are encrypted; else they stay on the host."""
         return self.uses_zeromq and leaves_host(self)
 
     @property
     def is_deterministic(self) -> bool:
-        """Return whether every bit of the run is fixed by the seed."""
+        """Return whether the seed fixes every bit of the run."""
         return self.deterministic or not self.where.has_processes
 
     @property
     def min_updates_lag(self) -> int | None:
         """Return K such that a group's trajectory n waits for version n x updates_per_batch - K; None: it never waits.
 
-        The last update with a batch, not the first, may be `max_policy_lag` ahead of its rows.
+        The last update with a batch, not the first, may be `max_policy_lag` ahead of the batch's rows.
         """
         if self.max_policy_lag is None or self.order != "by_group":
             return None
@@ -281,22 +281,22 @@ class Experiment:
 
     @property
     def evaluation_env(self) -> EnvConfig:
-        """Return the evaluator's environment: raw rewards, whole games, own options on top."""
+        """Return the evaluator's environment: raw rewards, whole games, with its own options added."""
         whole_games = dataclasses.replace(self.env.atari, episodic_life=False)
         raw = dataclasses.replace(self.env, reward_clip=None, reward_scale=1.0, atari=whole_games)
         return _with_options(raw, "evaluator.env", self.evaluator.env)
 
     @property
     def filmed_env(self) -> EnvConfig:
-        """Return the recorder's environment: the evaluator's, own options on top."""
+        """Return the recorder's environment: the evaluator's, with its own options added."""
         return _with_options(self.evaluation_env, "recorder.env", self.recorder.env)
 
 
 def _with_options(env: EnvConfig, name: str, options: dict[str, Any]) -> EnvConfig:
-    """Return an environment with the options of `name` on top.
+    """Return an environment with the options of `name` added.
 
     Raises:
-      ConfigError: there is no such option; with the nearest one.
+      ConfigError: there is no such option; the message gives the nearest one.
     """
     known = {f.name for f in dataclasses.fields(env)}
     unknown = sorted(set(options) - known)

@@ -1,4 +1,4 @@
-"""Options: what a config offers on the command line, by which name, and what people read of it."""
+"""Options: the names and help texts of config fields on the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 
-# Names that users of other libraries reach for first.
+# Names that users of other libraries try first.
 ELSEWHERE = {
     "n-steps": "rollout-length",
     "num-steps": "rollout-length",
@@ -126,7 +126,7 @@ class RayOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is not part of the experiment."""
+    """Options that are not part of the experiment."""
 
     runs_dir: str = "runs"
     """Folder of all runs; a run goes to RUNS_DIR/EXPERIMENT/RUN."""
@@ -140,14 +140,14 @@ class RunOptions:
     """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0). In a run with several
     policies, RUN@TAG,NAME=RUN@TAG also gives the policy NAME params."""
     graph: str | None = None
-    """Change the dataflow: MODULE:FUNCTION that is given the experiment's graph and returns the one to run."""
+    """Change the dataflow: MODULE:FUNCTION that gets the experiment's graph and returns the one to run."""
     hooks: tuple[str, ...] = ()
     """Call your own code while the run trains: MODULE:FUNCTION that makes a hook or a list of hooks (docs/hooks.md)."""
     sinks: tuple[str, ...] = ()
     """Further places for metrics: MODULE:FUNCTION that makes a sink or a list of sinks (docs/hooks.md)."""
     wandb: WandbOptions = WandbOptions()
     display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
-    """What is shown; auto: live on a terminal, else plain lines."""
+    """What to display; auto: live on a terminal, else plain lines."""
     detach: bool = False
     """Start the run in the background, and return; `jsrl attach`, `jsrl status` and `jsrl stop` reach it."""
     plan: bool = False
@@ -212,7 +212,7 @@ COMMON = (
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name without dashes, type, default, and the sentence that explains it."""
+    """One option: its name without dashes, type, default, and help text."""
 
     name: str
     kind: Any
@@ -221,7 +221,7 @@ class Option:
 
 
 def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
-    """Return every option that a config value (a dataclass instance) has, by name."""
+    """Return every option of a config value (a dataclass instance), by name."""
     options: dict[str, Option] = {}
     texts, hints = field_texts(type(value)), typing.get_type_hints(type(value))
     for field in dataclasses.fields(value):
@@ -240,7 +240,7 @@ def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
 
 
 def field_texts(cls: type) -> dict[str, str]:
-    """Return the sentence that explains each field: the string below it, or its entry under `Attributes:`."""
+    """Return the help text of each field: the string below it, or its entry under `Attributes:`."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -279,10 +279,10 @@ def _attribute_entries(doc: str) -> dict[str, str]:
 
 
 def find_option(name: str, options: dict[str, Option]) -> Option:
-    """Return the option of a name, or the dict option whose key it is.
+    """Return the option of a name, or the dict option that has it as a key.
 
     Raises:
-      ConfigError: there is none; with what it is called here, or the nearest names.
+      ConfigError: there is none; the message gives its name here, or the nearest names.
     """
     if name in options:
         return options[name]
@@ -318,7 +318,7 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def type_text(kind: Any, name: str = "NAME") -> str:
-    """Return an option's type for people; `name` is the option's."""
+    """Return an option's type for help texts; `name` is the option's."""
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
     if typing.get_origin(kind) is typing.Literal:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
@@ -382,7 +382,7 @@ def option_line(option: Option) -> str:
 
 
 def _explained(option: Option, text: str) -> str:
-    """Return the text with the choices that it does not name."""
+    """Return the text with the choices that it does not mention."""
     choices = typing.get_args(option.kind) if typing.get_origin(option.kind) is typing.Literal else ()
     if not choices or str(choices[0]) in text:
         return text
@@ -390,7 +390,7 @@ def _explained(option: Option, text: str) -> str:
 
 
 def _shown(option: Option) -> str:
-    """Return a default as text, as the command line takes it."""
+    """Return a default in the form of the command line."""
     if option.default is None:
         return "none"
     return ",".join(map(str, option.default)) if isinstance(option.default, tuple) else str(option.default)

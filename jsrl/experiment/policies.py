@@ -24,13 +24,13 @@ class PolicyConfig:
     agent: Any
     """A config such as PPOConfig, or an AgentReference."""
     seats: str | tuple[str, ...] = "*"
-    """The seats that it plays: names or patterns such as seeker_*."""
+    """Its seats: names or patterns such as seeker_*."""
     seed: int | None = None
-    """Of its initial params, acting and updates; None: another one for each policy, from the experiment's."""
+    """Seed of its initial params, acting and updates; None: derived from the experiment's, different for each policy."""
     against: tuple[str, ...] = ()
-    """Opponents that it is scored against, so that its score is a win rate; none: those of evaluator.against."""
+    """Opponents for its evaluation; its score is then a win rate; none: those of evaluator.against."""
     placement: Literal["as-run", "inline", "served"] = "as-run"
-    """Who acts for it: actors themselves (inline) or inference servers (served), in runs that have processes."""
+    """Where it acts: in the actors (inline) or in inference servers (served), in runs with several processes."""
     stop_at_return: float | None = None
     """The score that is the goal of this policy; None: the run's stop_at_return. The run stops when all goals are reached."""
 
@@ -41,16 +41,16 @@ class PolicyConfig:
 
 
 def opponents_of(experiment: Experiment, policy: str) -> tuple[str, ...]:
-    """Return the opponents that a policy of an experiment is scored against; none: its score is a mean return."""
+    """Return the opponents in the evaluation of a policy; none: its score is a mean return."""
     config = experiment.policies.get(policy)
     return (config.against if config is not None else ()) or experiment.evaluator.against
 
 
 def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:
-    """Refuse names and agents of policies that cannot be.
+    """Refuse invalid names and agents of policies.
 
     Raises:
-      ConfigError: says which, and what to do.
+      ConfigError: the message names the policy and says what to do.
     """
     if policies and agent is not None:
         raise ConfigError(
@@ -71,11 +71,11 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:
 def find_seats(
     policies: Mapping[str, PolicyConfig], spec: EnvSpec | GameSpec, *, shared: bool = False
 ) -> dict[str, dict[str, int]]:
-    """Return policy -> the seats that it plays: name -> place in the order of all; of an environment without seats {}.
+    """Return policy -> its seats: name -> place in the order of all; {} for an environment without seats.
 
     Args:
-      policies: of the experiment; {}: one that plays all seats, which is called "" here.
-      shared: several policies may be for the same seats, all of them or none: a director says which one plays.
+      policies: of the experiment; {}: one policy plays all seats; its name here is "".
+      shared: several policies may have the same seats, all of them or none: a director chooses which one plays.
 
     Raises:
       ConfigError: a pattern matches no seat, a seat has no policy or two, or the environment has no seats.
@@ -111,7 +111,7 @@ def find_seats(
                     + (
                         ", or both the same seats."
                         if shared
-                        else ", or have a director say who plays (docs/populations.md)."
+                        else ", or let a director choose who plays (docs/populations.md)."
                     )
                 )
     if free := [name for name in names if name not in owner]:

@@ -1,4 +1,4 @@
-"""The parts of an experiment that say how each kind of worker works: frozen values with their defaults."""
+"""The parts of an experiment that configure each kind of worker: frozen values with their defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ActorConfig:
     """How actors work."""
 
     blocks_per_group: int = 2
-    """Trajectories that each group may write ahead of the learner; then its actor waits."""
+    """Trajectories that each group may be ahead of the learner; then its actor waits."""
     step_deadline_s: float = 60.0
     """An actor ends with an error when its environment does not return from reset or step within this many seconds."""
     rows_in_place: bool = True
@@ -29,7 +29,7 @@ class ActorConfig:
 
 @dataclass(frozen=True)
 class InferenceConfig:
-    """How inference servers batch."""
+    """How inference servers form batches."""
 
     max_rows: int = 1024
     """Most rows in one batch; the request of a group is never split."""
@@ -40,9 +40,9 @@ class InferenceConfig:
     threads: int = 1
     """CPU threads of a server's matrix products."""
     shared: bool = False
-    """With several policies: the same servers answer for all of them, in fewer processes; false: each policy has its own."""
+    """With several policies: the same servers act for all of them, in fewer processes; false: each policy has its own."""
     frozen_mb: int = 512
-    """MiB of frozen players that a worker that acts keeps; the least recently used ones are loaded again when needed."""
+    """MiB of frozen players kept by a worker that acts; the least recently used ones are loaded again when needed."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +50,27 @@ class LearnerConfig:
     """How the learner consumes trajectories."""
 
     num_devices: int | None = None
-    """Devices to spread each batch over (pmap), of each rank; None: every visible accelerator, or one CPU device."""
+    """Devices that share each batch (pmap), per rank; None: every visible accelerator, or one CPU device."""
     num_ranks: int = 1
     """Processes that make each update together, on one host or several; each has its own devices, actors and share of
     the batch."""
     split: Literal["none", "actor-critic"] = "none"
-    """actor-critic: policy and critics on two devices, updating side by side and exchanging params (sac, td3, ddpg)."""
+    """actor-critic: policy and critics on two devices, which update in parallel and exchange params (sac, td3, ddpg)."""
     split_lead: int = 2
     """Compiled calls by which either side may be ahead of the other; 0: they take turns, as in deterministic runs."""
     order: Literal["auto", "by_group", "fifo", "freshest"] = "auto"
-    """Which trajectories make a batch: one of every group, first in, or newest first (older ones stay behind)."""
+    """Which trajectories form a batch: one of every group, first in, or newest first (older ones are dropped later)."""
     reuse: int = 1
     """Number of updates with each batch."""
     prefetch: bool = True
     """Assemble the next batch while an update runs; false: after it, as in serial placement."""
     check_finite: bool = True
-    """Stop before publishing when a metric, the params, learner_params or extra hold NaN or infinity. Costs the memory of a
+    """Stop before publishing when a metric, the params, learner_params or extra contain NaN or infinity. Costs the memory of a
     second state."""
     threads: int | None = None
-    """CPU threads of the learner's matrix products; None: as many as there are cores."""
+    """CPU threads of the learner's matrix products; None: one per core."""
     memory_share: float = 0.6
-    """Share of the accelerator's memory for the learner when other workers use it as well."""
+    """Share of the accelerator's memory for the learner if other workers use the accelerator as well."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class EvaluatorConfig:
-    """How snapshots are evaluated: environment options and seeds of its own, a fixed number of episodes per slot."""
+    """How snapshots are evaluated: its own environment options and seeds, a fixed number of episodes per slot."""
 
     enabled: bool = True
     """Evaluate snapshots while the run trains, and after its end."""
@@ -165,9 +165,9 @@ class DeadlineConfig:
     ready_s: float = 180.0
     """Seconds from a worker's start until it is ready; the error says at which stage it was."""
     silence_s: float = 30.0
-    """Seconds without a heartbeat after which a worker counts as dead. A thread of its own sends the heartbeats."""
+    """Seconds without a heartbeat after which a worker counts as dead. A separate thread sends the heartbeats."""
     stuck_s: float = 300.0
-    """Seconds that one turn of a worker's loop may take; then the worker counts as stuck, although its process lives."""
+    """Seconds that one turn of a worker's loop may take; then the worker counts as stuck, although its process is alive."""
     rank_s: float = 10.0
     """The same as silence_s and stuck_s in a learner of several ranks; a turn may take ten times the median update if that
     is more."""
@@ -185,12 +185,12 @@ class DeadlineConfig:
 
 @dataclass(frozen=True)
 class SupervisionConfig:
-    """How dead, stopped and stuck workers are replaced where `restart` allows it."""
+    """How dead, stopped and stuck workers are replaced, if `restart` allows it."""
 
     window_s: float = 600.0
     """Restarts of a worker count against `restart` for this many seconds."""
     backoff_s: float = 0.25
-    """Seconds before a worker's first restart; doubled at each further one within the window."""
+    """Seconds before a worker's first restart; doubled at each further restart within the window."""
     max_backoff_s: float = 30.0
     """Most seconds before a restart."""
     memory_margin_mb: int = 1024
@@ -201,7 +201,7 @@ class SupervisionConfig:
     inference: int | None = None
     """Restarts of each inference server; None: `restart`."""
     learner: int | None = None
-    """Restarts of the learner, which goes on from its last snapshot; None: `restart`."""
+    """Restarts of the learner, which continues from its last snapshot; None: `restart`."""
     replay: int | None = None
     """Restarts of each replay worker, whose rows are lost unless they are saved; None: `restart`."""
     evaluator: int | None = None
@@ -214,14 +214,14 @@ class SupervisionConfig:
 
 @dataclass(frozen=True)
 class SnapshotConfig:
-    """When durable copies are written."""
+    """When snapshots and journals are written."""
 
     period_s: float = 60.0
     """Seconds between snapshots."""
     keep: int = 3
     """Newest snapshots kept, besides best and final; at least 3 are kept, because a reader may be in the oldest."""
     exact: bool = True
-    """Deterministic runs keep a journal of actions, so that a resumed run has the same bits as one that was never stopped."""
+    """Deterministic runs keep a journal of actions, so that a resumed run has the same bits as an uninterrupted one."""
     journal_mb: float = 256.0
     """Most MB of a run's journals; larger ones are dropped. Resuming replays them, which
     takes as long as the original stepping."""

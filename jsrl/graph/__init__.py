@@ -1,1 +1,1 @@
-"""The dataflow of a run as a value: which workers, joined by which streams."""
+"""The dataflow of a run as a value: workers connected by streams."""

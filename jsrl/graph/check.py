@@ -1,4 +1,4 @@
-"""What a graph refuses, one sentence each, before anything starts."""
+"""Checks of a graph, with one sentence each, before anything starts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jsrl.workers.kinds import Port
 
 
 def check(graph: Graph) -> None:
-    """Refuse a dataflow that cannot work.
+    """Refuse an invalid dataflow.
 
     Raises:
-      ConfigError: says which worker or stream, what is wrong, and what to do.
+      ConfigError: the message names the worker or stream, the error, and what to do.
     """
     for what, names in (("worker", [w.name for w in graph.workers]), ("stream", [s.name for s in graph.streams])):
         for name, count in Counter(names).items():
@@ -37,7 +37,7 @@ def check(graph: Graph) -> None:
 
 
 def _check_kinds(graph: Graph) -> None:
-    """Refuse two kinds of one name: their metrics would be mixed."""
+    """Refuse two kinds with the same name: their metrics would be mixed."""
     references: dict[str, str] = {}
     for worker in graph.workers:
         first = references.setdefault(graph.kind(worker.name).name, worker.kind)
@@ -75,7 +75,7 @@ def _check_ports(graph: Graph, worker: WorkerNode) -> None:
 
 
 def _is_by_policy(graph: Graph, worker: WorkerNode, port: Port) -> bool:
-    """Return whether a port may be joined to all of its streams: each is of another policy."""
+    """Return whether a port may have all of its streams: each belongs to another policy."""
     policies = [graph.stream(link.stream).policy for link in worker.links if link.port == port.name]
     return port.by_policy and len(set(policies)) == len(policies)
 
@@ -106,7 +106,7 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
 
 
 def _check_readers(graph: Graph, stream: Stream, sinks: list[tuple[WorkerNode, Link]]) -> None:
-    """Refuse readers that would block the stream's writers forever, or that would miss some of it."""
+    """Refuse readers that would block the stream's writers forever, or that would miss part of the stream."""
     if stream.routing == "broadcast" and stream.schema != "trajectory":
         raise ConfigError(
             f"{stream.name} carries {stream.schema}, which go to one reader; only trajectories are broadcast."
@@ -122,7 +122,7 @@ def _check_readers(graph: Graph, stream: Stream, sinks: list[tuple[WorkerNode, L
 
 
 def _check_policies(graph: Graph) -> None:
-    """Refuse policies that two learners train or none, and workers that would mix two of them."""
+    """Refuse policies without a learner or with two, and workers that would mix two policies."""
     learners = {worker.name: policy_of(graph, worker) for worker in learners_of(graph)}
     if not learners:
         return
@@ -142,7 +142,7 @@ def _check_policies(graph: Graph) -> None:
 
 
 def _check_one_policy(graph: Graph, worker: WorkerNode, *, is_learner: bool) -> None:
-    """Refuse a worker that acts, passes on or keeps what is of one policy as another's. Those that only read may mix."""
+    """Refuse a worker that acts for, passes on or keeps data of one policy as another's. Workers that only read may mix."""
     kind = graph.kind(worker.name)
     streams = [graph.stream(link.stream) for link in worker.links]
     if any(port.by_policy for port in kind.ports):
@@ -159,7 +159,7 @@ def _check_one_policy(graph: Graph, worker: WorkerNode, *, is_learner: bool) -> 
 
 
 def _check_each_policy(graph: Graph, worker: WorkerNode) -> None:
-    """Refuse a worker that has some of its streams of a policy, but not all: it could not act for it, or not send its rows."""
+    """Refuse a worker with streams for only part of a policy's needs: it could not act for it, or not send its rows."""
     joined: dict[str, dict[str, tuple[int, ...]]] = {}
     for link in worker.links:
         joined.setdefault(graph.stream(link.stream).policy, {})[link.port] = link.groups and graph.groups(link)
@@ -168,7 +168,7 @@ def _check_each_policy(graph: Graph, worker: WorkerNode) -> None:
     for (
         policy,
         own,
-    ) in others:  # whose optional ports may be others, but as many: a server acts for one, the actor for another
+    ) in others:  # optional ports may differ, but not in number: a server acts for one policy, the actor for another
         alike = len(own) == len(ports) and own.keys() - optional == ports.keys() - optional
         if not alike or any(set(own[port]) != set(ports[port]) for port in own.keys() & ports.keys()):
             raise ConfigError(
@@ -193,7 +193,7 @@ def _check_groups(graph: Graph, stream: Stream, ends: list[tuple[WorkerNode, Lin
 def _check_whole_writers(
     graph: Graph, stream: Stream, sources: list[tuple[WorkerNode, Link]], sinks: list[tuple[WorkerNode, Link]]
 ) -> None:
-    """Refuse writers whose groups are read by several workers: each writer has one connection."""
+    """Refuse writers whose groups have several readers: each writer has one connection."""
     for worker, link in sources:
         readers = [sink.name for sink, own in sinks if set(graph.groups(own)) & set(graph.groups(link))]
         if len(readers) > 1:

@@ -1,4 +1,4 @@
-"""A graph as an SVG picture: workers in columns along the flow of the data, streams between them, with what was measured."""
+"""A graph as an SVG picture: workers in columns along the data flow, streams between them, with measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jsrl.graph.graph import Graph, WorkerNode
 
 COLUMN, ROW, WIDTH, HEIGHT, MARGIN = 300, 124, 160, 80, 24
-LANE = 26  # between streams that run above or below the workers
+LANE = 26  # distance of streams that run above or below the workers
 COLORS = {"samples": "#3b6fb6", "inference": "#b0622f", "params": "#4f8a4b", "ranks": "#7a5ba6"}
 SMALL_PX, LETTER_PX = 11, 6.2  # font of labels, and the width of its letters
 _STYLE = "font-family: system-ui, sans-serif; font-size: 13px"
@@ -18,7 +18,7 @@ Point = tuple[float, float]
 
 
 class Note(NamedTuple):
-    """What was measured of a family of workers: two lines, the share of time that it works (0-1), whether others work less."""
+    """Measurements of a family of workers: two lines, the share of time spent working (0-1), whether others work less."""
 
     lines: tuple[str, str]
     busy: float
@@ -26,7 +26,7 @@ class Note(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Workers of a family with the same streams, under which name and where they are drawn."""
+    """Workers of a family with the same streams: their name, and the position of the box."""
 
     workers: tuple[WorkerNode, ...]
     title: str
@@ -35,12 +35,12 @@ class Box(NamedTuple):
 
     @property
     def corner(self) -> tuple[float, float]:
-        """Return where it begins, in pixels."""
+        """Return the top left corner, in pixels."""
         return MARGIN + self.column * COLUMN, MARGIN + self.row * ROW
 
 
 class Edge(NamedTuple):
-    """A stream between two boxes: its name, its sort, the family that it leads to, the points of a cubic curve."""
+    """A stream between two boxes: its name, its sort, the reading family, the points of a cubic curve."""
 
     stream: str
     sort: str
@@ -48,7 +48,7 @@ class Edge(NamedTuple):
     points: tuple[Point, Point, Point, Point]
 
     def at(self, t: float) -> Point:
-        """Return the point at a share of its way."""
+        """Return the point at parameter t."""
         weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
         x, y = (sum(w * p[axis] for w, p in zip(weights, self.points, strict=True)) for axis in (0, 1))
         return x, y
@@ -63,7 +63,7 @@ def draw(
     """Return an SVG picture of a graph; workers of a family that use the same streams are one box.
 
     Args:
-      graph: what to draw. measured: by family (`actor`). rates: by (stream, family that reads it). note: a line below.
+      graph: to draw. measured: by family (`actor`). rates: by (stream, reading family). note: a line below.
     """
     measured, rates = measured or {}, rates or {}
     boxes = _boxes(graph)
@@ -103,7 +103,7 @@ def _boxes(graph: Graph) -> list[Box]:
 
 
 def _pairs(graph: Graph, boxes: list[Box]) -> list[tuple[str, str, int, int]]:
-    """Return (stream, its sort, number of the box that it leaves, of the box that it enters) for every line."""
+    """Return (stream, its sort, number of the box at its start, at its end) for every line."""
     home = {worker.name: number for number, box in enumerate(boxes) for worker in box.workers}
     found = dict.fromkeys(
         (stream.name, stream.sort, home[source.name], home[sink.name])
@@ -115,17 +115,17 @@ def _pairs(graph: Graph, boxes: list[Box]) -> list[tuple[str, str, int, int]]:
 
 
 def _sides(source: Box, sink: Box) -> tuple[str, str]:
-    """Return where a line leaves one box and enters another: right, left, top or bottom."""
+    """Return the sides at which a line leaves one box and enters another: right, left, top or bottom."""
     apart = sink.column - source.column
     if abs(apart) > 1:
-        return ("top", "top") if source.row == sink.row == 0 else ("bottom", "bottom")  # around what is between
+        return ("top", "top") if source.row == sink.row == 0 else ("bottom", "bottom")  # around the boxes between
     if apart == 0:
         return ("bottom", "top") if sink.row > source.row else ("top", "bottom")
     return ("right", "left") if apart > 0 else ("left", "right")
 
 
 def _edges(graph: Graph, boxes: list[Box]) -> list[Edge]:
-    """Return the lines; those at one side of a box are spread over it, in the order of where they lead."""
+    """Return the lines; those at one side of a box are spread over it, in the order of their destinations."""
     pairs = _pairs(graph, boxes)
     ends: dict[tuple[int, str], list[tuple[float, float, int]]] = {}
     for number, (_, _, source, sink) in enumerate(pairs):
@@ -160,7 +160,7 @@ def _slot(box: Box, side: str, number: int, count: int) -> Point:
 
 def _curve(begin: Point, end: Point, out: str, into: str, lane_y: float) -> tuple[Point, Point, Point, Point]:
     (x1, y1), (x2, y2) = begin, end
-    if out == into:  # around everything: at its middle a cubic curve has come 3/4 of the way to its inner points
+    if out == into:  # around everything: in its middle a cubic curve has moved 3/4 of the way to its inner points
         deep = (lane_y - (y1 + y2) / 8) / 0.75
         return begin, (x1, deep), (x2, deep), end
     if out in ("left", "right"):
@@ -189,7 +189,7 @@ def _line(edge: Edge) -> str:
 
 
 def _box(box: Box, note: Note | None) -> str:
-    """Return a box: its name, what was measured, and a bar as long as the share of time that it works."""
+    """Return a box: its name, its measurements, and a bar for the share of time spent working."""
     x, y = box.corner
     busiest = note is not None and note.busiest
     border = 'stroke="#b3261e" stroke-width="2.5"' if busiest else 'stroke="#7c8794"'
@@ -217,9 +217,9 @@ def _text(x: float, y: float, text: str, look: str) -> str:
 
 
 def _labels(boxes: list[Box], edges: Iterable[Edge], rates: Mapping[tuple[str, str], str]) -> list[str]:
-    """Return the names of the streams, each where it covers neither a box nor another name."""
+    """Return the names of the streams, placed so that they cover neither a box nor another name."""
     taken = [(*box.corner, box.corner[0] + WIDTH, box.corner[1] + HEIGHT) for box in boxes]
-    parts, left = [], dict(rates)  # a rate is of all that comes to a reader: it is written once
+    parts, left = [], dict(rates)  # a rate is the total of a reader's input: it is written once
     for edge in edges:
         text = f"{edge.stream} {left.pop((edge.stream, edge.reader), '')}".strip()
         wide = LETTER_PX * len(text) / 2

@@ -1,4 +1,4 @@
-"""A dataflow as a frozen value: workers joined by streams. It has no addresses, no processes, and starts nothing.
+"""A dataflow as a frozen value: workers connected by streams. It has no addresses and no processes, and starts nothing.
 
 A user changes a graph with `add`, `without`, `replace`, `scale` and `insert`; each returns a new one.
 """
@@ -19,7 +19,7 @@ from jsrl.workers.kinds import Kind, Port, find_kind
 
 @dataclass(frozen=True)
 class Link:
-    """One end of a stream at a worker. groups: of environments that this worker writes, reads, asks for, or answers first."""
+    """One end of a stream at a worker. groups: of environments that this worker writes, reads, requests, or answers first."""
 
     port: str
     stream: str
@@ -32,9 +32,9 @@ class WorkerNode:
 
     Attributes:
       name: such as `actor-3`. kind: `actor`, or a user's `module:NAME`. links: its ends of streams.
-      settings: what a user's kind is told; a value that can travel as JSON.
+      settings: for a user's kind; JSON values.
       restart: how often it is replaced when it dies; None: as the experiment says.
-      own_device: an inference server has an accelerator without the learner, where there are several.
+      own_device: the inference server has an accelerator without the learner, if there are several.
     """
 
     name: str
@@ -45,14 +45,14 @@ class WorkerNode:
     own_device: bool = False
 
     def link(self, port: str) -> Link | None:
-        """Return what a port is joined to; None: nothing."""
+        """Return the link of a port; None: it has no stream."""
         return next((link for link in self.links if link.port == port), None)
 
     def end(self, port: str) -> Link:
-        """Return what a port is joined to.
+        """Return the link of a port.
 
         Raises:
-          ConfigError: it is joined to nothing.
+          ConfigError: it has no stream.
         """
         link = self.link(port)
         if link is None:
@@ -61,7 +61,7 @@ class WorkerNode:
         return link
 
     def has(self, port: str) -> bool:
-        """Return whether a port is joined to a stream."""
+        """Return whether a port has a stream."""
         return self.link(port) is not None
 
     @property
@@ -79,9 +79,9 @@ def node(
     own_device: bool = False,
     **ports: str | tuple[str, Sequence[int]],
 ) -> WorkerNode:
-    """Return a worker whose ports are given by name: a stream's name, or (name, groups).
+    """Return a worker with its ports by name: a stream's name, or (name, groups).
 
-    A port without groups carries all of its stream's: `node("watcher", "my_workers:WATCHER", params="params")`.
+    A port without groups has all groups of its stream: `node("watcher", "my_workers:WATCHER", params="params")`.
     """
     return WorkerNode(name, kind, tuple(_link(*each) for each in ports.items()), settings, restart, own_device)
 
@@ -98,7 +98,7 @@ class Graph:
     workers: tuple[WorkerNode, ...] = ()
 
     def __str__(self) -> str:
-        """Return the graph for people: a line for each stream, with who writes it and who reads it."""
+        """Return the graph as text: a line for each stream, with its writers and readers."""
         wide = max((len(stream.name) for stream in self.streams), default=0)
         lines = []
         for stream in self.streams:
@@ -115,7 +115,7 @@ class Graph:
         """Return a stream by its name.
 
         Raises:
-          ConfigError: there is none; says which there are.
+          ConfigError: there is none; the message lists the streams.
         """
         return _named(self.streams, name, "stream")
 
@@ -123,7 +123,7 @@ class Graph:
         """Return a worker by its name.
 
         Raises:
-          ConfigError: there is none; says which there are.
+          ConfigError: there is none; the message lists the workers.
         """
         return _named(self.workers, name, "worker")
 
@@ -144,11 +144,11 @@ class Graph:
                     yield worker, find_kind(worker.kind).port(link.port), link
 
     def sources(self, stream: str) -> list[tuple[WorkerNode, Link]]:
-        """Return the workers that write to a stream, or ask through it."""
+        """Return the workers that write to a stream, or are its clients."""
         return [(worker, link) for worker, port, link in self.ends(stream) if port.does in ("writes", "asks")]
 
     def sinks(self, stream: str) -> list[tuple[WorkerNode, Link]]:
-        """Return the workers that read a stream, or answer through it."""
+        """Return the workers that read a stream, or serve it."""
         return [(worker, link) for worker, port, link in self.ends(stream) if port.does in ("reads", "answers")]
 
     def groups(self, link: Link) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ class Graph:
 
     @property
     def params(self) -> str:
-        """Return the name of the stream that brings the newest params to all workers: a relay's, where there is one.
+        """Return the name of the params stream that all workers read: a relay's, if there is one.
 
         Raises:
           ConfigError: there are several, or none.
@@ -175,16 +175,16 @@ class Graph:
 
     @property
     def stop_order(self) -> list[list[WorkerNode]]:
-        """Return the workers in the order in which they stop: those of one list at once, readers after their writers.
+        """Return the workers in stop order: those of one list at once, readers after their writers.
 
         Raises:
-          ConfigError: the streams lead in a circle.
+          ConfigError: the streams form a cycle.
         """
         return self._levels(self._stops_before())
 
     @property
     def start_order(self) -> list[WorkerNode]:
-        """Return the workers in an order in which each finds what it connects to: readers, servers and publishers first."""
+        """Return the workers in start order, so that each finds its peers: readers, servers and publishers first."""
         pairs = []
         for stream in self.streams:
             sources, sinks = self.sources(stream.name), self.sinks(stream.name)
@@ -193,7 +193,7 @@ class Graph:
         return [worker for level in self._levels(pairs) for worker in level]
 
     def _levels(self, pairs: Iterable[tuple[str, str]]) -> list[list[WorkerNode]]:
-        """Return the workers sorted by (first, then) pairs; those of one list in any order."""
+        """Return the workers sorted by (first, then) pairs; the order within a list is arbitrary."""
         before = {worker.name: set[str]() for worker in self.workers}
         for first, then in pairs:
             before[then].add(first)
@@ -202,7 +202,7 @@ class Graph:
             free = [name for name, others in left.items() if not others & left.keys()]
             if not free:
                 raise ConfigError(
-                    f"the streams between {', '.join(sorted(left))} lead in a circle, so that none of them could stop first; "
+                    f"the streams between {', '.join(sorted(left))} form a cycle, so that none of them could stop first; "
                     "mark the stream that leads back with feedback=True."
                 )
             levels.append([worker for worker in self.workers if worker.name in free])
@@ -214,7 +214,7 @@ class Graph:
         """Return (worker that stops first, worker that stops later) pairs.
 
         Samples: writers before readers. Inference: clients before servers. Params: the publisher before its subscribers,
-        but for those whose actions lead to its own updates. Workers that hear of others' events stop after all others.
+        except those whose actions lead to its own updates. Workers that receive others' events stop after all others.
         """
         pairs, leads_to = [], {worker.name: set[str]() for worker in self.workers}
         for stream in self.streams:
@@ -238,7 +238,7 @@ class Graph:
         return pairs + [(other, name) for name in hearing for other in others]
 
     def _publishers_before(self, worker: WorkerNode) -> set[str]:
-        """Return the workers from which a worker's params come."""
+        """Return the workers that a worker's params come from."""
         found: set[str] = set()
         names = [worker.name]
         while names:
@@ -251,20 +251,20 @@ class Graph:
 
     @property
     def flow(self) -> list[WorkerNode]:
-        """Return the workers along the flow of the data, as they stop."""
+        """Return the workers in the order of the data flow, which is the stop order."""
         return [worker for level in self.stop_order for worker in level]
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def add(self, worker: WorkerNode, *streams: Stream) -> Graph:
-        """Return a graph with one more worker, and the streams that only it needs."""
+        """Return a graph with one more worker and its new streams."""
         return Graph((*self.streams, *streams), (*self.workers, worker))
 
     def without(self, name: str) -> Graph:
         """Return a graph without a worker or a family of workers, and without the streams that are then unused."""
         gone = self.family(name)
         if not gone:
-            self.worker(name)  # which refuses
+            self.worker(name)  # raises if there is none
         return Graph(self.streams, tuple(worker for worker in self.workers if worker not in gone))._used()
 
     def _used(self) -> Graph:
@@ -273,15 +273,15 @@ class Graph:
         return Graph(tuple(stream for stream in self.streams if stream.name in used), self.workers)
 
     def replace(self, name: str, worker: WorkerNode | None = None, **changes: Any) -> Graph:
-        """Return a graph in which a worker is another one, or has other fields: `replace("actor-0", restart=3)`."""
+        """Return a graph with a worker replaced, or with other fields: `replace("actor-0", restart=3)`."""
         new = dataclasses.replace(worker or self.worker(name), **changes)
         self.worker(name)
         return Graph(self.streams, tuple(new if w.name == name else w for w in self.workers))
 
     def connect(self, name: str, **ports: str | tuple[str, Sequence[int]] | None) -> Graph:
-        """Return a graph in which ports of a worker are joined to other streams: by name, (name, groups), or None to none.
+        """Return a graph in which ports of a worker have other streams: by name, (name, groups), or None for no stream.
 
-        Streams that are then unused are removed.
+        Streams that become unused are removed.
 
         `graph.connect("actor-0", inference=None, params="params")` lets an actor act by itself.
         """
@@ -296,10 +296,10 @@ class Graph:
         return Graph(tuple(new if stream.name == name else stream for stream in self.streams), self.workers)
 
     def scale(self, family: str, count: int) -> Graph:
-        """Return a graph with so many workers of a family, which share its groups evenly.
+        """Return a graph with `count` workers of a family, which divide its groups evenly.
 
         Raises:
-          ConfigError: there is no such family, or its groups cannot be shared out evenly.
+          ConfigError: there is no such family, or its groups cannot be divided evenly.
         """
         old = self.family(family)
         if not old:
@@ -316,13 +316,13 @@ class Graph:
     def insert(
         self, kind: str, *, stream: str = "samples", name: str | None = None, settings: Any = None, count: int = 1
     ) -> Graph:
-        """Return a graph in which workers of a kind stand between the writers and the readers of a stream.
+        """Return a graph with workers of a kind inserted between the writers and the readers of a stream.
 
-        The stream ends at the new workers; `STREAM-NAME` leads on from them. Several share the groups evenly.
+        The stream ends at the new workers; `STREAM-NAME` continues from them. Several workers divide the groups evenly.
 
         Args:
-          kind: with one port that reads samples and one that writes them. stream: that is split.
-          name: of the new worker (default: its kind's). settings: what it is told. count: how many.
+          kind: with one port that reads samples and one that writes them. stream: to split.
+          name: of the new worker (default: its kind's). settings: of the new worker. count: number of workers.
 
         Raises:
           ConfigError: the kind has no such ports, or there is no such stream.
@@ -353,7 +353,7 @@ class Graph:
         graph = Graph((*streams, onwards), (*workers, new))
         return graph if count == 1 else graph.scale(name, count)
 
-    # -- travelling ---------------------------------------------------------------------------------------------------
+    # -- JSON -------------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return the graph as JSON values."""
@@ -374,10 +374,10 @@ class Graph:
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> Graph:
-        """Return the graph that `to_json` was made of (also where lists stand for tuples).
+        """Return the graph from `to_json` (lists may stand for tuples).
 
         Raises:
-          ConfigError: it is none.
+          ConfigError: it is not a graph.
         """
         try:
             streams = [Stream(**{**s, "groups": tuple(s["groups"])}) for s in tree["streams"]]
@@ -422,7 +422,7 @@ def _reachable(start: str, leads_to: dict[str, set[str]]) -> set[str]:
 
 
 def _shares(graph: Graph, old: Iterable[WorkerNode], number: int, count: int) -> tuple[Link, ...]:
-    """Return the links of one of `count` workers that share what `old` had."""
+    """Return the links of one of `count` workers that divide the links of `old`."""
     links = []
     for link in next(iter(old)).links:
         given = [other.link(link.port) for other in old]
@@ -430,7 +430,7 @@ def _shares(graph: Graph, old: Iterable[WorkerNode], number: int, count: int) ->
         answers = graph.kind(next(iter(old)).name).port(link.port).does == "answers"  # any server answers any group
         if len(groups) % count and not answers:
             raise ConfigError(
-                f"{len(groups)} group(s) of {link.stream} cannot be shared out evenly over {count} workers; use a number that "
+                f"{len(groups)} group(s) of {link.stream} cannot be divided evenly among {count} workers; use a number that "
                 "divides them, or another number of groups (num_groups)."
             )
         size = len(groups) // count

@@ -1,4 +1,4 @@
-"""From an experiment to its graph: one short function of parts for each placement."""
+"""Makes the graph of an experiment, for each placement."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SAMPLES, BATCHES, PRIORITIES, INFERENCE, PARAMS, RELAYED = (
 def make_graph(experiment: Experiment) -> Graph:
     """Return the workers of an experiment and the streams between them.
 
-    Policies after the first have workers and streams of their own, named after them; actors and evaluators are joined to
-    those of all.
+    Policies after the first have their own workers and streams, named after them; actors and evaluators are connected to
+    the streams of all policies.
     """
     e = experiment
     params = RELAYED if e.uses_zeromq else PARAMS
     policies = {name: f"-{name}" if number else "" for number, name in enumerate(e.policies or (POLICY,))}
     ends = tuple(policies.values())
-    # without actors only the evaluator acts, by itself
+    # without actors only the evaluator acts, in its own process
     served = tuple(end for name, end in policies.items() if e.is_served(name) and e.recording is None)
     workers = [_learner(e, end) for end in ends]
     if e.uses_zeromq:
@@ -76,7 +76,7 @@ def _actors(e: Experiment, params: str, ends: tuple[str, ...], served: tuple[str
 
 
 def _servers(e: Experiment, params: str, ends: tuple[str, ...]) -> list[WorkerNode]:
-    """Return the inference servers of some policies: server i answers the actors i, i + S, ... first."""
+    """Return the inference servers of some policies: server i is the first choice of actors i, i + S, ..."""
     count, workers = e.num_inference_servers, []
     for i in range(count):
         groups = tuple(group for actor in range(i, e.actors, count) for group in groups_of(e, actor))
@@ -87,7 +87,7 @@ def _servers(e: Experiment, params: str, ends: tuple[str, ...]) -> list[WorkerNo
 
 
 def _replays(e: Experiment, end: str) -> list[WorkerNode]:
-    """Return the replay workers: worker i takes the rows of the actors i, i + R, ..."""
+    """Return the replay workers: worker i reads the rows of actors i, i + R, ..."""
     assert e.replay is not None
     count = e.replay.num_replays
     workers = []
@@ -103,7 +103,7 @@ def _replays(e: Experiment, end: str) -> list[WorkerNode]:
 
 
 def _streams(e: Experiment, workers: list[WorkerNode], policies: Mapping[str, str]) -> tuple[Stream, ...]:
-    """Return the streams that these workers use."""
+    """Return the streams of these workers."""
     groups = tuple(range(e.groups))
     replays = tuple(range(e.replay.num_replays if e.replay is not None else 0))
     on_the_way = 2 * e.updates_per_call + e.replay.threads if e.replay is not None else 0
@@ -122,9 +122,9 @@ def _streams(e: Experiment, workers: list[WorkerNode], policies: Mapping[str, st
 
 
 def with_ranks(graph: Graph, learner: str, count: int) -> Graph:
-    """Return a graph in which a learner has `count` ranks, among which the writers of its samples are divided in order.
+    """Return a graph in which a learner has `count` ranks, which divide the writers of its samples in order.
 
-    Its experiment must have as many: `learner.num_ranks`, or the setting `learner` of a learner with its own.
+    Its experiment must have the same number: `learner.num_ranks`, or the setting `learner` of a learner with its own.
 
     Raises:
       ConfigError: the learner has ranks already or reads no samples, or its writers cannot be divided evenly.
@@ -141,7 +141,7 @@ def with_ranks(graph: Graph, learner: str, count: int) -> Graph:
     writers = [groups for groups in writers if groups]
     if len(writers) % count:
         raise ConfigError(
-            f"{len(writers)} writer(s) of {stream.name} cannot be shared out evenly over {count} ranks of {learner}; use "
+            f"{len(writers)} writer(s) of {stream.name} cannot be divided evenly among {count} ranks of {learner}; use "
             f"{nearest_divisors(len(writers), count)} ranks, or a number of actors that is a multiple of {count}."
         )
     size = len(writers) // count
@@ -163,7 +163,7 @@ def with_ranks(graph: Graph, learner: str, count: int) -> Graph:
 
 
 def check_groups(graph: Graph, experiment: Experiment) -> None:
-    """Refuse a graph whose actors step other groups of environments than those that the experiment has.
+    """Refuse a graph whose actors step other groups of environments than the experiment's.
 
     Raises:
       ConfigError: some groups have no actor, or the experiment does not have them.

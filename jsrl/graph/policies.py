@@ -1,7 +1,7 @@
-"""The policies of a graph: which learner trains each, which workers belong to it, and what its experiment is.
+"""The policies of a graph: their learners, their workers, and their experiments.
 
-A run of one policy has the experiment's own totals. With several learners each trains on the groups that reach it, and
-what follows from an experiment (batches, updates, lag) follows from those groups.
+A run of one policy has the experiment's own totals. Each of several learners trains on the groups that reach it, and
+its batches, updates and lag are computed from those groups.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from jsrl.graph.ranks import ranks_of
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind
 
-SEED_STRIDE = 104_729  # between the seeds of policies in the same environments
+SEED_STRIDE = 104_729  # distance of the seeds of policies in the same environments
 _FIRST = (
     "writes params",
     "answers inference",
     "asks inference",
     "reads params",
     "asks ranks",
-)  # what says whose policy a worker has
+)  # settings that name a worker's policy
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class PolicyPart:
     Attributes:
       name: of the policy. learner: the worker that trains it. experiment: with the learner's own settings and the
         environments whose rows reach it. groups: of those environments.
-      folder: where its files lie under a folder of the run, and the first part of its metrics' names; empty for the first
-        policy, whose names and folders are those of a run with one.
+      folder: subfolder for its files in a run's folders, and prefix of its metrics' names; empty for the first
+        policy, whose names and folders are those of a run with one policy.
     """
 
     name: str
@@ -58,7 +58,7 @@ def learners_of(graph: Graph) -> list[WorkerNode]:
 
 
 def policy_of(graph: Graph, worker: WorkerNode) -> str:
-    """Return the policy that a worker trains, acts with or watches; of a worker that only passes rows on, the rows' policy."""
+    """Return the policy that a worker trains, acts with or watches; for one that only passes rows on, the rows' policy."""
     kind, found = find_kind(worker.kind), dict[str, str]()
     for link in worker.links:
         port = kind.port(link.port)
@@ -71,7 +71,7 @@ def policy_of(graph: Graph, worker: WorkerNode) -> str:
 
 
 def folder_of(graph: Graph, worker: WorkerNode) -> str:
-    """Return where files of a worker's policy lie in folders of the run; empty for the first policy. See PolicyPart."""
+    """Return the subfolder for a worker's policy in the run's folders; empty for the first policy. See PolicyPart."""
     policy, learners = policy_of(graph, worker), learners_of(graph)
     return "" if not learners or policy == policy_of(graph, learners[0]) else policy
 
@@ -93,10 +93,10 @@ def groups_trained_on(graph: Graph, learner: WorkerNode) -> tuple[int, ...]:
 
 
 def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
-    """Return the policies of a graph by name, that of the first learner first.
+    """Return the policies of a graph by name, the first learner's first.
 
     Raises:
-      ConfigError: the settings of a learner, or the groups that reach it, make no experiment.
+      ConfigError: the settings of a learner, or the groups that reach it, give no valid experiment.
     """
     parts: dict[str, PolicyPart] = {}
     if not learners_of(graph):
@@ -126,7 +126,7 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
 
 
 def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]:
-    """Return what the experiment of one of several policies in the same environments has for itself."""
+    """Return the settings of one of several policies in the same environments that differ from the experiment."""
     if not experiment.policies:
         return {}
     if name not in experiment.policies:
@@ -140,24 +140,25 @@ def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]
 
 
 def policies_at(graph: Graph, worker: WorkerNode) -> tuple[str, ...]:
-    """Return the policies that a worker has streams of side by side, its own first; of most kinds one."""
+    """Return the policies for which a worker has streams, its own first; most kinds have one."""
     own, kind = policy_of(graph, worker), find_kind(worker.kind)
     by_policy = [link for link in worker.links if kind.port(link.port).by_policy]
     return tuple(dict.fromkeys((own, *(graph.stream(link.stream).policy for link in by_policy))))
 
 
 def with_policy(graph: Graph, name: str, groups: Iterable[int], settings: dict[str, Any] | None = None) -> Graph:
-    """Return a graph in which a further policy is trained on some of the groups, by workers of its own.
+    """Return a graph in which a further policy is trained on some of the groups, by its own workers.
 
-    Those who step these groups go over to it; one of each other kind is added: `learner-b`, `evaluator-b`, ..., and a stream
-    `samples-b` for `samples`.
+    Workers that step these groups are moved to it; one worker of each other kind is added: `learner-b`, `evaluator-b`,
+    ..., and a
+    stream `samples-b` for `samples`.
 
     Args:
-      graph: of one policy. name: of the new policy. groups: whose rows it is trained on. settings: of its learner, such as
-        {"seed": 7, "agent": PPOConfig(...)}; what they do not name is as in the experiment.
+      graph: of one policy. name: of the new policy. groups: that it is trained on. settings: of its learner, such as
+        {"seed": 7, "agent": PPOConfig(...)}; the rest is as in the experiment.
 
     Raises:
-      ConfigError: the graph has several policies already, or does not carry these groups.
+      ConfigError: the graph already has several policies, or does not have these groups.
     """
     if len({policy_of(graph, learner) for learner in learners_of(graph)}) != 1:
         raise ConfigError(
@@ -198,7 +199,7 @@ def _is_of_envs(stream: Stream) -> bool:
 
 
 def _divided(graph: Graph, worker: WorkerNode, policy: str, moved: set[int]) -> list[WorkerNode]:
-    """Return what becomes of a worker when some groups go over to another policy: itself, a worker of that policy, or both."""
+    """Return the replacement of a worker when some groups move to another policy: itself, a worker of that policy, or both."""
     steps = [link for link in worker.links if _steps(graph, worker, link)]
     if not steps:
         kept = tuple(_without(graph, link, moved) for link in worker.links)
@@ -219,7 +220,7 @@ def _divided(graph: Graph, worker: WorkerNode, policy: str, moved: set[int]) -> 
 
 
 def _steps(graph: Graph, worker: WorkerNode, link: Link) -> bool:
-    """Return whether a worker writes rows of its own to a stream: it steps environments."""
+    """Return whether a worker writes its own rows to a stream, that is, steps environments."""
     kind, stream = find_kind(worker.kind), graph.stream(link.stream)
     writes = kind.port(link.port).does == "writes" and stream.sort == "samples" and stream.schema == "trajectory"
     return writes and not kind.reads_samples
@@ -232,7 +233,7 @@ def _without(graph: Graph, link: Link, moved: set[int]) -> Link:
 
 
 def _totals(graph: Graph, experiment: Experiment, learner: WorkerNode, groups: tuple[int, ...]) -> dict[str, Any]:
-    """Return the totals of what steps and keeps the environments in these groups."""
+    """Return the totals of the workers that step and store the environments of these groups."""
     actors = {
         worker.name
         for stream in graph.streams
@@ -264,7 +265,7 @@ def _check_replay(graph: Graph, learner: WorkerNode, own: Experiment) -> None:
 
 
 def _check_lag(graph: Graph, learner: WorkerNode, own: Experiment) -> None:
-    """Refuse a learner for whose rows actors would wait, once the learner of their own policy is done."""
+    """Refuse a learner whose rows stop: their actors wait once the learner of their own policy has finished."""
     link = learner.link("samples")
     chosen_by = graph.stream(link.stream).policy if link is not None else policy_of(graph, learner)
     if chosen_by != policy_of(graph, learner) and own.min_updates_lag is not None:

@@ -1,6 +1,6 @@
 """Learners of several ranks: processes, on one host or several, that make each update together.
 
-Rank 0 is the learner. A stream of sort `ranks` joins the others to it: over it they agree before each update.
+Rank 0 is the learner. A stream of sort `ranks` connects it to the others; the ranks use it to agree before each update.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ RANKS: Literal["ranks"] = "ranks"  # the port, the sort of the stream, and its n
 
 
 def ranks_of(graph: Graph, worker: WorkerNode) -> list[WorkerNode]:
-    """Return all ranks of the learner that a worker is, or is a rank of, the learner first; of any other worker itself."""
+    """Return all ranks of a worker's learner, the learner first; of another worker, the worker itself."""
     link = worker.link(RANKS)
     if link is None:
         return [worker]

@@ -1,8 +1,8 @@
-"""The control road: workers tell the controller how they are, the controller tells them what to do.
+"""The control connection: workers report their state to the controller, and the controller sends commands.
 
 Fixed-schema msgpack messages over one ZeroMQ ROUTER at the controller and a DEALER per worker, on a Unix socket that only
 its owner can open, or over tcp with the run's keys. Every worker runs one thread that owns its socket, so that heartbeats
-go on while the worker works.
+continue while the worker works.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from jsrl.transport.meeting.keys import KeyPath
 _logger = logging.getLogger("jsrl.control")
 MAX_MESSAGE_BYTES = 16 << 20
 HEARTBEAT_S = 0.2
-_HURRY_S = 0.02  # between looks at memory that grows fast
-MARGIN_BYTES = 256 << 20  # that the controller may grow before its socket is recreated
-MAX_MESSAGES = 4096  # taken in at once
-RELAY = b"relay/"  # begins the identity of a connection that carries the messages of workers on other hosts
+_HURRY_S = 0.02  # between checks of memory that grows fast
+MARGIN_BYTES = 256 << 20  # growth of the controller's memory before its socket is recreated
+MAX_MESSAGES = 4096  # most messages read at once
+RELAY = b"relay/"  # prefix of the identity of a connection that carries the messages of workers on other hosts
 
 
 class Message(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
-    """What a worker says of itself; `worker` and `incarnation` say who."""
+    """A worker's message; `worker` and `incarnation` identify the sender."""
 
     worker: str
     incarnation: int
 
 
 class Stage(Message, tag="stage"):
-    """Where a worker is on its way to being ready, and its process id."""
+    """Stage of a worker's start, and its process id."""
 
     stage: str
     pid: int
 
 
 class Heartbeat(Message, tag="heartbeat"):
-    """Alive; `activity` is what the worker is inside of, since `activity_s` seconds (empty: between steps)."""
+    """Alive; `activity`: current call of the worker, since `activity_s` seconds (empty: between steps)."""
 
     progress: int
     activity: str = ""
@@ -75,7 +75,7 @@ class Report(Message, tag="report"):
 
 
 class Event(Message, tag="event"):
-    """Something to tell the user (`warning`, `note`) or to act on (`finished`, `evaluated`)."""
+    """Something to show the user (`warning`, `note`) or to act on (`finished`, `evaluated`)."""
 
     name: str
     text: str = ""
@@ -83,7 +83,7 @@ class Event(Message, tag="event"):
 
 
 class Crash(Message, tag="crash"):
-    """The last words of a worker: error type, message and traceback."""
+    """The last message of a crashing worker: error type, message and traceback."""
 
     error: str
     text: str
@@ -91,19 +91,19 @@ class Crash(Message, tag="crash"):
 
 
 class Stacks(Message, tag="stacks"):
-    """What every thread is doing: the answer to `stacks`, and sent with the last words of a worker that hangs."""
+    """Stacks of all threads: the answer to `stacks`, and sent with the last message of a hanging worker."""
 
     text: str
 
 
 class Bye(Message, tag="bye"):
-    """A worker has closed in order; `facts` holds its ledger and last counters."""
+    """A worker has closed regularly; `facts` holds its ledger and last counters."""
 
     facts: dict[str, Any] = {}
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True):
-    """What the controller asks of a worker: `stop`, `stacks`, `snapshot`, `evaluate`, ..."""
+    """A command of the controller to a worker: `stop`, `stacks`, `snapshot`, `evaluate`, ..."""
 
     name: str
     facts: dict[str, Any] = {}
@@ -113,16 +113,16 @@ AnyMessage = Stage | Heartbeat | Report | Event | Crash | Stacks | Bye
 
 
 class ControlClient:
-    """A worker's end of the control road. The thread beats; everything else is queued to it.
+    """A worker's end of the control connection. A thread sends heartbeats and the queued messages.
 
     Attributes:
-      stop: set when the controller said stop, or is gone.
-      refused: why the controller did not let this end in (which sets `stop` too), or None.
-      commands: what else the controller asked for.
-      stuck_s: how long one turn of the worker's loop may take (None: forever). turned_s: when the present turn began, by
-        the monotonic clock; 0: the worker is not at work, nothing is expected of it.
-      memory: what watches this process's memory; None: nothing does.
-      slowness: how many times as long as usual it is from one heartbeat, or report, to the next.
+      stop: set when the controller sent stop, or is gone.
+      refused: why the controller rejected this end (which also sets `stop`), or None.
+      commands: other commands of the controller.
+      stuck_s: time limit of one turn of the worker's loop (None: none). turned_s: start of the current turn, by
+        the monotonic clock; 0: the worker is not working and has no limit.
+      memory: watches this process's memory; None: not watched.
+      slowness: factor on the intervals between heartbeats, and between reports.
     """
 
     def __init__(
@@ -153,26 +153,26 @@ class ControlClient:
         self._ring()
 
     def stage(self, stage: str) -> None:
-        """Say which stage of the start this worker is in; `ready` ends it."""
+        """Report the current stage of the start; `ready` ends it."""
         self.send(Stage, stage=stage, pid=os.getpid())
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Note what the worker enters (its `str`); after `deadline_s` inside it, the process ends with a typed report."""
+        """Record what the worker enters (its `str`); after `deadline_s` inside it, the process ends with a typed report."""
         self._activity = (activity, time.monotonic(), deadline_s)
 
     def left(self) -> None:
-        """Note that the worker is between activities again."""
+        """Record that the worker is between activities again."""
         self._activity = ("", 0.0, None)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is queued and end the thread."""
+        """Send the queued messages and end the thread."""
         self._closing.set()
         self._ring()
         self._thread.join(timeout_s)
 
     def _ring(self) -> None:
-        """Wake the thread, which sleeps from one heartbeat to the next: each waking takes the interpreter from the worker."""
-        with contextlib.suppress(OSError):  # full: it was rung already; closed: nobody sends any more
+        """Wake the thread, which sleeps between heartbeats: each wake-up takes the interpreter from the worker."""
+        with contextlib.suppress(OSError):  # full: it was woken already; closed: nothing is sent any more
             self._bell.send(b"!")
 
     def _run(self) -> None:
@@ -190,7 +190,7 @@ class ControlClient:
         beat_at = 0.0
         try:
             while self._let_in(handshakes):
-                closing = self._closing.is_set()  # what was queued before that is sent
+                closing = self._closing.is_set()  # messages queued before that are sent
                 while not self._outgoing.empty():
                     self._say(socket, self._outgoing.get())
                 if closing:
@@ -215,7 +215,7 @@ class ControlClient:
             context.term()
 
     def _let_in(self, handshakes: Handshakes) -> bool:
-        """Return whether messages can be sent; over tcp that takes a handshake, which may fail for good."""
+        """Return whether messages can be sent; over tcp that needs a handshake, which may fail for good."""
         while not handshakes.made and self._address.startswith("tcp://") and not self._closing.is_set():
             try:
                 handshakes.look()
@@ -237,7 +237,7 @@ class ControlClient:
         beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
         self._say(socket, beat)
         if log := cut_log():
-            text = f"printed more than {MOST_BYTES >> 20} MiB; {log} begins again, and {log}.1 has what was in it"
+            text = f"printed more than {MOST_BYTES >> 20} MiB; {log} was restarted, and {log}.1 has its earlier content"
             self._say(socket, Event(self.worker, self.incarnation, "warning", text, {"once": "log"}))
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             self.stop.set()
@@ -251,9 +251,9 @@ class ControlClient:
         turn_s = time.monotonic() - turned_s
         if self.stuck_s is not None and deadline_s is None and turned_s and turn_s > self.stuck_s:
             text = (
-                f"its loop has not come round for {turn_s:.1f} s, though the process lives. Expected a turn within "
+                f"its loop has not completed a turn for {turn_s:.1f} s, though the process is alive. Expected a turn within "
                 f"{self.stuck_s:g} s; if it is only slow (one update of a large network), raise deadlines.stuck_s, or "
-                "deadlines.rank_s where a learner has several ranks; else look at the stack below."
+                "deadlines.rank_s if a learner has several ranks; else look at the stack below."
             )
             self._give_up(socket, "WorkerStuck", text, 71)
 
@@ -263,7 +263,7 @@ class ControlClient:
             self._give_up(socket, "MemoryExceeded", exceeded, 72)
 
     def _give_up(self, socket: zmq.Socket, error: str, text: str, status: int) -> None:
-        """End the process with last words: what it hangs in cannot be interrupted from here."""
+        """End the process with a last message: the hanging call cannot be interrupted from here."""
         crash = Crash(self.worker, self.incarnation, error, text, main_stack())
         self._say(socket, Stacks(self.worker, self.incarnation, all_stacks()))
         self._say(socket, crash)
@@ -271,7 +271,7 @@ class ControlClient:
         os._exit(status)
 
     def _take(self, frame: bytes) -> None:
-        """Obey a command; what is none is dropped."""
+        """Execute a command; drop a message that is none."""
         try:
             command = msgspec.msgpack.decode(frame, type=Command)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -289,20 +289,20 @@ class ControlClient:
 
 
 def life_of(worker: str, incarnation: int) -> bytes:
-    """Return the identity of one life of a worker on the control road."""
+    """Return the identity of one incarnation of a worker on the control connection."""
     return f"{worker}/{incarnation}".encode()
 
 
 class ControlServer:
-    """The controller's end of the control road; over tcp it needs `keys`, as every stream.
+    """The controller's end of the control connection; over tcp it needs `keys`, like every stream.
 
-    A connection whose identity begins with RELAY carries the messages of many workers, several at once; commands to them go
-    back through it, each after the worker's identity.
+    A connection whose identity begins with RELAY carries the messages of many workers, several at once; commands to them use
+    it too, each after the worker's identity.
     """
 
     def __init__(self, address: str, *, keys: KeyPath = None, margin_bytes: int = MARGIN_BYTES) -> None:
         self._keys = keys_to_bind(address, keys)
-        self.refused = 0  # messages that are not ours, or cannot be right
+        self.refused = 0  # messages of others, or with invalid content
         self._relays: dict[bytes, bytes] = {}  # worker/incarnation -> the connection that carries its messages
         self._complained: set[str] = set()
         self._margin_bytes, self._baseline_bytes = margin_bytes, resident_bytes()
@@ -321,10 +321,10 @@ class ControlServer:
             os.umask(old)
 
     def _relieve(self) -> list[AnyMessage]:
-        """Recreate the socket where this process has grown by the margin; return the messages that had come whole.
+        """Recreate the socket if this process has grown by the margin; return the messages that were complete.
 
-        A connection that sends messages without end, which ZeroMQ keeps and does not show, is lost with what it sent. Workers
-        connect again by themselves.
+        A connection that sends endless messages, which ZeroMQ stores and does not show, is lost with its messages. Workers
+        reconnect by themselves.
         """
         before = resident_bytes()
         if before <= self._baseline_bytes + self._margin_bytes:
@@ -334,7 +334,7 @@ class ControlServer:
         self._open(self.address)
         give_freed_memory_back()
         now = resident_bytes()
-        if before - now < self._margin_bytes // 2:  # the memory is somebody else's in this process
+        if before - now < self._margin_bytes // 2:  # the memory belongs to another part of this process
             self._baseline_bytes = now
         else:
             told = "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
@@ -342,9 +342,9 @@ class ControlServer:
         return messages
 
     def poll(self, timeout_s: float) -> list[AnyMessage]:
-        """Return what workers said, waiting up to `timeout_s` for the first message."""
+        """Return the workers' messages, waiting up to `timeout_s` for the first one."""
         if self._socket.closed:
-            raise StreamClosed("the control road is closed; nothing can be asked of workers any more.")
+            raise StreamClosed("the control connection is closed; workers get no more commands.")
         messages = self._relieve()
         if not self._socket.poll(0 if messages else int(timeout_s * 1000)):
             return messages
@@ -352,7 +352,7 @@ class ControlServer:
 
     def _take(self) -> list[AnyMessage]:
         messages: list[AnyMessage] = []
-        for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from looking after its workers
+        for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from supervising its workers
             if not self._socket.poll(0):
                 break
             frames = self._socket.recv_multipart()
@@ -364,12 +364,14 @@ class ControlServer:
                         self._relays[life_of(messages[-1].worker, messages[-1].incarnation)] = sender
             except (CodecError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if not self.refused:
-                    _logger.warning("a message on the control road is not ours (%s); it was dropped", error)
+                    _logger.warning(
+                        "a message on the control connection is not from a worker (%s); it was dropped", error
+                    )
                 self.refused += 1
         return messages
 
     def refuse(self, message: Message, why: str) -> None:
-        """Count a message whose body cannot be right, and log the first of each worker."""
+        """Count a message with an invalid body, and log the first of each worker."""
         self.refused += 1
         if message.worker not in self._complained:
             self._complained.add(message.worker)

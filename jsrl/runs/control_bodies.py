@@ -1,4 +1,4 @@
-"""What may stand in a worker's messages: checked before the controller counts with it."""
+"""Contents of workers' messages: checked before the controller uses them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from jsrl.runs.control import AnyMessage, Bye, Event, Heartbeat, Report, Stage
 
-MOST = 2**53  # of any count: what a float still tells apart
+MOST = 2**53  # largest count: floats are exact up to here
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
@@ -28,7 +28,7 @@ class Finished(msgspec.Struct):
 
 
 class Score(msgspec.Struct):
-    """An evaluation's."""
+    """The score of an evaluation."""
 
     return_mean: float
     return_ci95: float
@@ -41,7 +41,7 @@ class Score(msgspec.Struct):
 
 
 class Evaluated(Score, kw_only=True):
-    """A score, and of which snapshot."""
+    """A score, and its snapshot."""
 
     updates: Count
     env_steps: Count
@@ -55,7 +55,7 @@ class Confirmed(Score, kw_only=True):
 
 
 class Filmed(msgspec.Struct):
-    """A video: its file, and of which snapshot."""
+    """A video: its file, and its snapshot."""
 
     updates: Count
     env_steps: Count
@@ -64,7 +64,7 @@ class Filmed(msgspec.Struct):
 
 
 class Saved(msgspec.Struct):
-    """A snapshot that was written, and in which store."""
+    """A written snapshot, and its store."""
 
     store: Literal["state", "params"]
     version: Annotated[int, msgspec.Meta(ge=0)]
@@ -78,11 +78,12 @@ class Notice(msgspec.Struct):
 
 
 class Lease(msgspec.Struct, forbid_unknown_fields=True):
-    """An assignment on its way to an actor.
+    """An assignment for an actor.
 
     Attributes:
-      id: of the assignment. life: of the director that gave it. players: of each side, (number of the policy, version).
-      learns: whether each side's rows train. task, seed: for the environment's reset.
+      id: of the assignment. life: incarnation of the director that gave it. players: of each side, (number of the policy,
+      version).
+      learns: whether each side's rows are trained on. task, seed: for the environment's reset.
     """
 
     id: Count
@@ -94,7 +95,7 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Played(msgspec.Struct, forbid_unknown_fields=True):
-    """How the episode of an assignment ended: its length and the returns of the sides, or why it counts as nothing."""
+    """The end of an assignment's episode: its length and the returns of the sides, or why it does not count."""
 
     id: Count
     life: Count
@@ -104,10 +105,10 @@ class Played(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Moment(msgspec.Struct, forbid_unknown_fields=True):
-    """What came of one step of a group of environments.
+    """Results of one step of a group of environments.
 
     Attributes:
-      step: which one, from the first of the run. number: of the message, in this life of the actor.
+      step: its number, from the start of the run. number: of the message, in this incarnation of the actor.
       played: games that ended. slots: that need an assignment.
     """
 
@@ -119,11 +120,12 @@ class Moment(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Games(msgspec.Struct, forbid_unknown_fields=True):
-    """What an actor played, and how many assignments it needs.
+    """An actor's finished games, and how many assignments it needs.
 
     Attributes:
-      want: that it would have. held: that it has, and plays none of yet. received: so far, in this `life` of the director.
-      moments: instead of all this, where every bit of a run is fixed.
+      want: number that it needs. held: number that it has and does not play yet. received: so far, from this `life` of
+      the director.
+      moments: instead of all this, in deterministic runs.
     """
 
     played: list[Played]
@@ -135,7 +137,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Tell(msgspec.Struct):
-    """A command for another worker, or for the learner of a policy (one of both is empty)."""
+    """A command for another worker, or for the learner of a policy (one of the two is empty)."""
 
     command: str
     facts: dict[str, Any]
@@ -144,7 +146,7 @@ class Tell(msgspec.Struct):
 
 
 class Directed(msgspec.Struct):
-    """A learner did what a director's command with this ticket said; `error`: or why it could not."""
+    """A learner executed the director's command of this ticket; `error`: or why it could not."""
 
     ticket: int
     name: str = ""
@@ -153,9 +155,9 @@ class Directed(msgspec.Struct):
 
 
 class Scores(msgspec.Struct):
-    """What a learner's rows say of games that ended: (number of the game, score) pairs.
+    """A learner's scores of games that ended: (number of the game, score) pairs.
 
-    `policy`: number of the learner's. `batches`: that it has trained on so far.
+    `policy`: number of the learner's policy. `batches`: number trained on so far.
     """
 
     scores: list[tuple[Count, float]]
@@ -170,7 +172,7 @@ class Saving(msgspec.Struct):
 
 
 class Stopped(msgspec.Struct):
-    """A director ends the run; `why`: for people."""
+    """A director ends the run; `why`: for the user."""
 
     why: str = ""
 
@@ -194,7 +196,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
 
 
 def complaint(message: AnyMessage) -> str:
-    """Return why the body of a message cannot be right; empty: it can."""
+    """Return why the body of a message is invalid; empty: it is valid."""
     if isinstance(message, Report):
         return _named(message.metrics) or _unlike(message.facts, WorkerStatus)
     if isinstance(message, Bye):
@@ -218,7 +220,7 @@ class _Place(msgspec.Struct):
 
 
 def _unlike(facts: dict[str, Any], body: type[msgspec.Struct]) -> str:
-    """Return how facts differ from their schema; all numbers of a score must be finite, but for metrics."""
+    """Return how facts differ from their schema; all numbers of a score must be finite, except metrics."""
     try:
         found = msgspec.convert(facts, body)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -231,7 +233,7 @@ def _unlike(facts: dict[str, Any], body: type[msgspec.Struct]) -> str:
 
 
 def _named(metrics: dict[str, float]) -> str:
-    """Return which metric's name is none of a worker's, such as `env_steps`, which the controller counts itself."""
+    """Return which metric has no worker in its name, such as `env_steps`, which the controller counts itself."""
     wrong = [name for name in metrics if "/" not in name]
     return f"metric {wrong[0][:80]!r} has no worker in its name, expected such as actor/episodes" if wrong else ""
 

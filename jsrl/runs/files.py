@@ -42,11 +42,11 @@ def json_ready(value: Any) -> Any:
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Replace `path` by `content` so that a reader sees the old bytes or the new ones, never a mixture.
+    """Replace `path` by `content` so that a reader sees either the old bytes or the new ones, never a mixture.
 
     Args:
       path: the file to replace. content: its new bytes.
-      durable: wait until the disk has it (a crash of the machine then loses nothing).
+      durable: wait until it is on disk (so that a crash of the machine loses nothing).
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.draft")
     try:
@@ -87,7 +87,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def process_alive(pid: int) -> bool:
-    """Return whether a process of this host has this id and has not ended (a zombie has)."""
+    """Return whether a process of this host has this id and has not ended (a zombie has ended)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -119,7 +119,7 @@ def folder_lock(folder: Path, timeout_s: float = 10.0) -> Iterator[None]:
                 break
             except OSError as error:
                 if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    break  # a file system without locks: atomic replacement still holds, only clean-up may race
+                    break  # a file system without locks: atomic replacement still works, only clean-up may race
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
             if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""Groups of runs: one experiment with several seeds. Each is a run folder beside that of the group.
+"""Groups of runs: one experiment with several seeds. Each run has a folder beside that of the group.
 
-RUNS_DIR/<experiment>/<group>/            group.json   what runs, with which seeds
-                                          running      which process starts the runs, where that is one of this system
-                                          logs/        of that process, and what each run printed
+RUNS_DIR/<experiment>/<group>/            group.json   the experiment, options and seeds
+                                          running      identity of the process that starts the runs, if it is on this system
+                                          logs/        of that process, and the output of each run
                                           comparison.html
 RUNS_DIR/<experiment>/<group>-seed<N>/    the runs
 """
@@ -26,8 +26,8 @@ class Group:
     """The runs of several seeds.
 
     Attributes:
-      path: its folder. experiment: its name, as `jsrl run` takes it. words: the other options of every run.
-      begin: options that a run has at its first start alone. seeds: of the runs. jobs: arrays of Slurm jobs that run them.
+      path: its folder. experiment: its name, as for `jsrl run`. words: the other options of every run.
+      begin: options for the first start of a run only. seeds: of the runs. jobs: arrays of Slurm jobs that run them.
     """
 
     path: Path
@@ -53,11 +53,11 @@ class Group:
 
     @property
     def runs(self) -> list[Path]:
-        """Return the folders of the runs that have begun."""
+        """Return the folders of the runs that have started."""
         return [path for path in map(self.folder, self.seeds) if is_whole(path)]
 
     def write(self) -> None:
-        """Write it down, and make its folders.
+        """Write the group to disk, and make its folders.
 
         Raises:
           OSError: they cannot be written.
@@ -67,7 +67,7 @@ class Group:
 
 
 def read_group(path: Path) -> Group | None:
-    """Return the group in a folder; None: it holds none."""
+    """Return the group in a folder; None: there is none."""
     try:
         return msgspec.convert(read_json(path / FILE) | {"path": str(path.absolute())}, Group, dec_hook=_path)
     except (OSError, ValueError, TypeError):

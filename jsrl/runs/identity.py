@@ -1,4 +1,4 @@
-"""Which process runs a run: enough to find it again, and never to take another process for it."""
+"""The process of a run: enough to find it again, and never to mistake another process for it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jsrl.runs.files import process_alive
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process, different from all others of all hosts, also after its id was given to another one.
+    """Identity of a process, unique over all hosts, even after its id was reused.
 
     Attributes:
-      host: its host's name. boot: id of the host's present boot. namespace: of its process ids (a container has its own).
-      pid: process id. started: when it began, in clock ticks after the boot. job: of Slurm; empty: none.
+      host: its host's name. boot: id of the host's current boot. namespace: of its process ids (a container has its own).
+      pid: process id. started: start time, in clock ticks after the boot. job: of Slurm; empty: none.
     """
 
     host: str
@@ -31,22 +31,22 @@ class ProcessIdentity:
 
     @classmethod
     def own(cls) -> ProcessIdentity:
-        """Return that of this process."""
+        """Return the identity of this process."""
         job = os.environ.get("SLURM_JOB_ID", "")
         return cls(socket.gethostname(), *_here(), os.getpid(), start_ticks(os.getpid()) or 0, job)
 
     @property
     def is_near(self) -> bool:
-        """Return whether its process id means something to this process: same boot of the same host, same namespace."""
+        """Return whether its process id is valid here: same boot of the same host, same namespace."""
         return (self.boot, self.namespace) == _here()
 
     @property
     def lives(self) -> bool:
-        """Return whether the process lives; False of one that is not near."""
+        """Return whether the process is alive; False if it is not near."""
         return self.is_near and process_alive(self.pid) and start_ticks(self.pid) == self.started
 
     def interrupt(self) -> bool:
-        """Ask it to end in order, as Ctrl-C does; return whether it was there to be asked. No other process is signalled.
+        """Ask it to end regularly, like Ctrl-C; return whether it was there. No other process is signalled.
 
         Raises:
           PermissionError: it is another user's.
@@ -58,7 +58,7 @@ class ProcessIdentity:
         except ProcessLookupError:
             return False
         try:
-            if start_ticks(self.pid) != self.started:  # what the descriptor stands for cannot change any more
+            if start_ticks(self.pid) != self.started:  # the process of the descriptor cannot change any more
                 return False
             caught = [number for number in (signal.SIGTERM, signal.SIGINT) if catches(self.pid, number)]
             signal.pidfd_send_signal(descriptor, caught[0] if caught else signal.SIGTERM)
@@ -69,13 +69,13 @@ class ProcessIdentity:
             os.close(descriptor)
 
     def __str__(self) -> str:
-        """Return it for people."""
+        """Return it as text."""
         return f"{self.pid} on {self.host}"
 
 
 @functools.cache
 def _here() -> tuple[str, str]:
-    """Return the id of this host's boot, and the namespace of this process's id."""
+    """Return the id of this host's boot, and this process's id namespace."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
     except OSError:  # not Linux, or /proc is hidden: then nothing is near
@@ -83,7 +83,7 @@ def _here() -> tuple[str, str]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process of this host began, in clock ticks after the boot; None: there is none."""
+    """Return when a process of this host started, in clock ticks after the boot; None: there is none."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -91,7 +91,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether a process handles a signal, which would end it otherwise (Linux)."""
+    """Return whether a process handles a signal that would otherwise end it (Linux)."""
     try:
         found = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:

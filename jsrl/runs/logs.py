@@ -1,4 +1,4 @@
-"""Logs of a run: they are cut when they have grown large, and read from their end, also while they grow and are cut."""
+"""Logs of a run: cut when they are large, and read from their end, even while they grow and are cut."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 MOST_BYTES = 16 * 2**20
 PART_BYTES = 1 << 16
-CONTROLLER = "controller"  # whose log has all that was shown
+CONTROLLER = "controller"  # its log has everything that was displayed
 
 
 def cut_log(fd: int = 1, most_bytes: int = MOST_BYTES) -> str | None:
-    """Move a log that has grown too large to FILE.1, over the one before, and go on with an empty one.
+    """Move a log that has grown too large to FILE.1, replacing the one before, and continue with an empty one.
 
     Args:
       fd: of the output, opened for appending. A terminal or a pipe is left alone.
 
     Returns:
-      The path of the log that was cut; None: it is small enough, or no file. What other threads write meanwhile may be lost.
+      The path of the log that was cut; None: it is small enough, or no file. Concurrent output of other threads may be lost.
     """
     try:
         found = os.fstat(fd)
@@ -34,7 +34,7 @@ def cut_log(fd: int = 1, most_bytes: int = MOST_BYTES) -> str | None:
 
 
 def log_names(folder: Path) -> list[str]:
-    """Return whose logs a run's folder has: the controller first, then the workers by name."""
+    """Return the names of the logs in a run's folder: the controller first, then the workers by name."""
     found = {path.name.removesuffix(".log") for path in (folder / "logs").glob("*.log")}
     return sorted(found, key=lambda name: (name != CONTROLLER, *_natural(name)))
 
@@ -45,15 +45,15 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def log_path(folder: Path, name: str) -> Path:
-    """Return where a log of a run lies."""
+    """Return the path of a log of a run."""
     return folder / "logs" / f"{name}.log"
 
 
 class LogReader:
-    """Reads a log from its last lines on, and what is added later: whole lines, across the cuts of `cut_log`.
+    """Reads the last lines of a log, then new ones: whole lines, across the cuts of `cut_log`.
 
     Args:
-      path: of the log; it may not be there yet. lines: from the end, those of FILE.1 before it as well.
+      path: of the log; it may not exist yet. lines: number from the end, those of FILE.1 included.
     """
 
     def __init__(self, path: Path, lines: int) -> None:
@@ -66,11 +66,11 @@ class LogReader:
         self._first = [*older, *last]
 
     def new_lines(self) -> list[str]:
-        """Return the lines that were added since the last call; at first the last ones that were there."""
+        """Return the lines added since the last call; the first call returns the last lines of the log."""
         found, self._first = self._first, []
         size = _size(self._path)
         content = self._rest
-        if size < self._position:  # it was cut; what was added before that lies in FILE.1
+        if size < self._position:  # it was cut; what was added before is in FILE.1
             content += _read(self._before, self._position, _size(self._before))
             self._position = 0
         content += _read(self._path, self._position, size)
@@ -79,7 +79,7 @@ class LogReader:
         return found + [line.decode(errors="replace") for line in lines]
 
     def rest(self) -> list[str]:
-        """Return the last line where it has no end yet."""
+        """Return the last line if it has no end yet."""
         rest, self._rest = self._rest, b""
         return [rest.decode(errors="replace")] if rest else []
 
@@ -95,7 +95,7 @@ def _last_lines(path: Path, size: int, count: int) -> list[str]:
 
 
 def _end_of_lines(path: Path) -> int:
-    """Return where the last whole line of a file ends."""
+    """Return the position of the end of a file's last whole line."""
     size = _size(path)
     part = _read(path, max(0, size - PART_BYTES), size)
     return size - len(part) + part.rfind(b"\n") + 1 if part.count(b"\n") else 0 if len(part) == size else size

@@ -1,9 +1,9 @@
-"""How much memory a process that reads from sockets may take, and how it finds out that a connection takes it all.
+"""Memory limits of processes that read from sockets, and how they detect a connection that fills their memory.
 
-ZeroMQ shows a message only once its last frame has come. A connection that sends frames without a last one is therefore
-invisible, and what it has sent stays in memory. So a process with such sockets watches its resident memory:
+ZeroMQ delivers a message only after its last frame. A connection that sends frames without a last one is therefore
+invisible, and its frames stay in memory. So a process with such sockets watches its resident memory:
 
-    bound = baseline (resident once the worker is settled) + what its streams and state may take (declared) + a margin
+    bound = baseline (resident once the worker is settled) + declared size of its streams and state + a margin
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import ctypes
 import os
 
 MIB = 1 << 20
-HURRY_BYTES = 16 << 20  # growth from one look to the next after which the looks come quickly
+HURRY_BYTES = 16 << 20  # growth between two checks after which checks become frequent
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process without mapped files; 0 where the system does not say."""
+    """Return the resident memory of this process without mapped files; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             _, resident, mapped, *_ = file.read().split()
@@ -27,7 +27,7 @@ def resident_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the memory that processes of this host could still take; 0 where the system does not say."""
+    """Return the memory available to processes of this host; 0 if the system does not report it."""
     try:
         with open("/proc/meminfo", "rb") as file:
             lines = dict(line.split(b":", 1) for line in file)
@@ -37,7 +37,7 @@ def available_bytes() -> int:
 
 
 def give_freed_memory_back() -> None:
-    """Have the C library give the memory that was freed back to the system, where it can (glibc)."""
+    """Make the C library return freed memory to the system, if it can (glibc)."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
@@ -48,11 +48,11 @@ class MemoryWatch:
     """A worker's watch over its own resident memory.
 
     Args:
-      declared_bytes: what its streams and its state may take beyond the baseline. margin_bytes: on top.
+      declared_bytes: of its streams and state beyond the baseline. margin_bytes: added to that.
 
     Attributes:
-      bound_bytes: the most it may take; None: it is not watched yet.
-      hurries: whether its memory grew fast, so that the next look should come soon.
+      bound_bytes: the limit; None: not watched yet.
+      hurries: whether its memory grew fast, so that the next check should come soon.
     """
 
     def __init__(self, declared_bytes: int, margin_bytes: int) -> None:
@@ -62,9 +62,9 @@ class MemoryWatch:
         self.hurries = False
 
     def begin(self, *, settled: bool) -> None:
-        """Take the present memory as the baseline.
+        """Use the current memory as the baseline.
 
-        Not settled: what the worker's first work takes is not known yet. Until the next `begin`, half of the host's free
+        Not settled: the memory of the worker's first work is not known yet. Until the next `begin`, half of the host's free
         memory is allowed as well.
         """
         self._baseline = self._last = resident_bytes()
@@ -73,7 +73,7 @@ class MemoryWatch:
             self.bound_bytes = self._baseline + self._declared + self._margin + more
 
     def look(self) -> str | None:
-        """Return what to tell where the bound is exceeded, else None."""
+        """Return a message if the bound is exceeded, else None."""
         if self.bound_bytes is None:
             return None
         now = resident_bytes()

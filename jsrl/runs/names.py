@@ -1,6 +1,6 @@
-"""Names: who listens where, kept as small files in a folder of the run.
+"""Names: addresses of listening workers, kept as small files in a folder of the run.
 
-`NameService` is the protocol; another implementation (over the network) can take the place of `FileNames`.
+`NameService` is the protocol; another implementation (over the network) can replace `FileNames`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jsrl.runs.files import folder_lock, process_alive, read_json, write_json
 
 @dataclass(frozen=True)
 class Registration:
-    """Where a name is found: address, which life of the worker says so, its process and host (empty: shown from elsewhere)."""
+    """Entry of a name: address, incarnation of the worker, its process and host (empty: copied from another host)."""
 
     name: str
     address: str
@@ -32,10 +32,10 @@ class Registration:
 
 
 class NameService(Protocol):
-    """Names to addresses: that of a life which has ended counts as absent, or gives way to the next life's."""
+    """Names to addresses: an entry of an ended incarnation counts as absent, or is replaced by the next one's."""
 
     def register(self, name: str, address: str, incarnation: int = 0) -> Registration:
-        """Say where `name` is found.
+        """Register the address of `name`.
 
         Raises:
           StreamClosed: a later incarnation has registered; this one must end.
@@ -43,7 +43,7 @@ class NameService(Protocol):
         ...
 
     def lookup(self, name: str, timeout_s: float) -> Registration:
-        """Return where `name` is found, waiting for it up to `timeout_s` (0: only look).
+        """Return the entry of `name`, waiting for it up to `timeout_s` (0: no wait).
 
         Raises:
           StreamTimeout: no live worker registered it in time; the message says what is known.
@@ -51,7 +51,7 @@ class NameService(Protocol):
         ...
 
     def names(self) -> dict[str, Registration]:
-        """Return all names whose process lives."""
+        """Return all names whose process is alive."""
         ...
 
 
@@ -59,12 +59,12 @@ class FileNames:
     """One small file per name, replaced atomically; a process of this host that has ended is absent at once."""
 
     def __init__(self, folder: str | os.PathLike[str]):
-        """Keep the files in `folder` (made when missing)."""
+        """Keep the files in `folder` (created if missing)."""
         self._folder = Path(folder)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def register(self, name: str, address: str, incarnation: int = 0) -> Registration:
-        """Say where `name` is found; see NameService."""
+        """Register the address of `name`; see NameService."""
         entry = Registration(name, address, incarnation, os.getpid(), socket.gethostname())
         with folder_lock(self._folder):
             known = self._read(self._path(name))
@@ -77,7 +77,7 @@ class FileNames:
         return entry
 
     def lookup(self, name: str, timeout_s: float) -> Registration:
-        """Return where `name` is found; see NameService."""
+        """Return the entry of `name`; see NameService."""
         deadline = time.monotonic() + timeout_s
         pause_s = 0.005
         while True:
@@ -91,9 +91,9 @@ class FileNames:
             pause_s = min(2 * pause_s, 0.1)
 
     def show(self, entries: Iterable[Registration]) -> None:
-        """Have these names of other hosts in the folder, where somebody sees that their processes live, and no others of them.
+        """Write these names of other hosts, whose processes are alive, to the folder; remove all other remote names.
 
-        What a process of this host has registered stays, unless a later life of its worker lives elsewhere.
+        Registrations of this host's processes stay, unless a later incarnation of the worker is on another host.
         """
         with folder_lock(self._folder):
             shown = {self._path(entry.name): replace(entry, host="") for entry in entries}
@@ -112,7 +112,7 @@ class FileNames:
         return [entry for entry in self.names().values() if entry.host == socket.gethostname()]
 
     def names(self) -> dict[str, Registration]:
-        """Return all names whose process lives."""
+        """Return all names whose process is alive."""
         entries = (self._read(path) for path in sorted(self._folder.glob("[!.]*.json")))
         return {entry.name: entry for entry in entries if entry is not None and _absent(entry) is None}
 
@@ -129,7 +129,7 @@ class FileNames:
 
     def _explain(self, name: str, entry: Registration | None, timeout_s: float) -> str:
         known = ", ".join(self.names()) or "none"
-        why = "nobody registered it" if entry is None else f"its last registration {_absent(entry)}"
+        why = "no worker registered it" if entry is None else f"its last registration {_absent(entry)}"
         return (
             f"the name {name} was not found within {timeout_s:g} s: {why}. Names known in {self._folder}: {known}. "
             "Look at the log of the worker that should have registered."
@@ -137,7 +137,7 @@ class FileNames:
 
 
 def _absent(entry: Registration) -> str | None:
-    """Return why an entry no longer counts, or None when it does."""
+    """Return why an entry does not count any more, or None if it counts."""
     if entry.host == socket.gethostname() and not process_alive(entry.pid):
         return f"is of process {entry.pid}, which has ended"
     return None

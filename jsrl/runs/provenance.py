@@ -1,4 +1,4 @@
-"""Where a run comes from: command, commit, package versions, hardware. Imports nothing heavy."""
+"""Origin of a run: command, commit, package versions, hardware. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PACKAGES = (
 
 
 def environment_facts(source: Path | None = None) -> dict[str, Any]:
-    """Return what is needed to repeat a run on this machine: JSON-like.
+    """Return the facts needed to repeat a run on this machine: JSON-like.
 
     Args:
-      source: a folder of the git repository to ask for the commit (default: where jsrl lies).
+      source: a folder of the git repository for the commit (default: the folder of jsrl).
     """
     return {
         "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
@@ -39,7 +39,7 @@ def environment_facts(source: Path | None = None) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide results, where installed."""
+    """Return the versions of the packages that affect results, if installed."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -57,7 +57,7 @@ def commit_facts(folder: Path) -> dict[str, Any]:
 
 
 def hardware_facts() -> dict[str, Any]:
-    """Return host, processor, cores usable, memory, and the names of NVIDIA devices where a driver says so."""
+    """Return host, processor, cores usable, memory, and the names of NVIDIA devices if the driver reports them."""
     import psutil
 
     return {

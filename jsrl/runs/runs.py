@@ -1,10 +1,10 @@
-"""Run folders: what a run leaves behind, and reading it back. Imports no jax.
+"""Run folders: the files of a run, and reading them. Imports no jax.
 
 RUNS_DIR/<experiment>/<name>/
   experiment.json    the resolved configuration      environment.json   command, commit, versions, hardware
   metrics.jsonl      one flat JSON object a line     tensorboard/       the same as events
   logs/              one file per worker             snapshots/         see jsrl.snapshots.store
-  names/             who listens where               report.html        written at the end
+  names/             addresses of workers            report.html        written at the end
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
 
 
 def new_run_name(seed: int | None = None) -> str:
-    """Return the name of a run that was given none: the time, and the seed."""
+    """Return the default name of a run: the time, and the seed."""
     return time.strftime("%Y%m%d-%H%M%S") + (f"-seed{seed}" if seed is not None else "")
 
 
 def check_run_name(name: str) -> None:
-    """Refuse a name that no folder of a run can have.
+    """Refuse a name that is invalid as a run's folder.
 
     Raises:
-      ConfigError: it is one.
+      ConfigError: it is invalid.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot name a run: use letters, digits and _ . + = , - (no slashes).")
@@ -51,7 +51,7 @@ def check_run_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder; see the module's picture."""
+    """One run's folder; see the list above."""
 
     path: Path
 
@@ -66,15 +66,15 @@ class RunFolder:
         seed: int | None = None,
         overwrite: bool = False,
     ) -> RunFolder:
-        """Make a new run folder and write down the configuration and where the run comes from.
+        """Make a new run folder and write the configuration and the run's origin.
 
         Args:
           runs_dir: folder of all runs. experiment: the experiment's name.
-          name: the run's name; default: the time, and the seed where given.
+          name: the run's name; default: the time, and the seed if given.
           config: the resolved configuration, JSON-like. overwrite: delete a run of the same name first.
 
         Raises:
-          ConfigError: the name cannot be a folder, is taken, or the place cannot be written.
+          ConfigError: the name is invalid as a folder, is taken, or the place cannot be written.
         """
         chosen = name or new_run_name(seed)
         check_run_name(experiment)
@@ -160,7 +160,7 @@ class RunFolder:
 
     @property
     def metrics_path(self) -> Path:
-        """Return where metrics.jsonl lies."""
+        """Return the path of metrics.jsonl."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -185,7 +185,7 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """Return where the report lies."""
+        """Return the path of the report."""
         return self.path / "report.html"
 
 
@@ -200,7 +200,7 @@ def named(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs
 
 
 class Run:
-    """A finished or running run, read back: `config`, `metrics` (columns), `curve`."""
+    """A finished or running run, read from its folder: `config`, `metrics` (columns), `curve`."""
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
@@ -221,12 +221,12 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return every metric as a column, float64 [lines], NaN where a line has no such number."""
+        """Return every metric as a column, float64 [lines], NaN where a line lacks it."""
         return read_metrics(self.folder.metrics_path)
 
     @property
     def num_lines(self) -> int:
-        """Return how many lines metrics.jsonl has."""
+        """Return the number of lines in metrics.jsonl."""
         return len(self.metrics.get("env_steps", ()))
 
     def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -246,7 +246,7 @@ class Run:
 def curve_of(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (env_steps, values) of a column where it is finite; see `Run.curve`."""
     finite = np.isfinite(columns[key])
-    own = f"{key.partition('/')[0]}/env_steps"  # of a policy beside the first
+    own = f"{key.partition('/')[0]}/env_steps"  # of a policy other than the first
     env_steps, values = columns[own if own in columns else "env_steps"][finite], columns[key][finite]
     upcoming = np.minimum.accumulate(env_steps[::-1])[::-1]
     kept = np.append(upcoming[1:] >= env_steps[:-1], True) if env_steps.size else finite[:0]
@@ -254,10 +254,10 @@ def curve_of(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, n
 
 
 def load_runs(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], runs_dir: str = "runs") -> list[Run]:
-    """Return runs given by a glob pattern, one name or path, or a list of those (see RunFolder.open); of a group all.
+    """Return runs given by a glob pattern, one name or path, or a list of those (see RunFolder.open); all runs of a group.
 
     Raises:
-      ConfigError: a pattern or name fits no run.
+      ConfigError: a pattern or name matches no run.
     """
     selectors = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     folders: dict[Path, RunFolder] = {}
@@ -269,7 +269,9 @@ def load_runs(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], r
             ]
             matching = [RunFolder(path) for path in found if (path / "experiment.json").is_file()]
             if not matching:
-                raise ConfigError(f"no run fits {pattern} (looked here and in {runs_dir}); a pattern: ppo_pong/*seed*.")
+                raise ConfigError(
+                    f"no run matches {pattern} (searched here and in {runs_dir}); a pattern: ppo_pong/*seed*."
+                )
         elif (group := find_group(pattern, runs_dir)) is not None:
             matching = [RunFolder(path) for path in group.runs]
             if not matching:

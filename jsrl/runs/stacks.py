@@ -1,4 +1,4 @@
-"""What the threads of this process are doing, as text."""
+"""Stacks of this process's threads, as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How a run is, from its folder alone: it may be asked from any host that sees the folder.
+"""The state of a run, from its folder alone: any host that sees the folder can read it.
 
-The controller writes what it knows of itself to RUN/running, which it holds locked, and RUN/status.json every two seconds.
-A process id of another host says nothing here, so that there only the age of that news counts, where the lock is not seen.
+The controller writes its identity to RUN/running, which it keeps locked, and RUN/status.json every two seconds.
+A process id of another host means nothing here, so if the lock is not visible, only the age of the status counts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from jsrl.runs.files import read_json, write_json
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.transport.memory.segment import is_held
 
-RUNNING = "running"  # the file that a run's own process holds locked; it says which one that is
+RUNNING = "running"  # the file that a run's own process keeps locked; it has the identity of the process
 STATUS, RESULT, STOP = "status.json", "result.json", "stop.json"
-SILENT_S = 15.0  # without news for so long a run of another host may have lost its host
+SILENT_S = 15.0  # silence after which a run of another host may have lost its host
 
 Word = Literal["starting", "running", "ending", "silent", "killed", "ended"]
 
 
 @dataclass(frozen=True)
 class WorkerNews:
-    """A worker, as its controller knows it. stage: `ready`, or what it does before. host: empty for the controller's."""
+    """A worker's state in its controller. stage: `ready`, or the stage of its start. host: empty for the controller's."""
 
     name: str
     kind: str
@@ -38,10 +38,10 @@ class WorkerNews:
 
 @dataclass(frozen=True)
 class News:
-    """What a controller tells of its run, a moment ago.
+    """A controller's latest status of its run.
 
     Attributes:
-      process: the controller. begun_s: when this life of the run began, in seconds since 1970.
+      process: the controller. begun_s: start of this process's run, in seconds since 1970.
       reason: why the run ends; empty: it goes on. env_steps_per_s: over the last half minute.
       moment: everything that a display shows (jsrl.metrics.display_state.DisplayState).
     """
@@ -56,12 +56,12 @@ class News:
 
 @dataclass(frozen=True)
 class RunState:
-    """How a run is.
+    """The state of a run.
 
     Attributes:
-      word: `starting` before the first news; `silent`: on another host, and without news for SILENT_S; `killed`: its process
-        ended without a result. process: that runs it, or ran it until it was killed. news: the last there is.
-      age_s: of the news, or without any of the start; by this host's clock, which may be another one than the writer's.
+      word: `starting` before the first status; `silent`: on another host, and without news for SILENT_S; `killed`: its process
+        ended without a result. process: that runs it, or ran it until it was killed. news: the last status.
+      age_s: of the status, or of the start if there is none; by this host's clock, which may differ from the writer's.
       result: of result.json; empty: there is none.
     """
 
@@ -73,22 +73,22 @@ class RunState:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether a process runs it now, as far as can be seen from here."""
+        """Return whether a process runs it now, as far as this host can see."""
         return self.word in ("starting", "running", "ending")
 
     @property
     def is_over(self) -> bool:
-        """Return whether no process can run it any more, not even one that has been silent for long."""
+        """Return whether no process can run it any more, not even a silent one."""
         return self.word in ("ended", "killed")
 
 
 def write_identity(path: Path) -> None:
-    """Write which process this is to a file that it holds locked; the file is the same, so that the lock stays."""
+    """Write this process's identity to a file that it holds locked; the file is kept, so that the lock stays."""
     path.write_bytes(msgspec.json.encode(ProcessIdentity.own()) + b"\n")
 
 
 def read_identity(folder: Path) -> ProcessIdentity | None:
-    """Return which process runs what this folder holds, or was killed while it did; None: none has it open."""
+    """Return the identity of the process that runs what is in this folder, or was killed; None: none has it open."""
     return _read(folder / RUNNING, ProcessIdentity)
 
 
@@ -102,10 +102,10 @@ def write_news(folder: Path, news: News) -> None:
 
 
 def read_state(folder: Path) -> RunState:
-    """Return how the run in a folder is."""
+    """Return the state of the run in a folder."""
     result, process, news = read_result(folder), read_identity(folder), _read(folder / STATUS, News)
     if news is not None and process is not None and news.process != process:
-        news = None  # of an earlier life
+        news = None  # of an earlier start
     age_s = _age_s(folder / (RUNNING if news is None else STATUS))
     locked, near = _locked(folder / RUNNING), process is not None and process.is_near
     elsewhere = not (locked or near or result) and (folder / RUNNING).exists()
@@ -118,7 +118,7 @@ def read_state(folder: Path) -> RunState:
 
 
 def ask_to_stop(folder: Path, process: ProcessIdentity) -> bool:
-    """Ask the process that runs a run to end it in order; return whether nobody had asked it before.
+    """Ask the process of a run to end it regularly; return whether this is the first request.
 
     Raises:
       OSError: the request cannot be written.
@@ -130,7 +130,7 @@ def ask_to_stop(folder: Path, process: ProcessIdentity) -> bool:
 
 
 def is_asked_to_stop(folder: Path, process: ProcessIdentity) -> bool:
-    """Return whether somebody asked this process to end its run; requests to other processes do not count."""
+    """Return whether this process was asked to end its run; requests to other processes do not count."""
     path = folder / STOP
     return path.exists() and _read(path, ProcessIdentity) == process
 
@@ -163,7 +163,7 @@ def has_snapshot(folder: Path) -> bool:
 def _locked(path: Path) -> bool:
     try:
         return is_held(path)
-    except OSError:  # there is none, or it is another user's
+    except OSError:  # there is none, or it belongs to another user
         return False
 
 

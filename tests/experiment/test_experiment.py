@@ -55,7 +55,7 @@ def experiment(**values) -> Experiment:
         ({"batch_envs": 8, "learner": LearnerConfig(order="by_group")}, r"use learner\.order=fifo, or make them equal"),
         ({"learner": LearnerConfig(reuse=3)}, r"learner\.reuse=3 .* allow a lag of at least 2"),
         ({"deterministic": True, "batch_envs": 8, "max_policy_lag": 1}, r"deterministic mode takes the groups in order"),
-        ({"deterministic": True, "max_policy_lag": 1}, r"deterministic mode awaits each version"),
+        ({"deterministic": True, "max_policy_lag": 1}, r"deterministic mode waits for each version"),
         ({"evaluator": EvaluatorConfig(env={"max_step": 3})}, r"no option 'max_step'; did you mean max_episode_steps\?"),
     ],
 )  # fmt: skip

@@ -112,7 +112,7 @@ def test_scale_shares_the_groups_out_anew() -> None:
     assert [link.groups for link in links if link] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     check(graph)
     assert graph_of().scale("actor", 4) == graph_of()
-    with pytest.raises(ConfigError, match=r"8 group\(s\) of samples cannot be shared out evenly over 3 workers"):
+    with pytest.raises(ConfigError, match=r"8 group\(s\) of samples cannot be divided evenly among 3 workers"):
         graph_of().scale("actor", 3)
 
 
@@ -242,7 +242,7 @@ def broken(change: str) -> Graph:
         ("may be lost", "x reads samples, whose writers would wait forever .* must have loss_ends_run=True"),
         ("broadcast batches", "batches carries batches, which go to one reader"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
-        ("circle", "between a, b lead in a circle"),
+        ("circle", "between a, b form a cycle"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_sentence(change: str, words: str) -> None:

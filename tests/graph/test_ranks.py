@@ -98,7 +98,7 @@ def test_what_ranks_do_not_go_with_is_refused():
         with pytest.raises(ConfigError, match=rf"does not go with {name}"):
             experiment(**values)
     with pytest.raises(
-        ConfigError, match=r"3 actor\(s\) cannot be shared out evenly over learner.num_ranks=2; use num_actors 2"
+        ConfigError, match=r"3 actor\(s\) cannot be divided evenly among learner.num_ranks=2; use num_actors 2"
     ):
         experiment(num_actors=3, num_groups=6, num_envs=12)
     with pytest.raises(ConfigError, match="in whole groups of 2; use batch_envs 8"):

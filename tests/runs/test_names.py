@@ -19,7 +19,7 @@ def test_register_and_lookup(tmp_path):
     assert (found.address, found.incarnation) == ("ipc:///run/a.sock", 2)
     assert list(names.names()) == ["learner/samples"]
     (tmp_path / "names" / "learner%2Fsamples.json").unlink()
-    with pytest.raises(StreamTimeout, match="nobody registered it"):
+    with pytest.raises(StreamTimeout, match="no worker registered it"):
         names.lookup("learner/samples", timeout_s=0)
 
 
