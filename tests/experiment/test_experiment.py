@@ -37,7 +37,7 @@ def experiment(**values) -> Experiment:
         ({"num_envs": 16, "num_groups": 5}, r"use num_groups 4 or 8, or num_envs 15 or 20\."),
         ({"num_envs": 10, "num_actors": 4}, r"cannot be split into 4 equal groups; use num_actors 2 or 5, or num_envs 8 or"
          r" 12\."),
-        ({"num_envs": 12, "num_groups": 6, "num_actors": 4}, r"6 groups .* over 4 actors; use num_actors 3 or 6, or a "
+        ({"num_envs": 12, "num_groups": 6, "num_actors": 4}, r"6 groups .* among 4 actors; use num_actors 3 or 6, or a "
          r"num_groups that is a multiple of 4\."),
         ({"num_envs": 16, "num_groups": 4, "batch_envs": 6, "max_policy_lag": 1}, r"batch_envs=6 is not a number of whole "
          r"groups of 4 .* the nearest that works is (4|8)\."),
