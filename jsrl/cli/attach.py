@@ -1,4 +1,4 @@
-"""Show a run of the background as if it ran here: `jsrl attach RUN`. Ctrl-C ends the showing, not the run."""
+"""Show a run in the background as if it ran here: `jsrl attach RUN`. Ctrl-C ends the display, not the run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from jsrl.runs.runs import RunFolder, named
 from jsrl.runs.state import read_state
 
 LOOK_S = 0.25
-MESSAGES, LINES = 6, 20  # of before, on a terminal and elsewhere
+MESSAGES, LINES = 6, 20  # earlier messages or lines to show: on a terminal, and elsewhere
 STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
-PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # how a line begins that is no message (jsrl.metrics.picture.plain_line)
+PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # start of a line that is not a message (jsrl.metrics.picture.plain_line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,10 +63,10 @@ def attach(folder: RunFolder) -> None:
 
 
 def attach_group(group: Group) -> None:
-    """Show the runs of a group that go on, one after another, until none does.
+    """Show the running runs of a group, one after another, until none is left.
 
     Raises:
-      ConfigError: none does.
+      ConfigError: none is running.
     """
     shown = False
     while (folder := running_one(group)) is not None or read_state(group.path).goes_on:
@@ -80,12 +80,12 @@ def attach_group(group: Group) -> None:
 
 
 def running_one(group: Group) -> Path | None:
-    """Return the folder of a run of a group that goes on; None: there is none."""
+    """Return the folder of a running run of a group; None: there is none."""
     return next((path for path in group.runs if read_state(path).goes_on), None)
 
 
 def mirror(folder: RunFolder, display: Display) -> None:
-    """Show what the controller of a run would show, until the run ends."""
+    """Show the display of a run's controller, until the run ends."""
     reader, first, goes_on, told_s = LogReader(log_path(folder.path, CONTROLLER), 100), True, True, -1.0
     while goes_on:
         state = read_state(folder.path)

@@ -1,6 +1,6 @@
 """`jsrl run --detach`: a run in the background.
 
-Until the run begins, what it prints is the starting command's to show; from then on it goes to RUN/logs/output.log.
+Until the run begins, the starting command shows its output; from then on the output goes to RUN/logs/output.log.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from jsrl.runs.state import RunState, read_state
 
 LOOK_S = 0.1
 LOG = "output.log"
-OWN = ("detach", "run-name", "display")  # said anew
+OWN = ("detach", "run-name", "display")  # options that are given anew
 
 
 class OutputToFolder:
-    """A hook that sends what this process prints to the folder of its run, from its begin on."""
+    """A hook that redirects this process's output to the folder of its run once it begins."""
 
     name = "output"
 
@@ -38,7 +38,7 @@ class OutputToFolder:
 
 
 def redirect(path: Path) -> None:
-    """Send what this process and those that it starts print to a file."""
+    """Redirect the output of this process and its children to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -48,10 +48,11 @@ def redirect(path: Path) -> None:
 
 
 def detach(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
-    """Start a run in the background; return once it has begun (0), or with the exit status of one that did not begin.
+    """Start a run in the background; return 0 once it has begun, or the exit status of a run that did not begin.
 
     Args:
-      name: of the experiment; None: the words resume a run. words: the rest of the command line. asked: what it means.
+      name: of the experiment; None: the words resume a run. words: the rest of the command line. asked: the parsed
+      command line.
 
     Raises:
       ConfigError: an option does not go with it.
@@ -59,7 +60,7 @@ def detach(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
     options = asked.run
     if options.plan or options.launcher == "slurm":
         option = "plan" if options.plan else "launcher slurm"
-        raise ConfigError(f"--{option} starts nothing here that could go on in the background; leave out --detach.")
+        raise ConfigError(f"--{option} starts no process here that could run in the background; leave out --detach.")
     folder = folder_of(asked)
     said = ["--display", "log-only", *([] if options.resume else ["--run-name", folder.name])]
     command = [
@@ -85,12 +86,12 @@ def detach(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
     run = RunFolder(folder).name if Path(options.runs_dir) == Path("runs") else folder
     print(f"{RunFolder(folder).name} runs in the background (process {child.pid}), in {folder}")
     print(f"  jsrl status {run}\n  jsrl attach {run}\n  jsrl stop {run}")
-    child.returncode = 0  # so that nobody is warned of a process that goes on
+    child.returncode = 0  # so that Python does not warn of a running child
     return 0
 
 
 def folder_of(asked: CommandLine) -> Path:
-    """Return the folder that a run will have; its name is chosen now."""
+    """Return the folder of the new run; its name is chosen now."""
     options = asked.run
     if options.resume:
         return named(options.resume, options.runs_dir).path
@@ -104,7 +105,7 @@ def folder_of(asked: CommandLine) -> Path:
 
 
 def await_begin(child: subprocess.Popen[bytes], folder: Path, output: IO[bytes]) -> bool:
-    """Return whether a run has begun; False: its process has ended. Shows what it prints meanwhile."""
+    """Return whether a run has begun; False: its process has ended. Shows its output meanwhile."""
     shown = 0
     while True:
         state, ended = read_state(folder), child.poll() is not None

@@ -1,4 +1,4 @@
-"""A run in the background: `python -m jsrl.cli.background_child WORDS` is `jsrl run WORDS`; its folder gets what it prints."""
+"""A run in the background: `python -m jsrl.cli.background_child WORDS` is `jsrl run WORDS` with its output in its folder."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "bench.py"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark of the checkout that jsrl lies in; return its exit status."""
+    """Run the benchmark of jsrl's checkout; return its exit status."""
     if not SCRIPT.exists():
         print(
             "ConfigError: jsrl bench needs a source checkout, whose folder `benchmarks` has what it measures with; clone the "

@@ -18,7 +18,7 @@ STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Storm, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
+    """Inject faults, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
     parser = argparse.ArgumentParser(
         prog=program("chaos"), description=__doc__, epilog="All other options are those of `jsrl run`."
     )

@@ -1,4 +1,4 @@
-"""The command line: NAME and plain options onto an Experiment. No subcommands; order never matters."""
+"""The command line: applies NAME and plain options to an Experiment. No subcommands; the order never matters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RUN_OPTIONS = RunOptions()
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What was asked for: the experiment with its options applied, the run's options, and which ones were given."""
+    """A parsed command line: the experiment with its options, the run's options, and the names of the given ones."""
 
     experiment: Experiment
     run: Any
@@ -42,7 +42,7 @@ class CommandLine:
 
 
 def _with_plan_file(words: Sequence[str]) -> list[str]:
-    """Return the words with `--plan FILE.svg` spelled out."""
+    """Return the words with `--plan FILE.svg` expanded."""
     for index, word in enumerate(words[:-1]):
         if word == "--plan" and words[index + 1].endswith(".svg"):
             return [*words[: index + 1], "--plan-file", *words[index + 1 :]]
@@ -50,13 +50,13 @@ def _with_plan_file(words: Sequence[str]) -> list[str]:
 
 
 def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS) -> CommandLine:
-    """Apply `--option value` pairs to a default experiment: tyro converts and rebuilds, so that every check runs again.
+    """Apply `--option value` pairs to a default experiment; tyro converts the values and every check runs again.
 
     Args:
-      arguments: the words. default: the experiment. run: the other options, a dataclass: those of the command.
+      arguments: the words. default: the experiment. run: the command's other options, a dataclass.
 
     Raises:
-      ConfigError: an unknown option (with the nearest known one), or a value that cannot be.
+      ConfigError: an unknown option (with the nearest known one), or an invalid value.
     """
     default, of_run = _for_environment(arguments, default), options_of(run)
     options = options_of(default) | of_run
@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     while remaining:
         token = remaining.pop(0)
         if not token.startswith("--"):
-            raise ConfigError(f"{token!r} is not an option; options begin with --, and only NAME goes without.")
+            raise ConfigError(f"{token!r} is not an option; options begin with --; only NAME does not.")
         name, given, text = token[2:].partition("=")
         name = whole_name(name.replace("_", "-"), options)
         option = find_option(positive(name, options), options)
@@ -96,7 +96,7 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
 
 
 def _for_environment(arguments: Sequence[str], default: Experiment) -> Experiment:
-    """Return the default without what is for its environment alone, where the arguments name another one."""
+    """Return the default without the options of its own environment, if the arguments name another environment."""
     words = [word for argument in arguments for word in argument.split("=", 1)]
     named = [after for word, after in pairwise(words) if word == "--env.id"]
     if not named or named[-1] == default.env.id:
@@ -107,10 +107,10 @@ def _for_environment(arguments: Sequence[str], default: Experiment) -> Experimen
 
 
 def json_value(option: Option, text: str) -> Any:
-    """Return the JSON object or list that an option was given as a whole.
+    """Return the JSON object or list that was given for an option.
 
     Raises:
-      ConfigError: it is neither.
+      ConfigError: it is not JSON.
     """
     value = plain(text)
     if is_sequence(option.kind) and isinstance(value, list):
@@ -121,7 +121,7 @@ def json_value(option: Option, text: str) -> Any:
 
 
 def whole_name(name: str, options: dict[str, Option]) -> str:
-    """Return the switch that the name of a group alone stands for: `wandb` is `wandb.enabled`."""
+    """Return the switch for the name of a group: `wandb` is `wandb.enabled`."""
     return f"{name}.enabled" if name not in options and f"{name}.enabled" in options else name
 
 
@@ -134,7 +134,7 @@ def positive(name: str, options: dict[str, Option]) -> str:
 
 
 def option_words(option: Option, name: str, values: list[str]) -> list[str]:
-    """Return the words that tyro shall read for one option.
+    """Return the words for tyro for one option.
 
     Raises:
       ConfigError: a value is missing, or there are too many.
@@ -156,7 +156,7 @@ def option_words(option: Option, name: str, values: list[str]) -> list[str]:
 
 
 def _spelled(text: str, kinds: tuple[Any, ...]) -> str:
-    """Write none as None, 1e6 and 100_000 as whole numbers; leave everything else to be refused."""
+    """Write none as None, 1e6 and 100_000 as whole numbers; keep everything else."""
     if type(None) in kinds and text.lower() == "none":
         return "None"
     try:
@@ -166,12 +166,12 @@ def _spelled(text: str, kinds: tuple[Any, ...]) -> str:
     return str(int(number)) if int in kinds and number.is_integer() else text
 
 
-# its help is not shown: reading comments for it would double the time to parse
+# its help is not shown: reading comments for it would double the parsing time
 TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
 
 
 def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) -> CommandLine:
-    """Let tyro build the values; on failure find the option that it could not read."""
+    """Build the values with tyro; after a failure find the option that it could not read."""
     typed = _typed(default)
     both_type = dataclasses.make_dataclass(
         "Both",
@@ -184,7 +184,7 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) 
 
     def read(some: list[tuple[Option, list[str]]]) -> Any:
         arguments = [word for _, option in some for word in option]
-        with contextlib.redirect_stderr(io.StringIO()):  # its own account of an error; ours is one sentence
+        with contextlib.redirect_stderr(io.StringIO()):  # replaced by our one-sentence message
             return tyro.cli(both_type, args=arguments, default=before, config=TYRO, console_outputs=False)
 
     try:
@@ -194,7 +194,7 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) 
             try:
                 read([(option, spelled)])
             except ConfigError:
-                continue  # it was read, and cannot stand without the others
+                continue  # it was read, and needs the others
             except SystemExit:
                 raise ConfigError(_unreadable(option, " ".join(spelled[1:]))) from None
         raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in words]}.") from None
@@ -205,7 +205,7 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) 
 
 
 class _NamedPolicies(Mapping[str, PolicyConfig]):
-    """The policies of an experiment as fields of a dataclass, which tyro can read, and as the mapping that they are."""
+    """The policies of an experiment as fields of a dataclass, for tyro, and as a mapping."""
 
     def __getitem__(self, name: str) -> PolicyConfig:
         return getattr(self, name)
@@ -224,7 +224,7 @@ class _NamedPolicies(Mapping[str, PolicyConfig]):
         return dataclasses.make_dataclass("Policies", members, bases=(cls,), frozen=True)()
 
     def plain(self) -> dict[str, PolicyConfig]:
-        """Return them as an experiment has them."""
+        """Return them as a plain dict, as in an experiment."""
         names = [f.name for f in dataclasses.fields(PolicyConfig)]
         return {policy: PolicyConfig(**{n: getattr(value, n) for n in names}) for policy, value in self.items()}
 
@@ -282,23 +282,23 @@ def _with(value: Any, path: list[str], new: Any) -> Any:
 
 
 def spelled(experiment: Experiment, default: Experiment) -> list[str]:
-    """Return the words that make an experiment out of a default one, such as `--seed 3`.
+    """Return the words that turn the default experiment into this one, such as `--seed 3`.
 
     Raises:
-      ConfigError: no words do.
+      ConfigError: words cannot express it.
     """
     words: list[str] = []
     for name, (_, value) in differences(default, experiment).items():
         words += [f"--{name}", option_text(value)]
     if parse(words, default).experiment != experiment:
         raise ConfigError(
-            "this experiment cannot be written as options; give what differs in its file, configs/NAME.py."
+            "this experiment cannot be written as options; put the differences into its file, configs/NAME.py."
         )
     return words
 
 
 def option_text(value: Any) -> str:
-    """Return an option's value as the command line takes it."""
+    """Return an option's value in the form of the command line."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict) or (
@@ -309,7 +309,7 @@ def option_text(value: Any) -> str:
 
 
 def plain(text: str) -> Any:
-    """Return a JSON value where the text is one, else the text."""
+    """Return the JSON value of a text, or the text itself."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,15 +1,15 @@
-"""Progress of long work in one line of a terminal; elsewhere a line now and then."""
+"""Progress of long work: one updated line on a terminal; elsewhere a line now and then."""
 
 from __future__ import annotations
 
 import time
 from typing import TextIO
 
-LIVE_S, LINES_S = 0.2, 30.0  # between what is shown on a terminal, and elsewhere
+LIVE_S, LINES_S = 0.2, 30.0  # intervals on a terminal, and elsewhere
 
 
 class Counting:
-    """Shows what is counted. The first thing is shown after a moment, so that short work shows nothing."""
+    """Shows progress, after a short delay, so that short work shows nothing."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._live = stream, stream.isatty()
@@ -17,7 +17,7 @@ class Counting:
         self._shown = False
 
     def show(self, what: str, number: int, of: int) -> None:
-        """Show that `number` of so many are finished."""
+        """Show that `number` of `of` are finished."""
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + (LIVE_S if self._live else LINES_S)
@@ -27,7 +27,7 @@ class Counting:
         self._shown = True
 
     def close(self) -> None:
-        """Take the line away, before something else is printed."""
+        """Remove the line, before something else is printed."""
         if self._live and self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

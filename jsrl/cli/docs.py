@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(folder: Path) -> None:
-    """Build the site into a folder, which is made, or emptied first if it holds an earlier site.
+    """Build the site into a folder, which is created, or emptied if it holds an earlier site.
 
     Raises:
       MissingExtra: mkdocs or one of its parts is not installed.
@@ -60,7 +60,7 @@ def build(folder: Path) -> None:
         "--clean",
     ]  # --quiet would hide warnings from --strict
     words += ["-f", str(FOLDER / "mkdocs.yml"), "-d", str(folder.absolute())]
-    paths = [str(FOLDER.parents[2]), os.environ.get("PYTHONPATH", "")]  # the API page reads this very jsrl
+    paths = [str(FOLDER.parents[2]), os.environ.get("PYTHONPATH", "")]  # the API page reads this jsrl
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "NO_MKDOCS_2_WARNING": "1"}
     ended = subprocess.run(
         words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

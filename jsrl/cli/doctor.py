@@ -1,4 +1,4 @@
-"""Say what is missing, slow or odd on this machine, each with the command that mends it: `jsrl doctor`."""
+"""Report what is missing, slow or unusual on this machine, each with a command that fixes it: `jsrl doctor`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYMBOLS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
 
 class Finding(NamedTuple):
-    """What was found of one thing: how good it is, and what to do where it is not."""
+    """The result of one check: its state, and what to do if it is not good."""
 
     state: Literal["good", "note", "bad"]
     text: str
@@ -32,18 +32,18 @@ class Finding(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Look at everything; return 1 where something must be mended before a run can work."""
+    """Run all checks; return 1 if something must be fixed before a run can work."""
     argparse.ArgumentParser(prog="jsrl doctor", description=__doc__).parse_args(arguments)
     findings = [finding for check in CHECKS for finding in check()]
     for finding in findings:
         print(f"{SYMBOLS[finding.state]} {finding.text}" + (f"\n       -> {finding.cure}" if finding.cure else ""))
     bad = sum(finding.state == "bad" for finding in findings)
-    print(f"\n{bad} thing(s) to mend before a run can work." if bad else "\njsrl can run here.")
+    print(f"\n{bad} thing(s) to fix before a run can work." if bad else "\njsrl can run here.")
     return 1 if bad else 0
 
 
 def versions() -> Iterator[Finding]:
-    """Python, jsrl, and another project that is called jsrl as well."""
+    """Python, jsrl, and a possible other project called jsrl."""
     python = platform.python_version()
     yield Finding("good", f"Python {python}, jsrl {jsrl.__version__} in {Path(jsrl.__file__).parent}")
     for found in importlib.metadata.distributions(name="jsrl"):
@@ -54,7 +54,7 @@ def versions() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """The extras: which of their packages are here."""
+    """The extras: which of their packages are installed."""
     for extra, (modules, what) in EXTRAS.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         if missing:
@@ -64,7 +64,7 @@ def packages() -> Iterator[Finding]:
 
 
 def accelerators() -> Iterator[Finding]:
-    """GPUs, and whether jax has what it needs to use them."""
+    """GPUs, and whether jax can use them."""
     gpus = hardware_facts()["accelerators"]
     plugins = [d.metadata["Name"] for d in importlib.metadata.distributions() if "cuda" in d.metadata["Name"].lower()]
     if gpus and not any("plugin" in name for name in plugins):
@@ -79,7 +79,7 @@ def accelerators() -> Iterator[Finding]:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """/dev/shm, over which streams of one host go."""
+    """/dev/shm, which carries the streams of one host."""
     path = Path("/dev/shm")
     if not os.access(path, os.W_OK):
         yield Finding("bad", "/dev/shm cannot be written", "give every run --road zeromq, or mount /dev/shm")
@@ -118,7 +118,7 @@ def limits() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    """Where runs and compiled programs are kept."""
+    """Folders of runs and of compiled programs."""
     if not os.access(Path.cwd(), os.W_OK):
         yield Finding("note", f"{Path.cwd()} cannot be written", "give every run --runs-dir DIR")
     folder = cache_folder()

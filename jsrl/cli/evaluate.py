@@ -1,6 +1,6 @@
 """Play a run's snapshot: `jsrl evaluate RUN@TAG --episodes 100`; against others: `--against RUN@frozen-3 OTHER@best`.
 
-`jsrl evaluate --tournament A B C` plays everybody against everybody, `--tournament RUN` the frozen players of a run.
+`jsrl evaluate --tournament A B C` plays all pairs, `--tournament RUN` the frozen players of a run.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _one(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
-    """Evaluate one run, alone or against opponents; return what is known of it."""
+    """Evaluate one run, alone or against opponents; return the results."""
     if options.against:
         return _against(options, counting)
     run, _, tag = options.run.partition("@")
@@ -105,7 +105,7 @@ def _against(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
         print(found[-1])
     _hint(any(match.repeats_itself for match in found), options)
     facts = {"greedy": not options.sampled, "matches": [match.facts() for match in found]}
-    if len(found) == 1 or max(arena.spec.sides) > 1:  # where a loss is not the other's win there is no table
+    if len(found) == 1 or max(arena.spec.sides) > 1:  # if a loss is not the opponent's win there is no table
         return facts
     standings = arena.table([(0, opponent) for opponent in range(1, len(arena.names))], found)
     print(standings)
@@ -113,7 +113,7 @@ def _against(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
 
 
 def _tournament(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
-    """Play everybody against everybody; return the table."""
+    """Play all pairs; return the table."""
     players = options.tournament
     if len(players) == 1:
         run = players[0]
@@ -144,7 +144,7 @@ def _arena(players: list[str], options: argparse.Namespace) -> Arena:
 def _hint(repeats: bool, options: argparse.Namespace) -> None:
     if repeats and not options.sampled:
         print(
-            "all games with the same sides went alike (greedy players, no chance), so intervals say nothing: --sampled"
+            "all games with the same sides were equal (greedy players, no randomness), so intervals mean nothing: --sampled"
         )
 
 

@@ -1,4 +1,4 @@
-"""The experiments that have a name: those of jsrl, and those in the folder `configs` of the working directory."""
+"""Named experiments: those of jsrl, and those in the folder `configs` of the working directory."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ TAKE_A_NAME = (
     "--init-from",
     "--record",
     "--recording",
-)  # a run's or a folder's
+)  # names of runs or folders
 
 
 def use_working_directory() -> None:
-    """Let environments, agents, workers and configs of the working directory be imported."""
+    """Allow imports of environments, agents, workers and configs from the working directory."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
 def files() -> dict[str, tuple[str, Path]]:
-    """Return name -> (module, file) of every experiment; one of the user's comes before one of jsrl's of the same name."""
+    """Return name -> (module, file) of every experiment; a user's experiment hides jsrl's of the same name."""
     own = Path(jsrl.configs.__path__[0]).resolve()
     found = dict(_modules("jsrl.configs", *map(Path, jsrl.configs.__path__)))
     here = Path.cwd() / FOLDER
@@ -46,7 +46,7 @@ def files() -> dict[str, tuple[str, Path]]:
 def _modules(package: str, *folders: Path) -> Iterator[tuple[str, tuple[str, Path]]]:
     for module in pkgutil.iter_modules(map(str, folders)):
         paths = [path for folder in folders if (path := folder / f"{module.name}.py").exists()]
-        if paths:  # a folder in it is no experiment
+        if paths:  # a package in the folder is not an experiment
             yield module.name, (f"{package}.{module.name}", paths[0])
 
 
@@ -54,7 +54,7 @@ def load(name: str) -> Experiment:
     """Return an experiment by its name.
 
     Raises:
-      ConfigError: its file has no function `config`, or that returns something else.
+      ConfigError: its file has no function `config`, or the function returns something else.
     """
     module, path = files()[name]
     config = getattr(_import(module, path), "config", None)
@@ -67,7 +67,7 @@ def load(name: str) -> Experiment:
 
 
 def _import(name: str, path: Path) -> ModuleType:
-    """Return the module of a file; also where another package that is called as its folder has been imported."""
+    """Return the module of a file, even if another package with its folder's name has been imported."""
     found = sys.modules.get(name)
     if found is None or found.__file__ != str(path):
         spec = importlib.util.spec_from_file_location(name, path)
@@ -92,16 +92,16 @@ def summaries() -> dict[str, str]:
 
 
 def summary(path: Path) -> str:
-    """Return the first line of a file's docstring; empty where it has none."""
+    """Return the first line of a file's docstring; empty: it has none."""
     parts = path.read_text().split('"""')
     return parts[1].strip().splitlines()[0] if len(parts) > 2 and parts[1].strip() else ""
 
 
 def take_name(arguments: list[str]) -> str | None:
-    """Remove NAME from the arguments, wherever it stands, and return it.
+    """Remove NAME from the arguments, at any position, and return it.
 
     Raises:
-      ConfigError: the word that stands in its place is no experiment.
+      ConfigError: there is no experiment of this name.
     """
     known = files()
     if arguments and not arguments[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""Options of `jsrl run` that let other hosts run workers: `--listen` (they join by themselves), `--hosts` (by ssh), Ray."""
+"""Options of `jsrl run` for workers on other hosts: `--listen` (hosts join by themselves), `--hosts` (by ssh), Ray."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launcher | None]:
-    """Yield what starts the workers, where the options let other hosts run workers; None: processes of this host.
+    """Yield the launcher of the workers, if the options allow other hosts; None: processes of this host.
 
     Raises:
-      ConfigError: this host cannot listen there, a host cannot be one, or the experiment needs none.
+      ConfigError: this host cannot listen there, a host is invalid, or the experiment needs none.
     """
     check_launcher(options)
     if options.listen is None and options.hosts is None and options.launcher != "ray":
@@ -67,10 +67,10 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
 
 
 def check_launcher(options: RunOptions) -> None:
-    """Refuse options that do not go together.
+    """Refuse options that exclude each other.
 
     Raises:
-      ConfigError: says which.
+      ConfigError: the message names them.
     """
     if options.launcher != "ray" and options.ray != RayOptions():
         raise ConfigError("an option of --ray is given, but Ray gives no hosts of this run; add --launcher ray.")
@@ -83,10 +83,10 @@ def check_launcher(options: RunOptions) -> None:
 
 
 def engine_of(options: RunOptions, tell: Callable[[str], None]) -> tuple[Engine | None, str]:
-    """Return (what starts the agents, IP address of this host); None: people start them.
+    """Return (the engine that starts the agents, IP address of this host); None: users start them.
 
     Raises:
-      ConfigError: a host cannot be one, or Ray has none.
+      ConfigError: a host is invalid, or Ray has none.
     """
     if options.launcher == "ray":
         from jsrl.launch.hosts.ray import request_of
@@ -106,7 +106,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     """Return (IP address, port) of `10.0.0.5` or `10.0.0.5:7000`; port 0: any.
 
     Raises:
-      ConfigError: it is none, or stands for all addresses of this host.
+      ConfigError: it is neither, or is a wildcard address.
     """
     host, port = text, "0"
     if text.count(":") == 1 or text.startswith("["):
@@ -124,10 +124,10 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def towards(hosts: str) -> str:
-    """Return the IP address of this host that packets to the first of some hosts carry.
+    """Return this host's source IP address for packets to the first of some hosts.
 
     Raises:
-      ConfigError: the host's name has no address here.
+      ConfigError: the host's name cannot be resolved.
     """
     from jsrl.launch.local.facts import address_towards
 
@@ -136,6 +136,6 @@ def towards(hosts: str) -> str:
         return address_towards(first, 22)
     except OSError as error:
         raise ConfigError(
-            f"{first!r} of --hosts has no address that is known here ({error.strerror or error}); check the name, or give the "
+            f"{first!r} of --hosts cannot be resolved here ({error.strerror or error}); check the name, or give the "
             "IP address of this host that the others reach with --listen."
         ) from error

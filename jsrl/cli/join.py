@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def claimed(folder: Path, timeout_s: float) -> tuple[str, str]:
-    """Return (address, token file) out of a folder of tokens."""
+    """Return (address, token file) from a folder of tokens."""
     from jsrl.launch.hosts.tokens import claim
 
     address, path = claim(folder, timeout_s)
@@ -74,10 +74,10 @@ def claimed(folder: Path, timeout_s: float) -> tuple[str, str]:
 def join(
     address: str, token_file: str, name: str, patience_s: float, most: tuple[int, int] = (0, 0), drain_s: float = 30.0
 ) -> int:
-    """Be the agent of this host, with at most so many cores and MB of memory (0: all); see jsrl.launch.local.agent.Agent.
+    """Run the agent of this host, with at most `cores` cores and `memory_mb` MB of memory (0: all); see Agent.
 
     Raises:
-      ConfigError: the address or the token cannot be used.
+      ConfigError: the address or the token is invalid.
     """
     from jsrl.launch.local.agent import Agent, agent_folder, check_address
     from jsrl.launch.run import own_memory_folder

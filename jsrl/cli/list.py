@@ -1,4 +1,4 @@
-"""`jsrl list`: the experiments that there are, those of the working directory's folder `configs` as well."""
+"""`jsrl list`: the available experiments, including those in the working directory's folder `configs`."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from jsrl.runs.logs import CONTROLLER, LogReader, log_names, log_path
 from jsrl.runs.runs import RunFolder, named
 from jsrl.runs.state import read_state
 
-LOOK_S, ASK_S = 0.2, 1.0  # between looks at a log, and at the run
+LOOK_S, ASK_S = 0.2, 1.0  # intervals between checks of a log, and of the run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the end of a log, and what is added to it; return the exit status."""
+    """Print the end of a log, and new lines; return the exit status."""
     parser = run_parser("logs", __doc__)
     parser.add_argument(
         "worker", nargs="?", default=CONTROLLER, help="such as learner or actor-0 (default: controller)"
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def path_of(folder: RunFolder, worker: str) -> Path:
-    """Return where the log of a worker lies.
+    """Return the path of a worker's log.
 
     Raises:
-      ConfigError: there is none; names those that there are, and the host of a worker whose log is not here.
+      ConfigError: there is none; names the existing ones, and the host of a worker whose log is not here.
     """
     names = log_names(folder.path)
     if worker in names:

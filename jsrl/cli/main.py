@@ -14,35 +14,35 @@ from typing import Any
 import jsrl
 
 COMMANDS = {
-    "run": "run an experiment, or go on with a run",
+    "run": "run an experiment, or continue a run",
     "join": "let this host run workers of a run that another host controls",
-    "status": "how a run is, or all runs of a folder are",
-    "logs": "the log of a run's controller or of a worker",
-    "attach": "show a run of the background as if it ran here",
-    "stop": "end a run in order, wherever it runs",
-    "list": "the experiments that there are",
+    "status": "show the state of a run, or of all runs of a folder",
+    "logs": "show the log of a run's controller or of a worker",
+    "attach": "show a background run as if it ran here",
+    "stop": "stop a run cleanly, on any host",
+    "list": "list the experiments",
     "evaluate": "play a run's snapshot and print its score",
     "export": "write a trained policy to a file that plays without jsrl",
     "play": "show a run's policy in a window",
-    "compare": "two runs side by side",
-    "report": "make a run's report again; of several runs: one page that compares them",
+    "compare": "compare two runs",
+    "report": "write a run's report again; for several runs: one page that compares them",
     "watch": "show the runs of a folder in a browser while they go on",
     "record": "record a trained policy's episodes",
     "tune": "find the fastest settings of an experiment on this machine",
-    "simulate": "how fast a run would be on other hosts, and what would limit it",
+    "simulate": "predict a run's speed on other hosts, and what would limit it",
     "search": "search hyperparameters of an experiment",
     "bench": "measure an experiment on this machine",
-    "chaos": "kill workers of a run at random and see it recover",
-    "new": "make a project of your own: config, environment, algorithm, test",
+    "chaos": "kill workers of a run at random and check that it recovers",
+    "new": "create your own project: config, environment, algorithm, test",
     "docs": "build the documentation and serve it on this machine, without a network",
-    "doctor": "say what is missing, slow or odd on this machine",
+    "doctor": "report what is missing, slow or unusual on this machine",
 }
 
 LOADING = "loading jsrl ..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what a command line asks for; return the exit status."""
+    """Execute a command line; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -91,7 +91,7 @@ def _hint(command: str) -> str:
 
 
 def program(command: str) -> str:
-    """Return how the present command line was begun, for usage texts: `jsrl run`, or the script's."""
+    """Return how the current command was called, for usage texts: `jsrl run`, or the script's name."""
     script = Path(sys.argv[0])
     return f"python experiments/{command}.py" if script.name == f"{command}.py" else f"jsrl {command}"
 

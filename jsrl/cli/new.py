@@ -1,4 +1,4 @@
-"""Make a project of your own: `jsrl new my_project` writes a config, an environment, an algorithm and a test that run."""
+"""Create your own project: `jsrl new my_project` writes a working config, environment, algorithm and test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jsrl.errors import ConfigError
 
-NAME = "PROJECT"  # stands for the project's name in what is copied
+NAME = "PROJECT"  # replaced by the project's name in copied files
 FILES = {
     "README.md": "README.md",
     "environment.py": "environment.py",
@@ -23,7 +23,7 @@ FILES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the project and say what to do next."""
+    """Write the project and print the next steps."""
     parser = argparse.ArgumentParser(prog="jsrl new", description=__doc__)
     parser.add_argument("path", type=Path, help="folder to make; its last part names the project and its experiment")
     options = parser.parse_args(arguments)
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def jsrl_command() -> str:
-    """Return how jsrl is called in any folder: `jsrl`, or this Python's module where its environment is not activated."""
+    """Return the command for jsrl in any folder: `jsrl`, or this Python's module if its environment is not activated."""
     found = shutil.which("jsrl")
     ours = found is not None and Path(found).parent == Path(sys.executable).parent
     return "jsrl" if ours else f"{sys.executable} -m jsrl"
@@ -48,13 +48,13 @@ def write_project(folder: Path) -> list[Path]:
     """Write the files of a new project; return their paths.
 
     Raises:
-      ConfigError: the name is none that Python can import, or there is such a folder with something in it.
+      ConfigError: the name is not a Python module name, or the folder exists and is not empty.
     """
     name = folder.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"the project's name is {name!r}; use lower-case letters, digits and _, a letter first.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already and not an empty folder; choose another name, or remove it.")
+        raise ConfigError(f"{folder} exists already and is not an empty folder; choose another name, or remove it.")
     written = []
     for source, target in FILES.items():
         path = folder / target.replace(NAME, name)

@@ -23,11 +23,11 @@ from jsrl.extras import install_command
 from jsrl.policy import Policy, act_together, load_players
 
 SLOWEST, FASTEST = 1 / 16, 16.0
-SMALL = 400  # pixels: lower pictures are shown larger
+SMALL = 400  # pixels: smaller pictures are enlarged
 
 
 class Window:
-    """A window of pictures; `handle_keys` reads what the user pressed.
+    """A window of pictures; `handle_keys` processes the user's keys.
 
     Attributes:
       ended: the user closed it. paused: nothing is stepped. skipped: the user wants the next episode. speed: factor.
@@ -65,7 +65,7 @@ class Window:
         self._clock.tick(self._fps * self.speed)
 
     def handle_keys(self) -> None:
-        """Do what the user pressed since the last call."""
+        """Process the keys pressed since the last call."""
         pygame = self._pygame
         for event in pygame.event.get():
             if event.type == pygame.QUIT:
@@ -110,10 +110,10 @@ def check_display() -> None:
 def play(
     policies: Sequence[Policy], env: RenderedEnv, window: Window, name: str, episodes: int | None, greedy: bool
 ) -> list[float]:
-    """Play until the user ends it or `episodes` are complete (None: no limit); return the return of each complete one.
+    """Play until the user stops or `episodes` are complete (None: no limit); return the return of each complete one.
 
     Args:
-      policies: that play, those of all seats; the return is that of the first one's.
+      policies: of all seats; returns are the first one's.
     """
     returns: list[float] = []
     so_far = Returns(env.spec, [(policy.view.group if policy.view else "", policy.view) for policy in policies])

@@ -1,6 +1,6 @@
 """Record a trained policy for behaviour cloning: `jsrl record RUN@TAG --to DIR --episodes 100`.
 
-Of several policies in one environment the first one is recorded, or with RUN@POLICY/TAG that one; the others play along.
+If several policies play, the first one is recorded, or with RUN@POLICY/TAG that one; the others play along.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jsrl.errors import JsrlError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record and say what was written."""
+    """Record, and print what was written."""
     parser = argparse.ArgumentParser(prog=program("record"), description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument(

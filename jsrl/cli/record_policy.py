@@ -1,7 +1,7 @@
 """Record a trained policy: episodes of a snapshot as trajectories on disk, for `--recording` to learn from.
 
-In environments with several policies the others play along; one policy's rows, of its seats, are recorded. An actor plays,
-as in a run; its params stay the same, and its trajectories go nowhere but to the recording.
+In environments with several policies all of them play, and the rows of one policy's seats are recorded. An actor plays,
+as in a run; its params stay the same, and its trajectories go only to the recording.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAME = "record"
 
 
 class Recorded(NamedTuple):
-    """What was recorded: episodes, env steps and the episodes' mean return (the last hundred's); text: where to."""
+    """The result of a recording: episodes, env steps and the mean return (of the last hundred episodes); text: its folder."""
 
     episodes: int
     env_steps: int
@@ -61,7 +61,7 @@ def record_policy(
     """Play a run's snapshot until `episodes` episodes have ended, and write every row to `folder`.
 
     Args:
-      run, tag, runs_dir: as for `load_policy`. folder: of the recording; one of the same kind is added to.
+      run, tag, runs_dir: as for `load_policy`. folder: of the recording; an existing one of the same kind is extended.
       num_envs, rollout_length: B and T of the trajectories. seed: of environments and actions.
       sampled: sample actions instead of taking the most likely ones. limit_mb: write no more MiB than this.
 
@@ -106,7 +106,7 @@ def record_policy(
 
 
 def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[str, Any]) -> ActingPolicy:
-    """Return a policy as an actor plays it: the first one's rows are recorded, those of others go nowhere."""
+    """Return a policy for an actor: the first one's rows are recorded, those of others are discarded."""
     own = dataclasses.replace(e, agent=policy.experiment.agent)
 
     def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
@@ -125,7 +125,7 @@ def _check_positive(**numbers: int) -> None:
 
 
 def _play(actor: Actor, episodes: int, rows: int, writer: RecordingWriter) -> float:
-    """Step until enough episodes have ended and the trajectory that holds the last one is complete."""
+    """Step until enough episodes have ended and the trajectory with the last one's end is complete."""
     played = 0
     while writer.dropped == 0:
         played += actor.step()
@@ -148,11 +148,11 @@ class FixedParams:
         return newest
 
     def wait(self, policy: int, min_updates: int, timeout_s: float) -> None:
-        """Refuse: no newer params will come."""
+        """Refuse: there will be no newer params."""
         raise StreamTimeout(f"params of {min_updates} updates were asked for, but a recorded policy does not learn.")
 
     def close(self) -> None:
-        """Leave."""
+        """Close."""
 
 
 class DiscardingProducer:
@@ -173,14 +173,14 @@ class DiscardingProducer:
         return self.reserve(timeout_s).commit(group)
 
     def lose(self, reason: str) -> None:
-        """Take no note: there is no consumer."""
+        """Do nothing: there is no consumer."""
 
     def close(self) -> None:
-        """Leave."""
+        """Close."""
 
 
 class NoBlock:
-    """Room for one trajectory that goes nowhere."""
+    """Memory for one trajectory that is discarded."""
 
     def __init__(self, trajectory: Trajectory, sequence: int) -> None:
         self.trajectory, self._sequence = trajectory, sequence
@@ -190,4 +190,4 @@ class NoBlock:
         return Entry(ProducerId(NAME, 0), group, self._sequence, origin)
 
     def abandon(self) -> None:
-        """Give the room back."""
+        """Do nothing."""

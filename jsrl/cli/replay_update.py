@@ -1,6 +1,6 @@
-"""`python -m jsrl.cli.replay_update RUN`: make the update once more whose result was not finite, and show why.
+"""`python -m jsrl.cli.replay_update RUN`: repeat the update whose result was not finite, and show why.
 
-A run that meets such an update stops before anything of it is published, and keeps the state before it and its batch in
+A run with such an update stops before it publishes the result, and keeps the state before the update and its batch in
 RUN/failed-update. Here the agent is built from the run's own configuration and the update is repeated, alone, in this
 process: metrics, and which leaves of batch, old state and new state hold NaN or infinity.
 """
@@ -26,11 +26,11 @@ from jsrl.workers.learner.finite_check import FAILED_UPDATE
 
 
 class Replay(NamedTuple):
-    """An update, made again.
+    """A repeated update.
 
     Attributes:
-      updates: made before it. state, batch: what it was given (batch [D, T+1, B/D, ...]). metrics: what it said.
-      new_state: what came of it, as host arrays.
+      updates: made before it. state, batch: its inputs (batch [D, T+1, B/D, ...]). metrics: its metrics.
+      new_state: its result, as host arrays.
     """
 
     updates: int
@@ -41,7 +41,7 @@ class Replay(NamedTuple):
 
 
 def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
-    """Make the failed update of a run again; `policy`: of a policy beside the first, by its name.
+    """Repeat the failed update of a run; `policy`: name of a policy other than the first.
 
     Raises:
       ConfigError: there is no such run or policy, or none of its updates failed.
@@ -113,7 +113,7 @@ def windows_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Tr
 
 
 def on_one_device(batch: Trajectory) -> Trajectory:
-    """Return a batch of several devices as a batch of one (equal but for rounding and noise)."""
+    """Return a batch of several devices as a batch of one (equal except for rounding and noise)."""
 
     def rows(x: np.ndarray) -> np.ndarray:
         return np.concatenate(list(x), axis=1)[None]
@@ -125,7 +125,7 @@ def on_one_device(batch: Trajectory) -> Trajectory:
 
 
 def non_finite(tree: Tree) -> list[str]:
-    """Return a line for every leaf that holds NaN or infinity: its name, and how many of its values do."""
+    """Return a line for every leaf with NaN or infinity: its name, and the number of such values."""
     lines = []
     for name, leaf in named_leaves(tree):
         values = np.asarray(leaf)
@@ -139,8 +139,8 @@ def non_finite(tree: Tree) -> list[str]:
 
 
 def report(replay: Replay) -> str:
-    """Return what a person wants to read of a replay."""
-    lines = [f"update {replay.updates + 1}, made again:"]
+    """Return the result of a replay as text."""
+    lines = [f"update {replay.updates + 1}, repeated:"]
     for name, value in replay.metrics.items():
         lines.append(f"  {name:<24} {value:<14.6g}{'' if np.isfinite(value) else ' <- not finite'}")
     given = {"the batch": replay.batch, "the state before": replay.state, "the state after": replay.new_state}

@@ -1,4 +1,4 @@
-"""Make a run's report again, also of a run that was killed or still goes on; of several runs: one page that compares them."""
+"""Write a run's report again, even of a killed or running one; for several runs one page that compares them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def usage() -> str:
 
 
 def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
-    """Return (what --resume names, the folder of all runs); None: there is no --resume."""
+    """Return (the value of --resume, the folder of all runs); None: there is no --resume."""
     words = [w for argument in arguments for w in argument.split("=", 1)]
     words = [w.replace("_", "-") if w in ("--runs_dir", "--resume") else w for w in words]
     if "--resume" not in words:
@@ -42,7 +42,7 @@ def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
 
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:
-    """Return the experiment of the run that --resume names, if it does."""
+    """Return the experiment of the run that --resume names, if it names a run."""
     from jsrl.references.reference import from_json
     from jsrl.runs.runs import RunFolder
 
@@ -55,22 +55,24 @@ def resumed(arguments: Sequence[str]) -> Experiment | None:
 
 
 def resumed_group(arguments: Sequence[str]) -> Group | None:
-    """Return the group of runs that --resume names, if it does."""
+    """Return the group of runs that --resume names, if it names one."""
     target = resume_target(arguments)
     return None if target is None else find_group(*target)
 
 
 def go_on(group: Group, words: Sequence[str], hooks: Sequence[Any]) -> int:
-    """Run what is missing of a group.
+    """Run the missing runs of a group.
 
     Raises:
-      ConfigError: something else is given that would change its runs.
+      ConfigError: another option is given that would change its runs.
     """
     from jsrl.cli.seeds import ON_RESUME, run_group
 
     asked = cli.parse(words, load(group.experiment))
     if more := sorted(asked.given - ON_RESUME):
-        raise ConfigError(f"--{more[0]} cannot change when a group of runs goes on; only --jobs and --display can.")
+        raise ConfigError(
+            f"--{more[0]} cannot change when a group of runs is continued; only --jobs and --display can."
+        )
     if asked.run.detach:
         from jsrl.cli.background import detach
 
@@ -79,14 +81,14 @@ def go_on(group: Group, words: Sequence[str], hooks: Sequence[Any]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> int:
-    """Run the command line; return the exit status (0: ended as intended). `hooks`: besides those that it names."""
+    """Run the command line; return the exit status (0: ended as intended). `hooks`: in addition to its options."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:
         with remembered():
             return command(words, hooks)
     except JsrlError as error:
-        if isinstance(error, AgentFault | EnvironmentFault):  # somebody's own code: show where
+        if isinstance(error, AgentFault | EnvironmentFault):  # a user's own code: show where
             traceback.print_exception(error.__cause__ or error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError | RecordingError) else 1
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
 
 
 def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
-    """Do what the words ask for; `hooks`: besides those that they name."""
+    """Execute the words of a command line; `hooks`: in addition to its options."""
     wants_help = [w for w in words if w in ("-h", "--help", "--help-all")]
     words = [w for w in words if w not in wants_help]
     name = take_name(words)
@@ -135,7 +137,7 @@ def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
         check(asked)
         if options.plan:
             return execute(asked)
-        assert name is not None  # else --resume is given, which does not go with --seeds
+        assert name is not None  # else --resume is given, which excludes --seeds
         group = new_group(name, words, asked, lambda: settled_words(asked))
         remove(group)
         return run_group(group, options.jobs, options.display, hidden=bool(hooks))
@@ -153,7 +155,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     if options.plan:
         return show_plan(tuned, options)
     if options.hosts_file is not None:
-        raise ConfigError("--hosts-file shows where the workers would live; give it with --plan.")
+        raise ConfigError("--hosts-file shows where the workers would run; give it with --plan.")
     with launcher_of(options, tuned) as launcher:
         result = run(
             tuned,
@@ -174,10 +176,10 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
 
 
 def settled_words(asked: cli.CommandLine) -> list[str]:
-    """Return the options that give each run of several seeds the settings of a tuning, after planning one of them.
+    """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs.
 
     Raises:
-      ConfigError: no run of it can work; says what would.
+      ConfigError: its runs cannot work; the message says what would.
     """
     from jsrl.launch.plan import make_plan, settle
 
@@ -187,7 +189,7 @@ def settled_words(asked: cli.CommandLine) -> list[str]:
 
 
 def show_plan(experiment: Experiment, options: RunOptions) -> int:
-    """Print the plan of a run, and draw it or lay it on hosts where that was asked for."""
+    """Print the plan of a run; draw it or assign it to hosts if the options say so."""
     from jsrl.graph.drawing import draw
     from jsrl.launch.hosts.facts import read_hosts
     from jsrl.launch.hosts.layout import lay_out, layout_text
@@ -211,7 +213,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
 
 
 def sinks_of(options: RunOptions) -> list[Any]:
-    """Return the sinks that the options name; those given as `module:function` are made for each run."""
+    """Return the sinks of the options; those given as `module:function` are made for each run."""
     wandb = options.wandb
     if not wandb.enabled:
         return list(options.sinks)
@@ -220,7 +222,7 @@ def sinks_of(options: RunOptions) -> list[Any]:
 
 
 def fastest(asked: cli.CommandLine) -> Experiment:
-    """Return the experiment with the settings of its profile, tuned now where that was asked for; says so in a line."""
+    """Return the experiment with the settings of its profile, tuned now if the options say so; prints a line about it."""
     from jsrl.tuning.profiles import AUTO, OFF, use_profile
 
     options, experiment = asked.run, asked.experiment
@@ -234,12 +236,12 @@ def fastest(asked: cli.CommandLine) -> Experiment:
 
         if options.resume is not None:
             raise ConfigError(
-                "--tune finds settings for a new run, and --resume goes on with a run's own; give one of them."
+                "--tune finds settings for a new run, and --resume continues with a run's own; give one of them."
             )
         minutes, batch = options.tune_minutes, options.tune_batch
         found = tune(experiment, given=asked.given, minutes=minutes, batch=batch, profiles_dir=options.profiles_dir)
         return found.experiment
-    own = options.resume is None and options.graph is None  # a profile is of the experiment's own dataflow
+    own = options.resume is None and options.graph is None  # a profile is for the experiment's own dataflow
     which = options.profile if own or options.profile != AUTO else OFF
     tuned, line = use_profile(experiment, which, given=asked.given, profiles_dir=options.profiles_dir)
     if line and options.display != "quiet":

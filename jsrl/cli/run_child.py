@@ -1,4 +1,4 @@
-"""A run of another process: `python -m jsrl.cli.run_child PID WORDS` is `jsrl run WORDS`, which ends with the process PID."""
+"""A run as a child process: `python -m jsrl.cli.run_child PID WORDS` is `jsrl run WORDS`, but ends with the process PID."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Search hyperparameters: `jsrl search ppo_cartpole --vary agent.learning-rate=log:1e-5:1e-2 --trials 20`.
 
-Short runs of the experiment, each in processes of its own; Optuna proposes the values. Options of `jsrl run` that are given
-hold for every run, such as --total-env-steps 50000.
+It starts short runs of the experiment, each in its own processes; Optuna proposes the values. Options of `jsrl run` apply to
+every run, such as --total-env-steps 50000.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search, or go on with a search; return the exit status."""
+    """Search, or continue a search; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or {"-h", "--help", "--help-all"} & set(words):
         print(usage())
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A search that was asked for: the experiment's name, its value, what is varied, the options, and where it goes."""
+    """A parsed search: the experiment's name, its value, the varied options, the other options, and the folder."""
 
     name: str
     experiment: Experiment
@@ -73,7 +73,7 @@ class Asked:
     folder: Path
 
     def go(self) -> int:
-        """Run the trials and show what was found; return the exit status."""
+        """Run the trials and show the results; return the exit status."""
         e = self.experiment
         setup = Setup(self.folder, e.name, self.ranges, e.total_env_steps, e.seed, self.command)
         search = Search(setup, self.options, tell)
@@ -94,7 +94,7 @@ class Asked:
         """Return the words that start one run.
 
         Raises:
-          ConfigError: these values cannot stand together.
+          ConfigError: these values exclude each other.
         """
         words = self.words(values)
         cli.parse(words[1:], load(self.name))
@@ -102,7 +102,7 @@ class Asked:
         return [sys.executable, "-m", "jsrl.cli.run_child", str(os.getpid()), *words, *own]
 
     def words(self, values: dict[str, str]) -> list[str]:
-        """Return the words behind `jsrl run` for some values."""
+        """Return the words after `jsrl run` for some values."""
         varied = [word for option, value in values.items() for word in (f"--{option}", value)]
         return [self.name, *cli.spelled(self.experiment, load(self.name)), *varied]
 
@@ -124,15 +124,15 @@ class Asked:
 
 
 def tell(line: str) -> None:
-    """Print a line of what happens."""
+    """Print a progress line."""
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def begun(words: list[str]) -> Asked:
-    """Return the search that words ask for; its folder is made last, when nothing is wrong.
+    """Return the search for the words; its folder is created last, when nothing is wrong.
 
     Raises:
-      ConfigError: something cannot work; says what would.
+      ConfigError: something cannot work; the message says what would.
     """
     name = take_name(words)
     if name is None:
@@ -140,7 +140,7 @@ def begun(words: list[str]) -> Asked:
     asked = cli.parse(vary_words(words), load(name), SearchOptions())
     options: SearchOptions = asked.run
     if "resume" in asked.given:
-        raise ConfigError("--resume goes on with a search and its experiment; leave the experiment's name out.")
+        raise ConfigError("--resume continues a search and its experiment; leave the experiment's name out.")
     require_optuna()
     ranges = checked_space(asked)
     cli.spelled(asked.experiment, load(name))
@@ -155,7 +155,7 @@ def resumed(words: list[str]) -> Asked | None:
     """Return the search that --resume names; None: there is no --resume.
 
     Raises:
-      ConfigError: there is no such search, or something else is given with it.
+      ConfigError: there is no such search, or another option is given.
     """
     split = [part for word in words for part in word.split("=", 1)]
     if "--resume" not in split:
@@ -170,7 +170,7 @@ def resumed(words: list[str]) -> Asked | None:
     default = load(stored["name"])
     asked = cli.parse(words, default, SearchOptions())
     if more := sorted(asked.given - ON_RESUME):
-        raise ConfigError(f"--{more[0]} cannot change when a search goes on; only --trials and --parallel can.")
+        raise ConfigError(f"--{more[0]} cannot change when a search is continued; only --trials and --parallel can.")
     require_optuna()
     now = {name: getattr(asked.run, name) for name in asked.given & ON_RESUME}
     options = SearchOptions(**stored["options"] | now)
@@ -179,10 +179,10 @@ def resumed(words: list[str]) -> Asked | None:
 
 
 def vary_words(words: Sequence[str]) -> list[str]:
-    """Return the words with `--vary OPTION=RANGE` spelled as `--vary.OPTION RANGE`, as the parser takes it.
+    """Return the words with `--vary OPTION=RANGE` written as `--vary.OPTION RANGE`, for the parser.
 
     Raises:
-      ConfigError: a word behind --vary has no range.
+      ConfigError: a word after --vary has no range.
     """
     found, varies = list[str](), False
     for word in words:
@@ -203,10 +203,10 @@ def vary_words(words: Sequence[str]) -> list[str]:
 
 
 def checked_space(asked: cli.CommandLine) -> list[Range]:
-    """Return what is varied, each value of it read by the parser of options.
+    """Return the varied ranges; the option parser has read each of their values.
 
     Raises:
-      ConfigError: an option that there is not, a value that it cannot take, or nothing that could be compared.
+      ConfigError: an unknown option, an invalid value, or nothing that could be compared.
     """
     experiment, options = asked.experiment, asked.run
     if not experiment.evaluator.enabled:
@@ -227,7 +227,7 @@ def checked_space(asked: cli.CommandLine) -> list[Range]:
 
 
 def range_text(r: Range) -> str:
-    """Return a range as it can be given."""
+    """Return a range in the form of the command line."""
     if r.choices:
         return ("|" if any("," in choice for choice in r.choices) else ",").join(r.choices)
     return f"{r.kind}:{r.text(r.low)}:{r.text(r.high)}"

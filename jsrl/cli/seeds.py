@@ -27,7 +27,7 @@ from jsrl.runs.runs import Run, RunFolder, check_run_name, new_run_name
 from jsrl.runs.state import RESULT, STOP, has_snapshot, held_by, is_asked_to_stop, read_result, read_state
 from jsrl.search.child import Child
 
-# What the command of each run says itself, or what was done before.
+# Options that the command of each run sets itself, or that were used before.
 OWN = (
     *("seeds", "jobs", "run-name", "runs-dir", "overwrite", "detach", "display"),
     *("tune", "tune-minutes", "tune-batch", "launcher", "slurm", "ray", "print"),
@@ -58,17 +58,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def check(asked: cli.CommandLine) -> None:
-    """Refuse what does not go with several seeds.
+    """Refuse options that exclude several seeds.
 
     Raises:
-      ConfigError: something does not.
+      ConfigError: one is given.
     """
     options = asked.run
     parse_seeds(options.seeds)
     if options.listen or options.hosts:
         raise ConfigError("other hosts serve one run and leave with it; give one seed, or start a run for each.")
     if options.resume:
-        raise ConfigError("--resume goes on with all seeds of a group; leave out --seeds.")
+        raise ConfigError("--resume continues all seeds of a group; leave out --seeds.")
     if "seed" in asked.given:
         raise ConfigError("--seed and --seeds are given; leave one of them out.")
     if options.jobs < 1:
@@ -76,14 +76,14 @@ def check(asked: cli.CommandLine) -> None:
 
 
 def new_group(name: str, words: Sequence[str], asked: cli.CommandLine, more: Callable[[], Sequence[str]]) -> Group:
-    """Return the group that words ask for; nothing is written yet.
+    """Return the group for the words; nothing is written yet.
 
     Args:
-      name: of the experiment. words: the rest of the command line. asked: what it means.
-      more: returns further options of every run; asked once nothing else is wrong.
+      name: of the experiment. words: the rest of the command line. asked: the parsed command line.
+      more: returns further options of every run; called once nothing else is wrong.
 
     Raises:
-      ConfigError: one of its folders exists and shall not be overwritten, or cannot be.
+      ConfigError: one of its folders exists and may not be overwritten, or is invalid.
     """
     options, seeds = asked.run, parse_seeds(asked.run.seeds)
     path = group_path(asked)
@@ -102,10 +102,10 @@ def new_group(name: str, words: Sequence[str], asked: cli.CommandLine, more: Cal
 
 
 def group_path(asked: cli.CommandLine) -> Path:
-    """Return the folder of the group that is asked for.
+    """Return the folder of the group.
 
     Raises:
-      ConfigError: no folder can have its name.
+      ConfigError: its name is invalid as a folder.
     """
     options, name = asked.run, asked.run.run_name or new_run_name()
     check_run_name(f"{name}-seed{max(parse_seeds(options.seeds))}")
@@ -113,14 +113,14 @@ def group_path(asked: cli.CommandLine) -> Path:
 
 
 def remove(group: Group) -> None:
-    """Delete what there is of a group and its runs."""
+    """Delete a group and its runs, as far as they exist."""
     for path in (group.path, *map(group.folder, group.seeds)):
         if path.exists():
             shutil.rmtree(path)
 
 
 def begin_words(group: Group, seed: int) -> list[str]:
-    """Return the words behind `jsrl run` that begin a seed's run, or go on with it where it has a snapshot."""
+    """Return the words after `jsrl run` that start a seed's run, or continue it if it has a snapshot."""
     folder = group.folder(seed)
     if has_snapshot(folder):
         return ["--resume", str(folder), *group.words]
@@ -132,8 +132,8 @@ class Seeds:
     """Runs the seeds of a group that have not ended as intended.
 
     Args:
-      group: written down. at_once: how many run at once. display: of one that runs alone; several write to the group's logs.
-      hidden: nobody looks at this process, so that all of them do.
+      group: on disk. at_once: how many run at once. display: of a single run; several runs write to the group's logs.
+      hidden: this process has no terminal, so all runs write to logs.
     """
 
     def __init__(self, group: Group, at_once: int, display: str, *, hidden: bool) -> None:
@@ -147,7 +147,7 @@ class Seeds:
         self.refused = False
 
     def run(self) -> bool:
-        """Run them; return whether all were begun and nobody interrupted that. Ctrl-C ends those that run, in order."""
+        """Run them; return whether all were started without an interruption. Ctrl-C ends the running ones cleanly."""
         for name in (RESULT, STOP):
             (self._group.path / name).unlink(missing_ok=True)
         with claimed(RunFolder(self._group.path)), interrupts(self._interrupt):
@@ -198,7 +198,7 @@ class Seeds:
         scores = [result[name] for name in ("final", "evaluation") if result.get(name)]
         score = f", {score_text(scores[0])}" if scores else ""
         steps = f"{result.get('ended', 'no result')}, {result.get('env_steps', 0):,} env steps{score}"
-        failed = f"seed {seed} failed: {child.last_line or 'it said why'}"
+        failed = f"seed {seed} failed: {child.last_line or 'see its output'}"
         self._tell(f"seed {seed} ended: {steps}" if child.status in (0, 130) else failed)
         self.refused = self.refused or child.status == 2
 
@@ -219,7 +219,7 @@ class Seeds:
 
 
 def run_group(group: Group, at_once: int, display: str, *, hidden: bool) -> int:
-    """Run what is missing of a group, and print its table; return the exit status.
+    """Run the missing runs of a group, and print its table; return the exit status.
 
     Raises:
       ConfigError: it is running already. OSError: its folder cannot be written.

@@ -1,10 +1,10 @@
-"""Say how fast a run would be on hosts that you do not have yet, and what would limit it.
+"""Predict how fast a run would be on hosts that you do not have yet, and what would limit it.
 
-First measure what the parts of your experiment take on this machine, about two minutes in which it should do nothing else:
+First measure the service times of your experiment on this machine, about two minutes in which it should do nothing else:
 
   jsrl simulate --calibrate NAME
 
-Then simulate it on the hosts of a file (that of `jsrl run NAME --plan --hosts-file hosts.json`, which may say `out_mbit` and
+Then simulate it on the hosts of a file (that of `jsrl run NAME --plan --hosts-file hosts.json`, which may give `out_mbit` and
 `in_mbit` of each host's network):
 
   jsrl simulate hosts.json NAME --num-actors 128 --placement served
@@ -26,7 +26,7 @@ from jsrl.experiment import Experiment
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what the command line offers beside the options of `jsrl run`."""
+    """Return the parser of the options besides those of `jsrl run`."""
     made = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -101,7 +101,7 @@ def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> Non
 
 
 def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path: Path) -> None:
-    """Lay an experiment on hosts, simulate it, and show the outcome."""
+    """Assign an experiment to hosts, simulate it, and show the results."""
     from jsrl.launch.hosts.facts import read_hosts
     from jsrl.launch.hosts.layout import layout_text
     from jsrl.launch.plan import settle

@@ -28,7 +28,7 @@ OWN = (
     "runs-dir",
     "display",
     "overwrite",
-)  # said by the script itself
+)  # set by the script itself
 SUBMIT_S = 60.0
 
 
@@ -36,10 +36,10 @@ def submit(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
     """Print the script, or submit it; return the exit status.
 
     Args:
-      name: of the experiment. words: the rest of the command line. asked: what it means.
+      name: of the experiment. words: the rest of the command line. asked: the parsed command line.
 
     Raises:
-      ConfigError: there is no Slurm here, it refused a job, or an option does not go with it.
+      ConfigError: there is no Slurm here, it refused a job, or an option excludes it.
     """
     options = asked.run
     refuse(name, options, ("resume", "listen", "hosts", "tune", "plan"))
@@ -62,7 +62,7 @@ def submit(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
 
 
 def refuse(name: str | None, options: RunOptions, names: Sequence[str]) -> None:
-    """Refuse options that do not go with --launcher slurm.
+    """Refuse options that exclude --launcher slurm.
 
     Raises:
       ConfigError: one is given, or no experiment is named.
@@ -71,12 +71,12 @@ def refuse(name: str | None, options: RunOptions, names: Sequence[str]) -> None:
     if wrong or name is None:
         raise ConfigError(
             f"--{wrong[0] if wrong else 'resume'} does not go with --launcher slurm; submitting the same run name again "
-            "goes on with it."
+            "continues it."
         )
 
 
 def need_sbatch() -> None:
-    """Refuse to submit where there is no Slurm.
+    """Check that there is Slurm.
 
     Raises:
       ConfigError: there is none.
@@ -88,10 +88,10 @@ def need_sbatch() -> None:
 
 
 def submitted(path: Path, script: str, commands: Sequence[Sequence[str]]) -> list[str]:
-    """Write a script and submit it; return what sbatch says to each command.
+    """Write a script and submit it; return sbatch's answer to each command.
 
     Raises:
-      ConfigError: one was refused; of the first no script is left.
+      ConfigError: a command was refused; if it was the first, the script is deleted.
     """
     path.write_text(script)
     told: list[str] = []
@@ -109,12 +109,12 @@ def submit_seeds(name: str, words: Sequence[str], asked: CommandLine) -> int:
     """Print the script of a group, or submit an array with a job for each seed that has not ended as intended.
 
     Raises:
-      ConfigError: as of `submit`; or the group was submitted with other options.
+      ConfigError: as for `submit`; or the group was submitted with other options.
     """
     options = asked.run
     check(asked)
     if "num-hosts" in asked.given:
-        raise ConfigError("with --seeds each run lives on one node; leave out --num-hosts.")
+        raise ConfigError("with --seeds each run stays on one node; leave out --num-hosts.")
     known = None if options.overwrite else read_group(group_path(asked)) if options.run_name else None
     group = known or new_group(name, words, asked, lambda: ())
     if known is not None:

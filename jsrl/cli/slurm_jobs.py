@@ -1,4 +1,4 @@
-"""What Slurm says of jobs. Where its commands are missing, or do not answer, nothing is known."""
+"""States of Slurm jobs; unknown if Slurm's commands are missing or do not answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ANSWER_S = 20.0
 
 
 def ask(*words: str) -> str | None:
-    """Return what a command of Slurm prints; None: it is not here, does not answer, or refuses."""
+    """Return the output of a Slurm command; None: it is missing, does not answer, or refuses."""
     if shutil.which(words[0]) is None:
         return None
     try:
@@ -20,9 +20,9 @@ def ask(*words: str) -> str | None:
 
 
 def state_of(job: str) -> str:
-    """Return the state of a job, for people: `RUNNING on n1`, `PENDING (Resources)`, `COMPLETED`; empty: not known.
+    """Return the state of a job as text: `RUNNING on n1`, `PENDING (Resources)`, `COMPLETED`; empty: unknown.
 
-    squeue knows a job until a few minutes after its end; sacct, where a cluster keeps accounts, also later.
+    squeue knows a job until a few minutes after its end; sacct, if the cluster keeps accounts, also later.
     """
     told = ask("squeue", "-h", "-j", job, "-o", "%T|%N|%r")
     if told:

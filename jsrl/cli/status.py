@@ -1,4 +1,4 @@
-"""How runs are: `jsrl status RUN`, or `jsrl status` for all runs of a folder; on any host that sees the run folder."""
+"""The state of runs: `jsrl status RUN`, or `jsrl status` for all runs of a folder; on any host that sees the run folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_RUNS = 20  # in the table of a folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print how a run is, or all runs of a folder are; return the exit status."""
+    """Print the state of a run, or of all runs of a folder; return the exit status."""
     parser = argparse.ArgumentParser(prog=program("status"), description=__doc__)
     parser.add_argument(
         "run",
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def below(folder: Path) -> list[Path]:
-    """Return the runs in a folder, the newest first; none where it is a run itself."""
+    """Return the runs in a folder, the newest first; none if it is a run itself."""
     if is_whole(folder):
         return []
     found = [path for pattern in ("*/experiment.json", "*/*/experiment.json") for path in folder.glob(pattern)]
@@ -75,7 +75,7 @@ def as_json(value: Any) -> str:
 
 
 def moment(state: RunState) -> DisplayState | None:
-    """Return what a display showed at the last news of a run; None: there is no news."""
+    """Return the display at the last status of a run; None: there is none."""
     try:
         return None if state.news is None else moment_of(state.news)
     except ValueError:  # of another version
@@ -83,7 +83,7 @@ def moment(state: RunState) -> DisplayState | None:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """Return all that is known of a run, JSON-like."""
+    """Return all facts of a run, JSON-like."""
     state = read_state(folder)
     seen, process, news, result = moment(state), state.process, state.news, state.result
     last = {} if seen or result else last_values(folder / "metrics.jsonl")[0]
@@ -114,7 +114,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 
 def evaluation_of(seen: DisplayState | None) -> dict[str, Any] | None:
-    """Return the newest evaluation that a display showed."""
+    """Return the newest evaluation in a display."""
     if seen is None or not seen.evaluations:
         return None
     env_steps, value = seen.evaluations[-1]
@@ -122,7 +122,7 @@ def evaluation_of(seen: DisplayState | None) -> dict[str, Any] | None:
 
 
 def resume_command(folder: Path, state: RunState) -> str | None:
-    """Return the command that goes on with a run that did not end as intended; None: it needs none, or has no snapshot."""
+    """Return the command that continues a run that did not end as intended; None: not needed, or no snapshot."""
     group = read_group(folder)
     snapshot = has_snapshot(folder) if group is None else not group.jobs and missing(group)
     over = state.word in ("killed", "silent") or (state.word == "ended" and not is_intended(str(state.result["ended"])))
@@ -130,7 +130,7 @@ def resume_command(folder: Path, state: RunState) -> str | None:
 
 
 def text(folder: RunFolder) -> str:
-    """Return how a run is, for people."""
+    """Return the state of a run, as text."""
     state = read_state(folder.path)
     seen = moment(state)
     lines = [
@@ -167,7 +167,7 @@ def headline(state: RunState) -> str:
 
 
 def progress(state: RunState, seen: DisplayState | None) -> str:
-    """Return how far a run has come."""
+    """Return the progress of a run."""
     if "env_steps" in state.result:
         r = state.result
         return f"{r.get('env_steps', 0):,} env steps, {r.get('updates', 0):,} updates, {clock(r.get('wall_s'))}"
@@ -194,7 +194,7 @@ def scores(state: RunState, seen: DisplayState | None) -> list[str]:
 
 
 def workers_text(workers: Iterable[WorkerNews], own_host: str) -> str:
-    """Return the workers by kind: how many, on which hosts, how often restarted, and who does not work yet."""
+    """Return the workers by kind: number, hosts, restarts, and workers that are not ready."""
     kinds: dict[str, list[WorkerNews]] = {}
     for worker in workers:
         kinds.setdefault(worker.kind, []).append(worker)
@@ -217,7 +217,7 @@ def workers_text(workers: Iterable[WorkerNews], own_host: str) -> str:
 
 
 def stamp(seconds: float) -> str:
-    """Return a time, given in seconds since 1970, for people."""
+    """Return a time, given in seconds since 1970, as text."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
@@ -225,13 +225,13 @@ def stamp(seconds: float) -> str:
 
 
 def facts_of_group(group: Group) -> dict[str, Any]:
-    """Return all that is known of a group of runs, JSON-like."""
+    """Return all facts of a group of runs, JSON-like."""
     own = {"group": group.name, "folder": group.path, "seeds": group.seeds, "slurm_jobs": group.jobs}
     return own | {"state": read_state(group.path).word, "runs": [facts_of(path) for path in group.runs]}
 
 
 def group_text(group: Group) -> str:
-    """Return how a group of runs is, for people: what runs it, a line for each run, and how to go on."""
+    """Return the state of a group of runs as text: its process, a line for each run, and how to continue it."""
     state, left = read_state(group.path), missing(group)
     lines = [f"{group.name}: {len(group.seeds)} seeds, {len(group.seeds) - len(left)} ended as intended"]
     if state.goes_on:
@@ -251,7 +251,7 @@ def group_text(group: Group) -> str:
 
 
 def table(folders: Sequence[Path]) -> str:
-    """Return a line for each run, those first that go on; of many the newest."""
+    """Return a line for each run, running ones first; if there are many, the newest."""
     rows = []
     for path in folders:
         try:

@@ -1,4 +1,4 @@
-"""End a run in order, as Ctrl-C does: `jsrl stop RUN`, on any host that sees the run folder."""
+"""End a run cleanly, like Ctrl-C: `jsrl stop RUN`, on any host that sees the run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jsrl.runs.runs import RunFolder, named
 from jsrl.runs.state import ask_to_stop, read_state
 
 LOOK_S = 0.2
-WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")  # states of a job whose run will begin, or go on
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")  # states of a job whose run will begin or continue
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,10 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def stop(folder: Path) -> str:
-    """Ask the process that runs a run to end it; return what was done.
+    """Ask the process of a run to end it; return what was done.
 
-    A process of this host is signalled, after comparing boot, id and start time. One of another host finds a request in the
-    run folder within seconds; where it is a Slurm job, Slurm passes on a signal as well, or cancels a job that waits.
+    A process of this host gets a signal, after boot, id and start time were compared. One of another host finds a request
+    in the
+    run folder within seconds; if it is a Slurm job, Slurm also sends it a signal, or cancels it if it waits.
 
     Raises:
       ConfigError: the run is over, or another user's. OSError: the request cannot be written.
@@ -64,7 +65,9 @@ def stop(folder: Path) -> str:
     if state.is_over:
         raise ConfigError(f"{RunFolder(folder).name} is over already: {headline(state)}.")
     if process is None:
-        raise ConfigError(f"{folder} does not say which process runs it; it begins just now, or is another user's.")
+        raise ConfigError(
+            f"{folder} does not say which process runs it; the run is just starting, or is another user's."
+        )
     if not ask_to_stop(folder, process):
         return f"process {process} was asked to end before"
     try:
@@ -79,7 +82,7 @@ def stop(folder: Path) -> str:
 
 
 def cancel(job: str, run: str) -> str:
-    """Cancel a job that waits, and the jobs of its actor hosts; return what was done.
+    """Cancel a waiting job, and the jobs of its actor hosts; return what was done.
 
     Raises:
       ConfigError: Slurm refused.
@@ -91,10 +94,10 @@ def cancel(job: str, run: str) -> str:
 
 
 def cancelled(group: Group) -> list[RunFolder]:
-    """Cancel the jobs of a group that wait in Slurm's queue; return the runs that go on and are to be stopped.
+    """Cancel the waiting jobs of a group in Slurm's queue; return the running runs, which must be stopped.
 
     Raises:
-      ConfigError: none waits or goes on.
+      ConfigError: no job waits and no run is running.
     """
     waiting = [job for job in group.jobs if ask("squeue", "-h", "-j", job, "-t", "PENDING", "-o", "%i")]
     for job in waiting:
@@ -107,7 +110,7 @@ def cancelled(group: Group) -> list[RunFolder]:
 
 
 def wait(folder: RunFolder, limit_s: float, all_s: float) -> int:
-    """Wait for the end of a run and say how it ended; return 0 where it has, or nobody wants to wait (`all_s` is 0)."""
+    """Wait for the end of a run and print how it ended; return 0 if it has, or without a wait (`all_s` is 0)."""
     until = time.monotonic() + limit_s
     state = read_state(folder.path)
     while not state.is_over and time.monotonic() < until:

@@ -19,7 +19,7 @@ from jsrl.tuning.tune import advise_from, tune
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what the command line offers beside the options of `jsrl run`."""
+    """Return the parser of the options besides those of `jsrl run`."""
     made = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune, or advise from a file; return the exit status."""
+    """Tune, or give advice from a file; return the exit status."""
     own, words = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:

@@ -1,4 +1,4 @@
-"""Show the runs of a folder in a browser while they go on: `jsrl watch`, on this machine alone; nothing is changed."""
+"""Show the runs of a folder in a browser while they run: `jsrl watch`, on this machine only; nothing is changed."""
 
 from __future__ import annotations
 

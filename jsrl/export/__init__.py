@@ -1,1 +1,1 @@
-"""Policies that leave jsrl: as a numpy program, as StableHLO and as ONNX."""
+"""Exported policies: as a numpy program, as StableHLO and as ONNX."""

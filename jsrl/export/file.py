@@ -34,15 +34,15 @@ def save(
     onnx: bool = False,
     origin: str = "jsrl",
 ) -> list[str]:
-    """Write a policy file and return its parity report, a line per player.
+    """Write a policy file and return its parity report, one line per player.
 
     Args:
-      agent, spec, params: what acts, where, and with what. onnx: write `policy.onnx` into the file as well.
-      origin: where the policy comes from, for people.
+      agent, spec, params: of the policy. onnx: write `policy.onnx` into the file as well.
+      origin: where the policy comes from, for readers.
 
     Raises:
       ExportError: params are not finite, the policy cannot be traced for batches of any size, a player differs from the agent,
-        ONNX is wanted and cannot say what the policy computes, or the file cannot be written.
+        ONNX is wanted and lacks an operation of the policy, or the file cannot be written.
       MissingExtra: ONNX is wanted, and the package onnx is not installed.
     """
     _check_finite(params)
@@ -110,7 +110,7 @@ def traced(agent: Agent, spec: EnvSpec, params: ActParams) -> tuple[PolicyFuncti
 
 
 def _kept(function: PolicyFunction, program: Program) -> tuple[int, ...]:
-    """Return which leaves of the core matter to the outputs, at once or through later states."""
+    """Return the leaves of the core that affect the outputs, at once or through later states."""
     first_state = len(function.inputs) + 1
     num_outputs = len(function.outputs)
     kept: set[int] = set()
@@ -129,7 +129,7 @@ def _stablehlo(function: PolicyFunction) -> Any:
         return jax.export.export(jax.jit(function.call), platforms=PLATFORMS)(*function.arguments(batch))
     except Exception as error:
         raise ExportError(
-            f"the policy cannot be traced for batches of any size: {error}. Its network must not decide by the batch size"
+            f"the policy cannot be traced for batches of any size: {error}. Its network must not depend on the batch size"
         ) from error
 
 
@@ -181,7 +181,7 @@ def _write(
 
 
 def pack(members: dict[str, bytes]) -> bytes:
-    """Return a policy file's bytes: members stored as they are, and at the end the digest of all before it."""
+    """Return a policy file's bytes: members stored uncompressed, and at the end the digest of everything before it."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name, content in members.items():

@@ -14,7 +14,7 @@ from jsrl.types import Array, EnvSpec, named_leaves, to_environment, unflatten
 
 
 class Port(NamedTuple):
-    """An array that goes in or out: its name, the shape of one row, dtype, and keys in the observation's dict."""
+    """An input or output array: its name, the shape of one row, dtype, and keys in the observation's dict."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,8 +30,8 @@ class PolicyFunction(NamedTuple):
     """A policy as a function.
 
     Attributes:
-      call: (*inputs, is_first, *state) -> (*outputs, *new state), each [B, ...]; is_first only where there is a state.
-      inputs, state, outputs: what goes in and out. The first output is `action`, as the environment takes it; the others
+      call: (*inputs, is_first, *state) -> (*outputs, *new state), each [B, ...]; is_first only if there is a state.
+      inputs, state, outputs: the arrays. The first output is `action`, in the environment's form; the others
         are the distribution's parameters.
     """
 
@@ -52,8 +52,8 @@ def policy_function(
     """Return the greedy policy with its params (weights and observation moments) inside.
 
     Args:
-      kept: which leaves of the core are the function's state, as numbers; the others are always as at an episode's start.
-        None: all.
+      kept: numbers of the core's leaves that are the function's state; the others always have their values at an episode's
+        start. None: all.
     """
     params = jax.tree.map(jnp.asarray, params)
     fresh = agent.initial_core(1)

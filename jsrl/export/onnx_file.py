@@ -1,7 +1,7 @@
 """A policy's program as an ONNX model, written with the package `onnx` (the extra of that name), without torch.
 
-Inputs, state and outputs have the names of policy.json; is_first is an input where there is a state, and the new state comes
-out as `next_` and its name. The batch size is free.
+Inputs, state and outputs have the names of policy.json; is_first is an input if there is a state, and the new state's
+names start with `next_`. The batch size is free.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jsrl.export.program import Operation, Program
 from jsrl.extras import install_command
 
 OPSET, IR_VERSION = 18, 9
-END = 2**63 - 1  # of a slice: all that there is
-SAME: dict[str, tuple[str, ...]] = {  # operations that are one ONNX operator, or one after the other
+END = 2**63 - 1  # end of a slice without limit
+SAME: dict[str, tuple[str, ...]] = {  # operations that are one ONNX operator, or several in sequence
     "add": ("Add",), "sub": ("Sub",), "mul": ("Mul",), "div": ("Div",), "max": ("Max",), "min": ("Min",), "neg": ("Neg",),
     "abs": ("Abs",), "sign": ("Sign",), "floor": ("Floor",), "ceil": ("Ceil",), "exp": ("Exp",), "log": ("Log",),
     "sqrt": ("Sqrt",), "rsqrt": ("Sqrt", "Reciprocal"), "tanh": ("Tanh",), "atanh": ("Atanh",), "sin": ("Sin",),
@@ -33,7 +33,7 @@ def model(function: PolicyFunction, program: Program) -> bytes:
     """Return the ONNX model of a program, as bytes.
 
     Raises:
-      MissingExtra: onnx is not installed. ExportError: an operation has no counterpart in ONNX; names it.
+      MissingExtra: onnx is not installed. ExportError: an operation has no counterpart in ONNX; the message names it.
     """
     try:
         import onnx
@@ -62,7 +62,7 @@ def model(function: PolicyFunction, program: Program) -> bytes:
 
 
 def reference_player(function: PolicyFunction, written: bytes) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
-    """Return a model as a player, run by the reference implementation that comes with the package onnx."""
+    """Return a model as a player, run by the reference implementation of the package onnx."""
     from onnx.reference import ReferenceEvaluator
 
     evaluator, (inputs, _) = ReferenceEvaluator(written), argument_names(function)
@@ -91,7 +91,7 @@ def _kind(dtype: str) -> int:
 
 
 class _Writer:
-    """Nodes and constants of a model, as they are made.
+    """Nodes and constants of the model under construction.
 
     Attributes:
       nodes, initializers: of the graph.
@@ -128,11 +128,11 @@ class _Writer:
         self._names.update(zip(op.outputs, names, strict=True))
 
     def node(self, kind: str, read: list[str], out: str | None = None, **attributes: Any) -> str:
-        """Append a node; return the name of what it makes."""
+        """Append a node; return the name of its result."""
         return self.many(kind, read, [out or f"v{len(self.nodes)}"], **attributes)[0]
 
     def many(self, kind: str, read: list[str], made: list[str], **attributes: Any) -> list[str]:
-        """Append a node that makes several values; return their names."""
+        """Append a node with several results; return their names."""
         import onnx
 
         self.nodes.append(onnx.helper.make_node(kind, read, made, **attributes))
@@ -162,7 +162,7 @@ class _Writer:
         return self._program.shapes[number][1]
 
     def sizes(self, shape: list[int]) -> str:
-        """Return the name of a shape, which depends on the batch size where a size is negative."""
+        """Return the name of a shape; a negative size stands for a multiple of the batch size."""
         if all(size >= 0 for size in shape):
             return self.constant(shape)
         parts = [
@@ -172,7 +172,7 @@ class _Writer:
         return self.node("Concat", parts, axis=0)
 
     def typed(self, number: int, value: float) -> str:
-        """Return the name of a number of the dtype of a value of the program."""
+        """Return the name of a number with the dtype of a value of the program."""
         return self.constant(value, self.dtype(number))
 
 
@@ -210,7 +210,7 @@ def _dot(writer: _Writer, op: Operation, read: list[str]) -> str:
 
 
 def _images(writer: _Writer, op: Operation, read: str) -> str:
-    """Return images as ONNX has them: [N, C, H, W]."""
+    """Return images in ONNX's layout: [N, C, H, W]."""
     n, h, w, c = op.options["x_order"]
     return writer.node("Transpose", [read], perm=[n, c, h, w])
 

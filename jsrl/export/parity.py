@@ -1,4 +1,4 @@
-"""Whether an exported policy does what the agent does: both play the same rows, and every number is compared."""
+"""Checks that an exported policy equals the agent: both play the same rows, and every number is compared."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Player = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 def rows_of(function: PolicyFunction, moments: Tree, seed: int = 0) -> list[list[np.ndarray]]:
-    """Return STEPS batches of observations, ROWS in all, and is_first where there is a state.
+    """Return STEPS batches of observations, ROWS rows in all, and is_first if there is a state.
 
-    Numbers are normal, with the mean and twice the deviation of the agent's moments where it has them; pixels and masks are
-    uniform, each mask with an action that is allowed. A tenth of the rows begin an episode.
+    Numbers are normal, with the mean and twice the deviation of the agent's moments if it has them; pixels and masks are
+    uniform, each mask with at least one allowed action. A tenth of the rows begin an episode.
     """
     rng, batch = np.random.default_rng(seed), ROWS // STEPS
     scales = _scales(moments)
@@ -59,7 +59,7 @@ def _random(port: Port, batch: int, rng: np.random.Generator, scales: dict[str, 
 
 
 def play(function: PolicyFunction, player: Player, steps: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-    """Return what a player gives for every step: outputs and new state; it is handed back its own state."""
+    """Return a player's results for every step: outputs and new state; its own state is passed back to it."""
     batch = len(steps[0][0])
     state, played = [np.zeros((batch, *port.shape), port.dtype) for port in function.state], []
     for arrays in steps:
@@ -83,9 +83,10 @@ def of_agent(function: PolicyFunction) -> Player:
 def compare(
     name: str, function: PolicyFunction, played: list[list[np.ndarray]], reference: list[list[np.ndarray]]
 ) -> str:
-    """Return a line about how far a player is from the agent.
+    """Return a line about the difference of a player from the agent.
 
-    Numbers may differ by 1e-5, times their size where that is above 1. Actions that are counted must be equal, but for two
+    Numbers may differ by 1e-5, times their size if that is above 1. Discrete actions must be equal, except in two
+    rows, in which rounding may have decided between the two best ones.
     rows, in which rounding may have decided between the two best ones.
 
     Raises:

@@ -1,6 +1,6 @@
 """Play an exported policy: this one file, numpy, and nothing else.
 
-It lies in every policy file, so that it plays without jsrl and without JAX:
+It is part of every policy file, so that it plays without jsrl and without JAX:
 
     import sys; sys.path.insert(0, "policy.zip")
     import player
@@ -9,8 +9,8 @@ It lies in every policy file, so that it plays without jsrl and without JAX:
 
 `python policy.zip` prints what the policy reads and returns.
 
-A policy is a program: operations in the order in which they run. Each reads values and makes new ones; a value is a number
-in the program. An operation has the name and the meaning of the JAX primitive (jax.lax) that it was. In shapes, -k stands
+A policy is a program: operations in execution order. Each reads values and makes new ones; a value is a number
+in the program. An operation has the name and the meaning of its JAX primitive (jax.lax). In shapes, -k stands
 for k times the batch size.
 """
 
@@ -28,17 +28,17 @@ import numpy as np
 
 FORMAT, FORMAT_VERSION = "jsrl policy", 1
 MAX_FILE_BYTES = 2**31
-MAX_VALUES_PER_ROW = 2**26  # of one operation's result
+MAX_VALUES_PER_ROW = 2**26  # largest result of one operation
 MEMBERS = ("policy.json", "weights.bin")
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "uint32", "int64", "float32", "float64")
 
 
 class PolicyFileError(Exception):
-    """A file that is no policy, is broken, or is of another version; says what is wrong and what to do."""
+    """A file that is no policy, is broken, or is of another version; the message says what to do."""
 
 
 class PolicyInputError(ValueError):
-    """An observation or a state that the policy cannot read; says which, and what was expected."""
+    """An observation or a state that the policy cannot read; the message says which, and what was expected."""
 
 
 # -- operations: (values, options, batch size) -> value ----------------------------------------------------------------
@@ -97,7 +97,7 @@ def _windows(x: np.ndarray, size: list[int], step: list[int], edges: list, fill:
 
 
 def _convolution(values: list, options: dict, batch: int) -> np.ndarray:
-    """Convolve images by a kernel; the three orders of axes are brought to [N, H, W, C], [H, W, C, O], and back."""
+    """Convolve images with a kernel; their axes are moved to [N, H, W, C], [H, W, C, O], and back."""
     x, kernel = values[0].transpose(options["x_order"]), values[1].transpose(options["kernel_order"])
     windows = _windows(x, list(kernel.shape[:2]), options["step"], options["edges"], 0.0)
     out = np.tensordot(windows, kernel, ((4, 5, 3), (0, 1, 2)))
@@ -191,10 +191,10 @@ class Policy:
         self._state: dict[str, np.ndarray] | None = None
 
     def __call__(self, observation: Any, is_first: Any = None) -> np.ndarray:
-        """Return the greedy actions for a batch of observations, as the environment takes them.
+        """Return the greedy actions for a batch of observations, in the environment's form.
 
         Args:
-          observation: array [B, ...], or a dict of them, as the environment gives it.
+          observation: array [B, ...], or a dict of them, in the environment's form.
           is_first: bool [B], True where an episode begins; None: True on the first call and after `reset`, then False.
 
         Raises:
@@ -211,10 +211,10 @@ class Policy:
         """Return (outputs, new state); changes nothing in the policy.
 
         Args:
-          observation: as for a call. state: what the last step returned; None: new episodes begin. is_first: as for a call.
+          observation: as for a call. state: result of the last step; None: new episodes begin. is_first: as for a call.
 
         Returns:
-          outputs: `action` as the environment takes it, and the distribution's parameters by name.
+          outputs: `action` in the environment's form, and the distribution's parameters by name.
 
         Raises:
           PolicyInputError: an array is missing, or has another shape or kind than the policy reads.
@@ -289,7 +289,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Policy:
         expected = [((1, *port["shape"]), port["dtype"]) for port in ports]
     except PolicyFileError:
         raise
-    except Exception as error:  # whatever a foreign program trips over: it is the file that is wrong
+    except Exception as error:  # any error of a foreign program means that the file is wrong
         raise PolicyFileError(f"the program does not run: {error!r}; export the policy again") from error
     if [(x.shape, str(x.dtype)) for x in results] != expected:
         raise PolicyFileError("the program returns other arrays than the file says; export the policy again")
@@ -313,7 +313,7 @@ def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
     """Return the members of a policy file, name -> bytes, after checks of its size, digest and members.
 
     Raises:
-      PolicyFileError: there is no such file, or it is broken or no policy file.
+      PolicyFileError: there is no such file, or it is broken or not a policy file.
     """
     try:
         if os.path.getsize(path) > MAX_FILE_BYTES:
@@ -333,7 +333,7 @@ def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
             members = {e.filename: opened.read(e) for e in entries}
     except PolicyFileError:
         raise
-    except Exception as error:  # zipfile raises half a dozen kinds for broken archives
+    except Exception as error:  # zipfile raises many kinds of errors for broken archives
         raise PolicyFileError(f"{path} is no readable zip: {error!r}; export the policy again") from error
     missing = [name for name in MEMBERS if name not in members]
     if missing or len(members) != len(entries):
@@ -350,7 +350,7 @@ def _contract(text: bytes) -> dict:
     if found != (FORMAT, FORMAT_VERSION):
         raise PolicyFileError(
             f"the file is {found[0]!r} of version {found[1]!r}; this player reads {FORMAT!r} of version {FORMAT_VERSION}: "
-            "play it with the player.py that lies in the file"
+            "play it with the player.py in the file"
         )
     lacking = {"inputs", "state", "outputs", "weights", "program", "no_program", "origin", "parity"} - set(contract)
     if lacking:

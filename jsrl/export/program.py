@@ -1,6 +1,6 @@
-"""A policy's function as a program: the operations that remain when JAX has traced it, calls inlined, constants folded.
+"""A policy's function as a program: the operations after tracing by JAX, with calls inlined and constants folded.
 
-Nothing here knows a layer: what JAX traces is what runs. An operation that the player does not know is refused by name.
+Nothing here depends on layers: the program is what JAX traces. An operation unknown to the player is refused by name.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from jsrl.errors import ExportError
 from jsrl.export import player
 from jsrl.export.function import PolicyFunction
 
-MAX_FOLDED = 2**24  # values of a constant that replaces an operation
+MAX_FOLDED = 2**24  # largest constant that replaces an operation
 
 
 class Operation(NamedTuple):
     """One step of a program.
 
-    name: as in `player.OPERATIONS`. inputs, outputs: numbers of values. options: as the player reads them.
+    name: as in `player.OPERATIONS`. inputs, outputs: numbers of values. options: for the player.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Operations in the order in which they run.
+    """Operations in execution order.
 
     inputs, outputs: numbers of values, in the order of the function's arguments and results. constants: number -> array.
     shapes: number -> (shape with -k for k batches, dtype), of every value.
@@ -47,7 +47,7 @@ class Program(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Stands in for the options of an operation that the player does not know; says why."""
+    """Placeholder for the options of an operation that the player does not know; contains the reason."""
 
     why: str
 
@@ -56,7 +56,7 @@ def trace(function: PolicyFunction) -> Program:
     """Return the function's program, for batches of any size.
 
     Raises:
-      ExportError: what the function needs cannot be played in numpy; names the operation.
+      ExportError: numpy cannot play an operation of the function; the message names it.
     """
     (batch,) = jax.export.symbolic_shape("b")
     return _Tracer(batch).program(jax.make_jaxpr(function.call)(*function.arguments(batch)))
@@ -75,7 +75,7 @@ def without_unused(program: Program) -> Program:
     """Return the program without operations and constants that no output depends on.
 
     Raises:
-      ExportError: an operation is left that the player does not know.
+      ExportError: a remaining operation is unknown to the player.
     """
     needed = reached(program, program.outputs)
     operations = tuple(op for op in program.operations if needed & set(op.outputs))
@@ -94,7 +94,7 @@ def _as_numpy(array: Any) -> np.ndarray:
 
 
 class _Tracer:
-    """Makes a program of a jaxpr."""
+    """Converts a jaxpr into a program."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -196,12 +196,12 @@ class _Tracer:
 
 
 def _default_platform(platforms: Any) -> int:
-    """Return which branch runs on a platform that is not named (not the one that is made for CPUs)."""
+    """Return which branch runs on an unnamed platform (not the branch for CPUs)."""
     return next(i for i, names in enumerate(platforms) if names is None)
 
 
 def _inner(eqn: Any) -> Any:
-    """Return the closed jaxpr that an equation only calls, or None."""
+    """Return the closed jaxpr of an equation that is only a call, or None."""
     if eqn.primitive.name not in (
         "jit",
         "pjit",
@@ -232,7 +232,7 @@ def _elementwise_options(eqn: Any) -> dict | Refused:
 
 
 def _index_options(eqn: Any, index: Any) -> dict | Refused:
-    """Return x[..., i, ..., j] with constant i and j, which is all that is played of `gather`."""
+    """Return x[..., i, ..., j] with constant i and j, the only form of `gather` that the player knows."""
     numbers, sizes, operand = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.invars[0].aval.shape
     axes = tuple(numbers.start_index_map)
     refused = Refused("gather (indexing by an array)")

@@ -1,4 +1,4 @@
-"""What limits a run, in words, from its own measurements: one verdict of a table, and the option that would help."""
+"""The bottleneck of a run, from its own measurements: one verdict of a table, and the option that would help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jsrl.workers.kinds import Kind
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits a run: `kind` names the verdict (a key for programs), `text` says it and what would help."""
+    """What limits a run: `kind` names the verdict (for programs), `text` explains it and what would help."""
 
     kind: str
     text: str

@@ -24,8 +24,8 @@ class Series:
     """One curve: its name, and arrays of the same length.
 
     Attributes:
-      low, high: of a band around it, if any. index: of its colour; None: its place among the curves. faint: it is a detail.
-      points: it is drawn as points without a line.
+      low, high: of a band around it, if any. index: of its colour; None: its place among the curves. faint: draw it thin.
+      points: draw points without a line.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Series:
     points: bool = False
 
     def finite(self) -> Series:
-        """Return the points that can be drawn, at most MOST_POINTS (means of neighbours)."""
+        """Return the points to draw, at most MOST_POINTS (means of neighbours)."""
         keep = np.isfinite(self.x) & np.isfinite(self.y)
         bounds = [
             self.y if bound is None else np.where(np.isfinite(bound), bound, self.y) for bound in (self.low, self.high)
@@ -50,7 +50,7 @@ class Series:
 
     @property
     def css(self) -> str:
-        """Return its classes: colour and dashes."""
+        """Return its CSS classes: colour and dashes."""
         index = self.index or 0
         dash = index // COLOURS % DASHES
         return f"line{index % COLOURS}" + (f" dash{dash}" if dash else "")
@@ -63,13 +63,13 @@ def thinned(column: np.ndarray, most: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Axis:
-    """A horizontal axis: of logarithms, or of names that stand at 0, 1, 2, ..."""
+    """A horizontal axis: logarithmic, or with names at 0, 1, 2, ..."""
 
     log: bool = False
     names: tuple[str, ...] = ()
 
     def ticks(self, low: float, high: float, most: int) -> list[tuple[float, str]]:
-        """Return where ticks stand between two places, and their texts."""
+        """Return the positions of ticks between two values, and their texts."""
         if self.names:
             return [(float(index), name) for index, name in enumerate(self.names) if low <= index <= high]
         if self.log:
@@ -92,12 +92,12 @@ def chart(
     axis: Axis = Axis(),
     legend: bool = True,
 ) -> str:
-    """Return a chart as HTML, or an empty string when there are not two points to join.
+    """Return a chart as HTML, or an empty string when there are fewer than two points.
 
     Args:
-      title: what it shows, with its unit. x_label: of the horizontal axis. series: curves. from_zero: the axis begins at 0.
-      x_range: of the horizontal axis; None: that of the curves. size: width and height. hint: shown when one points at it.
-      axis: the horizontal one. legend: name the curves, if there are several.
+      title: what it shows, with its unit. x_label: of the horizontal axis. series: curves. from_zero: the axis starts at 0.
+      x_range: of the horizontal axis; None: that of the curves. size: width and height. hint: shown under the mouse pointer.
+      axis: the horizontal one. legend: show the names of the curves, if there are several.
     """
     if axis.log:
         series = [dataclasses.replace(one, x=np.log10(one.x)) for one in series]
@@ -122,7 +122,7 @@ def keys_of(named: Mapping[str, str]) -> str:
 
 
 def bands(title: str, x_label: str, x: np.ndarray, shares: Mapping[str, np.ndarray]) -> str:
-    """Return shares of a whole as bands on top of each other, smoothed; an empty string when there are not two points.
+    """Return shares of a whole as stacked bands, smoothed; an empty string when there are fewer than two points.
 
     Args:
       x: [N]. shares: class of the style sheet -> its share at each point, 0-1 [N]; together about 1.
@@ -153,7 +153,7 @@ def _figure(title: str, legend: str, parts: Sequence[str], size: tuple[int, int]
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where values lie on the paper."""
+    """Positions of values on the chart."""
 
     x_low: float
     x_high: float
@@ -202,7 +202,7 @@ def short(value: float) -> str:
 
 
 def _axes(frame: _Frame, x_label: str, y_names: Sequence[str] = (), axis: Axis = Axis()) -> list[str]:
-    """Return lines and numbers; `y_names`: of evenly spaced lines, instead of numbers."""
+    """Return axis lines and numbers; `y_names`: names of evenly spaced lines, instead of numbers."""
     parts = []
     small = frame.size == SMALL
     spaced = [float(value) for value in np.linspace(frame.y_low, frame.y_high, len(y_names))]
@@ -238,7 +238,7 @@ def _curve(frame: _Frame, series: Series) -> str:
 
 
 def _outline(frame: _Frame, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """Return the points around what lies between two curves."""
+    """Return the outline of the area between two curves."""
     upper = list(zip(frame.x(x), frame.y(high), strict=True))
     lower = list(zip(frame.x(x), frame.y(low), strict=True))[::-1]
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in upper + lower)

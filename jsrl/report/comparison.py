@@ -1,4 +1,4 @@
-"""Runs side by side: seeds summed up with intervals, two runs compared. Plain text and arrays."""
+"""Runs side by side: statistics over seeds with intervals, comparison of two runs. Plain text and arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END_METRICS = (
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half along the last axis; ends that lie only partly inside count partly.
+    """Return the mean of the middle half along the last axis; values partly inside count partly.
 
     Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice, arXiv:2108.13264.
     """
@@ -42,7 +42,7 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Return the percentile bootstrap interval of a statistic (default: the mean) over values [seeds].
 
-    The resamples are always the same, so that a table is. With fewer than 2 values both ends are the value.
+    The resamples are always the same, so a table is reproducible. With fewer than 2 values both ends are the value.
     """
     values = np.asarray(values, np.float64)
     rng = np.random.default_rng(0)
@@ -53,13 +53,13 @@ def bootstrap_interval(
 
 
 LEARNED = ("agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag")
-"""How options begin that change what is learned, and not only where or for how long."""
+"""Prefixes of options that change what is learned, and not only where or for how long."""
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs by experiment: those of one folder, apart where settings differ that change what is learned.
+    """Return runs by experiment: runs of one folder, split if settings differ that change what is learned.
 
-    The names have those settings, such as `ppo_cartpole, agent.learning-rate 0.001`.
+    The names include those settings, such as `ppo_cartpole, agent.learning-rate 0.001`.
     """
     folders: dict[str, list[Run]] = {}
     for run in runs:
@@ -76,7 +76,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def differing_options(runs: Sequence[Run]) -> list[str]:
-    """Return the options in which some of the runs differ, by name."""
+    """Return the names of options that differ between some of the runs."""
     options = [flat_options(run.config) for run in runs]
     names = dict.fromkeys(name for own in options for name in own)
     return [name for name in names if len({str(own.get(name)) for own in options}) > 1]
@@ -84,7 +84,7 @@ def differing_options(runs: Sequence[Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class Band:
-    """Seeds of an experiment over env steps: the middle of them and its 95% interval, all [points]."""
+    """Seeds of an experiment over env steps: their mean and its 95% interval, all [points]."""
 
     x: np.ndarray
     middle: np.ndarray
@@ -93,9 +93,9 @@ class Band:
 
 
 def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 50) -> Band | None:
-    """Return the mean of curves (env steps, values), the interquartile mean of 4 or more, where all of them have values.
+    """Return the mean of curves (env steps, values), the interquartile mean of 4 or more, where all curves have values.
 
-    None: there are fewer than two curves, or no env steps that all of them have reached.
+    None: there are fewer than two curves, or no env steps in common.
     """
     low_x, high_x = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if len(curves) < 2 or high_x <= low_x:
@@ -110,7 +110,7 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 50) -> B
 
 @dataclass(frozen=True)
 class Summary:
-    """One experiment's seeds at the end of their curves, with 95% intervals for the mean and the interquartile mean."""
+    """One experiment's seeds at the end of their curves, with 95% intervals of the mean and the interquartile mean."""
 
     experiment: str
     seeds: int
@@ -165,12 +165,12 @@ def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: 
         iqm = f"{short(summary.iqm)} [{short(summary.iqm_interval[0])}, {short(summary.iqm_interval[1])}]"
         ends = (short(summary.lowest), short(summary.highest))
         rows.append((summary.experiment, str(summary.seeds), short(summary.env_steps), mean, iqm, *ends))
-    note = "\none seed says little: its interval is a point." if any(row[1] == "1" for row in rows) else ""
+    note = "\none seed is not enough: its interval is a point." if any(row[1] == "1" for row in rows) else ""
     return f"{key}, {'end value' if last == 1 else f'mean of the last {last} values'}\n{text_table(header, rows)}{note}"
 
 
 def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
-    """Return a text: what differs in configuration and origin, end values of metrics, curves as lines of bars."""
+    """Return a text: differences in configuration and origin, end values of metrics, curves as lines of bars."""
     parts = [f"A: {left.name}\nB: {right.name}"]
     differences = config_differences(left.config, right.config) + [
         entry
@@ -210,7 +210,7 @@ def config_differences(left: Any, right: Any, prefix: str = "") -> list[tuple[st
 
 
 def _dotted(prefix: str, name: str) -> str:
-    """Return the name of an entry; layers that only the stored form has (`fields`, `$tuple`) leave no trace."""
+    """Return the name of an entry without layers that exist only in the stored form (`fields`, `$tuple`)."""
     if name in ("fields", "$tuple"):
         return prefix
     return f"{prefix}.{name}" if prefix else name

@@ -1,4 +1,4 @@
-"""Several runs on one page: scores with intervals, seeds overlaid, and the settings in which they differ."""
+"""Several runs on one page: scores with intervals, overlaid seeds, and settings that differ."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CURVES = (
     ("Env steps per second taken by actors", "actor/env_steps_per_s"),
 )
 NOTE = (
-    "Thin: each seed. Thick: their mean, from 4 seeds on the interquartile mean, as far as all of them go; around it its 95% "
-    "bootstrap interval."
+    "Thin: each seed. Thick: their mean, from 4 seeds on the interquartile mean, up to the end of the shortest; around it "
+    "its 95% bootstrap interval."
 )
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """Return the page of several runs, as HTML that needs nothing else.
+    """Return the page of several runs, as self-contained HTML.
 
     Raises:
       ConfigError: a folder is not a whole run.
@@ -66,12 +66,12 @@ def _curves(env: str, groups: Mapping[str, Sequence[Run]]) -> str:
 
 
 def with_score(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that have any score; one that has just begun has none."""
+    """Return the runs that have a score; a run that has just begun has none."""
     return [run for run in runs if score_of([run])]
 
 
 def score_of(runs: Sequence[Run]) -> str:
-    """Return the metric that all of the runs can be compared by; empty: there is none."""
+    """Return the metric in which all of the runs can be compared; empty: there is none."""
     for name in SCORES:
         if all(np.isfinite(run.metrics.get(name, np.zeros(0))).any() for run in runs):
             return name
@@ -103,14 +103,16 @@ def _scores(runs: Sequence[Run]) -> str:
         mean, iqm = _interval(s.mean, s.interval), _interval(s.iqm, s.iqm_interval)
         rows.append((s.experiment, str(s.seeds), number(s.env_steps), mean, iqm, number(s.lowest), number(s.highest)))
     few = any(row[1] == "1" for row in rows)
-    note = f"{metric}, the last value of each run." + (" One seed says little: its interval is a point." if few else "")
+    note = f"{metric}, the last value of each run." + (
+        " One seed is not enough: its interval is a point." if few else ""
+    )
     without = [run.name for run in runs if run not in scored]
     note += f" Without a score: {', '.join(without)}." if without else ""
     return f'{_table(head, rows, "numbers")}<p class="legend">{escape(note)}</p>'
 
 
 def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
-    """Return every option, and fact of the machine, in which runs differ: the values that each experiment has."""
+    """Return every option, and fact of the machine, that differs between runs, with the values of each experiment."""
     runs = [run for own in groups.values() for run in own]
     facts = {id(run): flat_options(run.config) | _facts(run) for run in runs}
     differing = [name for name in _facts(runs[0]) if len({facts[id(run)][name] for run in runs}) > 1]
@@ -123,7 +125,7 @@ def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return the algorithm, and what a run was made with."""
+    """Return the algorithm and origin of a run."""
     agent = run.config.get("fields", {}).get("agent") or {}
     algorithm = str(agent.get("$type", "?")).rpartition(":")[2]
     return {"algorithm": algorithm} | {
@@ -141,7 +143,7 @@ def _shown(value: object) -> str:
 
 
 def _runs(runs: Sequence[Run]) -> str:
-    """Return a line for each run: how it ended, how far it came, its score."""
+    """Return a line for each run: how it ended, its env steps, its score."""
     metric, rows = score_of(runs), []
     for run in runs:
         steps = run.metrics.get("env_steps", np.zeros(0))

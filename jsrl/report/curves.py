@@ -1,4 +1,4 @@
-"""The charts of a run's report, found from the names in its metrics: learning, what the algorithm says, the machine."""
+"""The charts of a run's report, chosen by the names of its metrics: learning, algorithm, machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jsrl.workers.learner.kind import MEASURED
 FIRST = "first policy"
 KNOWN = {metric.name: metric for metric in kind_metrics(LEARNER)}
 NO_UNITS = ("-", "0-1", "<= 1", "count")
-TITLES = {  # where a metric's name is short for something
+TITLES = {  # metrics whose names are abbreviations
     "approx_kl": "approximate KL divergence",
     "grad_norm": "gradient norm",
     "loss_policy": "policy loss",
@@ -61,13 +61,13 @@ def algorithm(report: RunReport) -> str:
 
 
 def said(names: Iterable[str], prefix: str, measured: Iterable[Metric]) -> list[str]:
-    """Return the metrics of a kind of worker that neither it nor its accounting of time measures: its algorithm's."""
+    """Return the metrics of a kind of worker that come from its algorithm, not from the worker or its time accounting."""
     own = {f"{prefix}/{metric.name}" for metric in measured}
     return [name for name in names if name.startswith(f"{prefix}/") and name not in own and not name.endswith("_share")]
 
 
 def title_of(name: str) -> str:
-    """Return what a chart of a metric is called: `learner/loss_value` is `Value loss, reward²`."""
+    """Return the title of a metric's chart: `learner/loss_value` is `Value loss, reward²`."""
     unit = KNOWN[name].unit.replace("^2", "²") if name in KNOWN else "-"
     own = name.partition("/")[2]
     words = TITLES.get(own) or own.replace("_", " ")
@@ -75,7 +75,7 @@ def title_of(name: str) -> str:
 
 
 def machine(report: RunReport) -> list[str]:
-    """Return the charts of rates, lag, CPU time and memory that there are numbers for."""
+    """Return the charts of rates, lag, CPU time and memory for which there are numbers."""
     kinds = kinds_of(report.folder)
     cores = {kind.plural: f"system/{kind.prefix}_cpu_share" for kind in kinds} | {
         "other programs": "system/others_cpu_share"
@@ -103,7 +103,7 @@ def _rates(report: RunReport) -> list[Series]:
 
 
 def _trained(name: str, wall_s: np.ndarray, env_steps: np.ndarray, reported: np.ndarray, index: int) -> Series:
-    """Return env steps trained per second, from the counter in one line to that some lines later: updates come in lumps."""
+    """Return env steps trained per second, from counter differences over several lines, because updates come in bursts."""
     lines = np.flatnonzero(np.isfinite(reported))
     apart = 3 if len(lines) > 12 else 1
     passed_s = wall_s[lines[apart:]] - wall_s[lines[:-apart]]
@@ -113,7 +113,7 @@ def _trained(name: str, wall_s: np.ndarray, env_steps: np.ndarray, reported: np.
 
 
 def _lags(report: RunReport) -> list[Series]:
-    """Return the lags of each policy; none where no row was ever old."""
+    """Return the lags of each policy; none if no row was ever old."""
     found: list[Series] = []
     for policy in report.policies:
         of = f" of {policy}" if policy else ""
@@ -124,7 +124,7 @@ def _lags(report: RunReport) -> list[Series]:
 
 
 def shares_of_time(report: RunReport) -> str:
-    """Return a chart for each kind of worker: what its time went into, as the run went on."""
+    """Return a chart for each kind of worker: shares of its time over the run."""
     at_work, drawn = report.at_work, []
     for worker in report.workers:
         names = {a.name: f"{worker.prefix}/{a.name}_share" for a in worker.kind.all_activities}
@@ -144,14 +144,14 @@ def _named(policy: str, name: str) -> str:
 
 
 def _steps(report: RunReport) -> tuple[float, float]:
-    """Return the axis of env steps that all charts share."""
+    """Return the common axis of env steps of all charts."""
     counted = [report.columns.get(_named(policy, "env_steps"), np.zeros(0)) for policy in report.policies]
     values = np.concatenate(counted)
     return 0.0, max(float(np.nanmax(values)) if np.isfinite(values).any() else 0.0, 1.0)
 
 
 def _curves(report: RunReport, named: dict[str, str]) -> list[Series]:
-    """Return curves over env steps: name -> metric; the index of each is its place, also where others are missing."""
+    """Return curves over env steps: name -> metric; the index of each is its place, even if others are missing."""
     return [
         Series(name, *curve_of(report.columns, metric), index=index if len(named) > 1 else None)
         for index, (name, metric) in enumerate(named.items())
@@ -173,7 +173,7 @@ def _with_interval(report: RunReport, metric: str, name: str) -> list[Series]:
 
 
 def _over_time(report: RunReport, named: dict[str, str], first: int = 0) -> list[Series]:
-    """Return curves over the seconds in which the run went on: name -> metric."""
+    """Return curves over the run's seconds: name -> metric."""
     lines = report.at_work
     return [
         Series(name, report.columns["wall_s"][lines], report.columns[metric][lines], index=first + index)

@@ -1,4 +1,4 @@
-"""What is known of a run when one asks what limits it: facts of the experiment and the machine, and measured means."""
+"""Input of the bottleneck analysis: facts of the experiment and the machine, and measured means."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.kinds import Kind, own_kinds
 from jsrl.workers.learner.kind import KIND as LEARNER
 
-FULL = 0.85  # of the cores: nothing more fits
-ROOM_CORES = 0.5  # free, so that another process would be worth starting
+FULL = 0.85  # share of the cores above which no process fits
+ROOM_CORES = 0.5  # free cores, so that another process would be worth starting
 
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The parts of an experiment and its machine that advice depends on.
+    """The facts of an experiment and its machine that advice depends on.
 
     Attributes:
       placement: as in the experiment. cores: that the run may use. actors, ring: processes, and groups in each.
       servers: inference servers. synchronous: max_policy_lag is 0. zeromq: rows go over sockets on one machine.
       accelerators: on this machine. more_actors: larger numbers of actors that divide the groups, ascending.
-      more_groups: the next number of groups that works, None: none does.
+      more_groups: the next valid number of groups, None: there is none.
     """
 
     placement: str = "served"
@@ -47,7 +47,7 @@ class Evidence:
     cpu: dict[Kind, float] = field(default_factory=dict)
 
     def share(self, kind: Kind, *activities: str) -> float:
-        """Return the share of time of some activities of a kind of worker; 0 where nothing was reported."""
+        """Return the share of time of some activities of a kind of worker; 0 if nothing was reported."""
         return sum(self.shares.get(kind, {}).get(activity, 0.0) for activity in activities)
 
     @property
@@ -67,25 +67,25 @@ class Evidence:
 
     @property
     def room(self) -> bool:
-        """Return whether another process would find a core."""
+        """Return whether there is a free core for another process."""
         return not self.full and self.facts.cores - self.cores_used - self.others >= ROOM_CORES
 
     @property
     def learner_waits(self) -> float:
-        """Return the share of time in which the learner has nothing to learn from."""
+        """Return the share of time in which the learner waits for batches."""
         return self.share(LEARNER, "wait_batch")
 
     @property
     def cpu_per_actor(self) -> float:
-        """Return the cores that each actor takes."""
+        """Return the cores that each actor uses."""
         return self.cpu.get(ACTOR, 0.0) / max(self.facts.actors, 1)
 
 
 def gather(metrics: Mapping[str, float], facts: RunSetup, kinds: Iterable[Kind] | None = None) -> Evidence:
-    """Return a run's metrics sorted by what they say; values that are not finite are left out.
+    """Return a run's metrics by kind of worker; values that are not finite are left out.
 
     Args:
-      metrics, facts: as of `find_bottleneck`. kinds: of the run's workers; None: jsrl's own.
+      metrics, facts: as for `find_bottleneck`. kinds: of the run's workers; None: jsrl's own.
     """
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     shares, cpu = {}, {}

@@ -15,7 +15,7 @@ NOTE = "Bars: share of time that workers work. Red: the busiest of those that ro
 
 
 def dataflow(report: RunReport) -> str:
-    """Return the picture as SVG: of workers how much they work and wait, of streams their rates; empty without a graph."""
+    """Return the picture as SVG: workers with their shares of work and waits, streams with rates; empty without a graph."""
     graph = graph_of(report.folder)
     if graph is None:
         return ""
@@ -23,7 +23,7 @@ def dataflow(report: RunReport) -> str:
 
 
 def _measured(graph: Graph, report: RunReport) -> dict[str, Note]:
-    """Return family -> how much its workers work, and what they wait for; the busiest of those that rows pass is marked."""
+    """Return family -> its workers' share of work, and their main wait; the busiest on the way of the rows is marked."""
     times = {(time.kind.name, time.policy): time for time in report.workers}
     busy = {name: 1.0 - time.phases["wait"] for name, time in times.items()}
     passing = [name for name, time in times.items() if any(port.sort != "params" for port in time.kind.ports)]
@@ -37,7 +37,7 @@ def _measured(graph: Graph, report: RunReport) -> dict[str, Note]:
 
 
 def _lines(time: WorkerTime) -> tuple[str, str]:
-    """Return a worker's share of work, and what it waits for most."""
+    """Return a worker's share of work, and its longest wait."""
     waits = [a for a in of_main_thread(time.kind.activities) if a.phase == "wait"]
     share, what = max(((time.activities.get(a.name, 0.0), a.waits_for) for a in waits), default=(0.0, ""))
     waiting = f"waits {share:.0%}{f': {what}' if what else ''}" if share >= 0.01 else ""
@@ -45,7 +45,7 @@ def _lines(time: WorkerTime) -> tuple[str, str]:
 
 
 def _rates(graph: Graph, report: RunReport) -> dict[tuple[str, str], str]:
-    """Return (stream, family that reads it) -> trajectories per second, over the whole run."""
+    """Return (stream, reading family) -> trajectories per second, over the whole run."""
     wall_s = float(report.result.get("wall_s") or 0.0)
     hops = {SAMPLES: report.ledger, **report.hops}
     counted: dict[tuple[str, str], float] = {}

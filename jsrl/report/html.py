@@ -1,4 +1,4 @@
-"""A run's report as one HTML page that needs nothing else: no network, no scripts. All text from the run is escaped."""
+"""A run's report as one self-contained HTML page: no network, no scripts. All text from the run is escaped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shell(title: str, content: str, script: str = "") -> str:
 
 
 def body(report: RunReport) -> str:
-    """Return what stands on the page."""
+    """Return the content of the page."""
     sections = [
         _header(report),
         _figures(report),
@@ -84,7 +84,7 @@ def mood_of(ended: str) -> str:
 
 
 def _error(error: str) -> str:
-    """Return what went wrong in a sentence, and the rest folded away."""
+    """Return the error as a sentence, with the rest folded."""
     sentence, rest = failure(error)
     folded = f"<details><summary>traceback</summary><pre>{escape(rest)}</pre></details>" if rest else ""
     return f'<div class="error"><b>{escape(sentence)}</b>{folded}</div>'
@@ -99,7 +99,7 @@ def _verdicts(report: RunReport) -> str:
 
 
 def _figures(report: RunReport) -> str:
-    """Return the numbers that one looks at first."""
+    """Return the most important numbers."""
     figures = [(f"{name} per second", number(value)) for name, value in report.rates.items()]
     for policy in report.policies:
         if lag := lag_text(report, policy):
@@ -148,7 +148,7 @@ def _time(report: RunReport) -> str:
 
 
 def _activities(report: RunReport) -> str:
-    """Return every activity with what it means, folded away."""
+    """Return every activity with its meaning, folded."""
     rows = "".join(
         f"<tr><th>{escape(f'{worker.prefix}/{a.name}')}</th><td>{percent(worker.activities[a.name])}</td><td>{a.phase}</td>"
         f'<td class="text">{escape(a.meaning)}</td><td class="text">{escape(a.healthy)}</td></tr>'

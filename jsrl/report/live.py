@@ -1,4 +1,4 @@
-"""What the pages of `jsrl watch` show: the runs of a folder, each rendered again only when its files have changed."""
+"""The pages of `jsrl watch`: the runs of a folder, each rendered again only when its files have changed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,17 @@ from jsrl.report.run_report import RUNS, how_it_ended, make_report
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import held_by, read_result
 
-SIGNS = ("metrics.jsonl", "result.json", "experiment.json", "videos/videos.json")  # files that a run's page follows
-MARKS = ("experiment.json", "environment.json", "metrics.jsonl")  # a folder with one of these is a run, perhaps in part
+SIGNS = (
+    "metrics.jsonl",
+    "result.json",
+    "experiment.json",
+    "videos/videos.json",
+)  # files whose changes update a run's page
+MARKS = (
+    "experiment.json",
+    "environment.json",
+    "metrics.jsonl",
+)  # a folder with one of these is a run, perhaps incomplete
 MOST_PAGES = 32  # kept in memory
 TAIL_BYTES = 1 << 16
 UNREADABLE = "cannot be read"
@@ -32,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunPage:
-    """A run's page: its content as HTML, and the files, relative to the run's folder, that it may link."""
+    """A run's page: its content as HTML, and the files it may link, relative to the run's folder."""
 
     content: str
     files: frozenset[str] = frozenset()
@@ -43,7 +52,7 @@ class RunRow:
     """A run's line in the list.
 
     Attributes:
-      updated_s: when its metrics last changed, in seconds since 1970; 0: it has none. hint: more of its state.
+      updated_s: when its metrics last changed, in seconds since 1970; 0: it has none. hint: details of its state.
     """
 
     state: str
@@ -56,10 +65,10 @@ class RunRow:
 
 
 class Live:
-    """The runs below a folder. May be asked by several threads.
+    """The runs in a folder. Several threads may use it.
 
     Attributes:
-      rendered: how many pages and lines were made so far; what has not changed is not made again.
+      rendered: number of pages and lines rendered so far; unchanged ones are not rendered again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +79,7 @@ class Live:
         self._lock = threading.Lock()
 
     def runs(self) -> dict[str, Path]:
-        """Return name -> folder of every run below the folder; a link that leads out of it is left out."""
+        """Return name -> folder of every run in the folder; links to other folders are left out."""
         found: dict[str, Path] = {}
         for pattern in [f"{depth}/{mark}" for depth in ("*", "*/*") for mark in MARKS]:
             for path in self.folder.glob(pattern):
@@ -88,7 +97,7 @@ class Live:
             return self._pages.get(path)
 
     def file(self, name: str, relative: str) -> Path | None:
-        """Return the path of a file that a run's page links; None: it links no such file."""
+        """Return the path of a file that a run's page links; None: it has no such link."""
         page = self.page(name)
         if page is None or relative not in page.files:
             return None
@@ -96,7 +105,7 @@ class Live:
         return path if path.is_relative_to(self.folder / name) else None
 
     def index(self) -> str:
-        """Return the list of all runs as HTML, those first that changed last."""
+        """Return the list of all runs as HTML, the last changed first."""
         with self._lock:
             rows = {name: self._rows.get(path) for name, path in self.runs().items()}
         running = sum(row.state == RUNS for row in rows.values())
@@ -116,7 +125,7 @@ class Live:
         try:
             report = make_report(RunFolder(path))
             return RunPage(body(report), frozenset([*report.files, *report.videos]))
-        except Exception as error:  # half-written, damaged, or of a user's code that is not here: said on its page
+        except Exception as error:  # half-written, damaged, or of a user's code that is missing here: shown on its page
             what = f"{type(error).__name__}: {error}"
             return RunPage(
                 f'<header><h1>{escape(name)} <span class="badge bad">{UNREADABLE}</span></h1>'
@@ -132,7 +141,7 @@ class Live:
 
 
 class _Kept(Generic[T]):
-    """Values made of run folders, kept until one of the folder's files changes."""
+    """Values computed from run folders, kept until one of the folder's files changes."""
 
     def __init__(self, make: Callable[[Path], T], most: int) -> None:
         self._make, self._most = make, most
@@ -149,7 +158,7 @@ class _Kept(Generic[T]):
 
 
 def signature(run: Path) -> tuple[Any, ...]:
-    """Return what changes when a run's page must: times and sizes of files, and whether it is running."""
+    """Return a value that changes with a run's page: times and sizes of files, and whether it is running."""
     found: list[Any] = [held_by(run)]
     for name in SIGNS:
         try:
@@ -161,7 +170,7 @@ def signature(run: Path) -> tuple[Any, ...]:
 
 
 def row_of(run: Path) -> RunRow:
-    """Return a run's line in the list, from the end of its metrics alone.
+    """Return a run's line in the list, from the end of its metrics.
 
     Raises:
       ConfigError: it is not a whole run. OSError: its metrics cannot be read.
@@ -196,7 +205,7 @@ def last_values(metrics: Path) -> tuple[dict[str, float], float]:
     for line in lines:
         try:
             values = json.loads(line)
-        except ValueError:  # the first is cut off, the last not yet written
+        except ValueError:  # the first line is cut off, the last not yet complete
             continue
         if isinstance(values, dict):
             found |= {name: value for name, value in values.items() if isinstance(value, int | float)}
@@ -217,12 +226,12 @@ def _line(name: str, row: RunRow) -> str:
 
 
 def mood(state: str) -> str:
-    """Return the class of a state's badge."""
+    """Return the CSS class of a state's badge."""
     return "bad" if state == UNREADABLE else mood_of(state)
 
 
 def age(updated_s: float) -> str:
-    """Return how long ago something was, for people: seconds and minutes, then the date."""
+    """Return the time since something happened as text: seconds and minutes, then the date."""
     if not updated_s:
         return "-"
     passed_s = time.time() - updated_s

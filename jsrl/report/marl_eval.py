@@ -1,8 +1,8 @@
 """Runs in the JSON format of marl-eval: environment -> task -> algorithm -> run -> step, for its plots and tables.
 
 Source: Gorsane et al. (2022), "Towards a Standardised Performance Evaluation Protocol for Cooperative MARL", and the
-README of marl-eval. It wants as many evaluations of each run of an environment, each metric as a list of values (one, where
-it is a mean over episodes), and an absolute metric of more episodes at the end, which is the final evaluation here.
+README of marl-eval. It needs the same number of evaluations for each run of an environment, each metric as a list of values
+(one value for a mean over episodes), and an absolute metric of more episodes at the end: here the final evaluation.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def write_marl_eval(runs: Sequence[Run], path: Path) -> str:
     write_atomic(path, f"{json.dumps(tree, indent=2)}\n".encode())
     tasks = sum(len(own) for own in tree.values())
     counted = f"{len(runs)} run{'s' * (len(runs) != 1)} of {tasks} task{'s' * (tasks != 1)}"
-    return f"{counted} as marl-eval reads them: {path}"
+    return f"{counted} in marl-eval's format: {path}"
 
 
 def marl_eval(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return runs as marl-eval reads them.
+    """Return runs in marl-eval's format.
 
-    Each run of an environment keeps as many evaluations as the run with the fewest has: spread evenly, with the first and
+    Each run of an environment keeps as many evaluations as the shortest one has: spread evenly, with the first and
     the last one.
 
     Raises:
-      ConfigError: a run has no evaluations, or no final one; names it.
+      ConfigError: a run has no evaluations, or no final one; the message names it.
     """
     of_environment: dict[str, list[tuple[Run, str]]] = {}
     for run in runs:
@@ -76,7 +76,7 @@ def _task_of(run: Run) -> tuple[str, str]:
 
 
 def _algorithms(runs: Sequence[Run]) -> list[str]:
-    """Return a name for each run: its experiment's, with the settings of learning in which some of its runs differ."""
+    """Return a name for each run: its experiment's, with the learning settings that differ between the experiment's runs."""
     names = []
     for run in runs:
         same = [other for other in runs if other.folder.path.parent.name == run.folder.path.parent.name]
@@ -121,7 +121,7 @@ def _run(run: Run, count: int) -> dict[str, Any]:
 
 
 def _values(run: Run, line: int) -> dict[str, list[float]]:
-    """Return the metrics of all policies as they stood at a line: an evaluation's, or of others the newest before it."""
+    """Return the metrics of all policies at a line: its evaluation's, for other policies the newest before it."""
     found = {}
     for policy in policies_in(run.metrics):
         own = of_policy(run.metrics, policy)

@@ -1,7 +1,7 @@
 """The report of a run, from the files in its folder alone: what happened, where time went, and what limited it.
 
-`leave_report` writes report.txt and report.html as a run ends; `jsrl report RUN` makes them again, also of
-a run that was killed or still goes on.
+`leave_report` writes report.txt and report.html at the end of a run; `jsrl report RUN` writes them again, even for
+a run that was killed or is still running.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jsrl.workers.kinds import phase_of
 
 
 def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
-    """Merge the run's traces, write its reports, and return the summary; what goes wrong is a warning, never an error.
+    """Merge the run's traces, write its reports, and return the summary; failures are warnings, never errors.
 
     If the report fails, the outcome of the run stays the same.
     """
@@ -32,13 +32,13 @@ def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
         warn(f"trace.json could not be written ({error}).")
     try:
         return write_report(folder)
-    except Exception as error:  # a mistake in a report must not turn a trained run into a failed one
+    except Exception as error:  # a bug in a report must not fail a trained run
         warn(f"the report could not be made ({type(error).__name__}: {error}); try: jsrl report {folder.name}")
         return ""
 
 
 def write_report(folder: RunFolder) -> str:
-    """Write report.txt and report.html from a run's files; return the summary that stands at the run's end.
+    """Write report.txt and report.html from a run's files; return the summary for the end of the run.
 
     Raises:
       ConfigError: the folder is not a whole run. OSError: they cannot be written.

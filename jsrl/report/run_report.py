@@ -1,4 +1,4 @@
-"""What a run's report says, as a value, made from the files in the run's folder alone."""
+"""Content of a run's report, as a value, made from the files in the run's folder alone."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from jsrl.workers.kinds import Kind, find_kind
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
 
-RUNS = "running"  # what stands in place of the reason for the end
+RUNS = "running"  # instead of the reason for the end
 
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """Where the time of one kind of worker went: shares by activity and by phase; CPU time in cores, memory in MB.
+    """Shares of time of one kind of worker, by activity and by phase; CPU time in cores, memory in MB.
 
-    `policy`: whose workers they are, where the run has several; empty: the first one's. CPU time and memory are those of all
-    policies' workers together, and left out where there are several.
+    `policy`: of these workers, if the run has several; empty: the first one. CPU time and memory cover the workers of all
+    policies together, and are left out if there are several.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class WorkerTime:
 
     @property
     def name(self) -> str:
-        """Return what people call them."""
+        """Return their name for messages."""
         name = self.kind.title if self.count == 1 else f"{self.kind.plural} ({self.count})"
         return f"{name} of {self.policy}" if self.policy else name
 
@@ -65,16 +65,16 @@ class WorkerTime:
 
 @dataclass(frozen=True)
 class RunReport:
-    """Everything that a report says.
+    """Content of a report.
 
     Attributes:
-      ended: why, or what is known of a run without a result. error: of a failed run; its first line says what happened.
+      ended: the reason, or the state of a run without a result. error: of a failed run; its first line says what happened.
       policies: the run's; the first one is called "". steady: means of metrics over the lines between the first and the last
-        (of the last life of a resumed run), by name.
+        (since the last resume), by name.
       rates: name -> per second. columns: the metrics of every line. ledger, hops, evaluation, final: as in result.json.
-      bottlenecks: what limits each policy's training. standings: of the players, where a director assigns them.
+      bottlenecks: what limits each policy's training. standings: of the players, if a director assigns them.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
-      videos: path of each, relative to the folder -> what is known of it. files: paths relative to the folder.
+      videos: path of each, relative to the folder -> its facts. files: paths relative to the folder.
     """
 
     folder: Path
@@ -103,7 +103,7 @@ class RunReport:
 
     @property
     def at_work(self) -> np.ndarray:
-        """Return which lines were written while the run went on, as a mask: the last line of a run that ended was not."""
+        """Return the lines written during the run, as a mask: the last line of a run that ended is not one of them."""
         mask = np.ones(len(self.columns.get("env_steps", ())), bool)
         if self.result:
             mask[-1:] = False
@@ -141,7 +141,7 @@ class RunReport:
 
 
 def make_report(folder: RunFolder) -> RunReport:
-    """Return the report of a run, also of an incomplete one."""
+    """Return the report of a run, even of an incomplete one."""
     columns = Run(folder).metrics
     config, environment = folder.config, folder.environment
     result = read_result(folder.path)
@@ -182,12 +182,12 @@ def make_report(folder: RunFolder) -> RunReport:
 
 
 def how_it_ended(path: Path) -> str:
-    """Return why the run in a folder ended, or what is known of one without a result."""
+    """Return why the run in a folder ended, or its state if there is no result."""
     return str(read_result(path).get("ended") or _unfinished(path))
 
 
 def _unfinished(path: Path) -> str:
-    """Return what is known of a run without a result."""
+    """Return the state of a run without a result."""
     state = read_state(path)
     if state.word == "silent":
         return f"no news from {state.process.host if state.process else 'its host'}"
@@ -208,7 +208,7 @@ def policies_in(columns: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def of_policy(columns: Mapping[str, np.ndarray], policy: str) -> dict[str, np.ndarray]:
-    """Return the columns of a policy and those of the machine, by the names that the first policy's have."""
+    """Return the columns of a policy and of the machine, under the names of the first policy."""
     if not policy:
         others = tuple(f"{other}/" for other in policies_in(columns) if other)
         return {name: column for name, column in columns.items() if not name.startswith(others)}
@@ -225,10 +225,10 @@ def _of(name: str, policy: str) -> str:
 
 
 def steady(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """Return which lines show the run at work, as a mask.
+    """Return the lines that show steady work, as a mask.
 
-    They are lines of its last life with a learner's report; the first, which has the start in it, and the last, which has
-    the end, are left out where there are others.
+    These are lines since the last resume with a learner's report. The first one, which includes the start, and the last one,
+    which includes the end, are left out if there are others.
     """
     updates = columns.get("updates", np.zeros(0))
     lines = np.isfinite(columns.get("learner/update_share", np.full(len(updates), np.nan)))
@@ -242,7 +242,7 @@ def steady(columns: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, float]) -> dict[str, float]:
-    """Return what was done per second at work: trained env steps and updates, steps taken, rows answered."""
+    """Return rates during steady work: trained env steps and updates, steps taken, rows answered."""
     found: dict[str, float] = {}
     at = columns.get("learner/trained_s", np.full(len(lines), np.nan))
     numbers = np.flatnonzero(np.isfinite(at) & lines)
@@ -259,7 +259,7 @@ def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, fl
 
 
 def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
-    """Return where the time of each kind of worker of a run went."""
+    """Return the shares of time of each kind of worker of a run."""
     graph = graph_of(folder)
     whose = {} if graph is None else {worker.name: folder_of(graph, worker) for worker in graph.workers}
     counts = Counter((find_kind(worker.kind).name, whose[worker.name]) for worker in workers_of(folder))
@@ -279,7 +279,7 @@ def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
 
 
 def _hops(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the ledgers of all hops: the result's, or of a run that left none, what its pages say."""
+    """Return the ledgers of all hops: the result's, or without a result those on the run's pages."""
     if result.get("ledger"):
         return {SAMPLES: result["ledger"]} | result.get("hops", {})
     return {name: ledger.counts for name, ledger in read_hops(folder).items()}
@@ -289,7 +289,7 @@ def _hops(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def derived(config: dict[str, Any]) -> Experiment | None:
-    """Return the experiment without agent and environment, for the numbers that follow from it; None if it cannot be."""
+    """Return the experiment without agent and environment, for its derived numbers; None if it is invalid."""
     fields = config.get("fields", {})
     known = {f.name for f in dataclasses.fields(Experiment)} - {"agent", "env"}
     try:
@@ -299,7 +299,7 @@ def derived(config: dict[str, Any]) -> Experiment | None:
 
 
 def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> RunSetup:
-    """Return what advice depends on."""
+    """Return the facts that advice depends on."""
     hardware = environment.get("hardware", {})
     cores, accelerators = int(hardware.get("cores", 1)), len(hardware.get("accelerators", ()))
     if experiment is None:
@@ -346,7 +346,7 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 
 
 def _warnings(log: Path) -> list[str]:
-    """Return the warnings and errors that the display showed; a message may have several lines."""
+    """Return the displayed warnings and errors; a message may have several lines."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:

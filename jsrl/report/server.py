@@ -1,4 +1,4 @@
-"""The web server of `jsrl watch`: loopback only, read-only, no file but those that a run's page links."""
+"""The web server of `jsrl watch`: loopback only, read-only; serves only files that a run's page links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jsrl.report.html import shell
 from jsrl.report.live import Live
 
 ADDRESS = "127.0.0.1"
-HOSTS = (ADDRESS, "localhost")  # what a browser on this machine calls it; any other name is a rebinding of DNS
+HOSTS = (ADDRESS, "localhost")  # names in a browser on this machine; any other name is DNS rebinding
 PERIOD_MS = 2000
 PART_BYTES = 1 << 16
 SCRIPT = """<script nonce="%s">
@@ -58,7 +58,7 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        """Listen on a port of 127.0.0.1; 0: any that is free.
+        """Listen on a port of 127.0.0.1; 0: any free port.
 
         Raises:
           ConfigError: there is no such folder, or the port cannot be used.
@@ -75,13 +75,13 @@ class Server(http.server.ThreadingHTTPServer):
         self.url = f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what went wrong with a request, unless the browser has only gone away."""
+        """Log an error of a request, unless the browser closed the connection."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """GET / and /run/NAME/ are pages, `content` below each is what changes in it, other names below a run are its files."""
+    """GET / and /run/NAME/ are pages, `content` below each is their changing part, other names below a run are its files."""
 
     server: Server
     server_version, sys_version = "jsrl", ""
@@ -104,13 +104,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _run(self, path: str) -> None:
-        """Answer with what stands under NAME/..., where NAME is a run's."""
+        """Answer a path NAME/..., where NAME is a run's."""
         live = self.server.live
         name = max((name for name in live.runs() if f"{path}/".startswith(f"{name}/")), key=len, default="")
         rest, page = path.removeprefix(name).removeprefix("/"), live.page(name)
         if page is None:
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such run")
-        elif path == name:  # without the slash, which the addresses on the page need
+        elif path == name:  # without the slash, which the links on the page need
             self.send_response(HTTPStatus.MOVED_PERMANENTLY)
             self.send_header("Location", f"/run/{urllib.parse.quote(name)}/")
             self.end_headers()
@@ -143,9 +143,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 kind = mimetypes.guess_type(path.name)[0] or "text/plain; charset=utf-8"
                 self._begin(HTTPStatus.OK, kind, size)
                 while self.command != "HEAD" and size > 0 and (part := file.read(min(size, PART_BYTES))):
-                    self.wfile.write(part)  # a file that grows meanwhile is cut at the size that was told
+                    self.wfile.write(part)  # a file that grows meanwhile is cut at the announced size
                     size -= len(part)
-        except (OSError, ValueError):  # it has gone since, or the reader has
+        except (OSError, ValueError):  # the file was deleted, or the reader is gone
             self.close_connection = True
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
@@ -176,4 +176,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(answer)
 
     def log_message(self, format: str, *words: object) -> None:
-        """Write no line for each request."""
+        """Log no requests."""

@@ -1,4 +1,4 @@
-"""Who beats whom in a run with a director: ratings and the payoff table, for reports."""
+"""Standings of a run with a director, for reports: ratings and the payoff table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StandingsTable:
 
 
 def read_standings(folder: Path) -> StandingsTable | None:
-    """Return the standings in a run's folder; None: there are none, or the file is none of a director's."""
+    """Return the standings in a run's folder; None: there are none, or the file is not a director's."""
     try:
         values = read_json(folder / FILE)
         players, elo = list(map(str, values["players"])), np.array(values["elo"], float)
@@ -63,7 +63,7 @@ def standings_page(table: StandingsTable) -> str:
         cells = "".join(_cell(shown.points[i, j], shown.games[i, j]) for j in range(len(shown.players)))
         rows.append(f"<tr><th>{escape(player)}</th><td>{shown.elo[i]:+.0f}</td>{cells}</tr>")
     note = (
-        f"<p>{len(table.players)} players; recent games weigh more. Ratings cannot show circles: look at the cells.</p>"
+        f"<p>{len(table.players)} players; recent games weigh more. Ratings cannot show cycles: look at the cells.</p>"
     )
     table_html = (
         f'<table class="numbers"><thead><tr><th>row against column</th><th>Elo</th>{head}</tr></thead>'

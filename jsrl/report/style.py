@@ -1,4 +1,4 @@
-"""The style sheet of report.html: light and dark, after the reader's own setting."""
+"""The style sheet of report.html: light and dark, by the reader's setting."""
 
 STYLE = """
 :root{--ink:#1c2430;--soft:#5d6b7c;--paper:#f6f7f9;--card:#fff;--line:#dfe4ea;--good:#1a7f4b;--bad:#b3261e;

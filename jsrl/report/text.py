@@ -1,4 +1,4 @@
-"""A run's report as text: the summary that stands at its end, and report.txt."""
+"""A run's report as text: the summary at its end, and report.txt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jsrl.report.standings import standings_lines
 
 
 def number(value: float | None) -> str:
-    """Return a number for people: 12,345, 12.3, 0.0123; "-" for None."""
+    """Return a number as text: 12,345, 12.3, 0.0123; "-" for None."""
     if value is None or not math.isfinite(value):
         return "-"
     if abs(value) >= 100 or value == int(value):
@@ -39,7 +39,7 @@ def summary(report: RunReport) -> str:
 
 
 def worker_line(worker: WorkerTime) -> str:
-    """Return where the time of one kind of worker went, as a line."""
+    """Return the shares of time of one kind of worker, as a line."""
     parts = []
     for phase, share in sorted(worker.phases.items(), key=lambda entry: -entry[1]):
         if share >= 0.005:
@@ -50,7 +50,7 @@ def worker_line(worker: WorkerTime) -> str:
 
 
 def reasons(worker: WorkerTime) -> str:
-    """Return what a worker waited for, in brackets."""
+    """Return the waits of a worker, in brackets."""
     waits = [a for a in of_main_thread(worker.kind.all_activities) if a.phase == "wait"]
     named = {a.waits_for or a.name: worker.activities.get(a.name, 0.0) for a in waits}
     named = {name: share for name, share in named.items() if share >= 0.005}
@@ -71,7 +71,7 @@ def lag_text(report: RunReport, policy: str = "") -> str:
 
 
 def origin_lines(report: RunReport) -> list[tuple[str, str]]:
-    """Return what is needed to repeat the run: (name, value)."""
+    """Return the facts needed to repeat the run: (name, value)."""
     facts = report.environment
     hardware = facts.get("hardware", {})
     commit = str(facts.get("commit") or "unknown") + (
@@ -92,7 +92,7 @@ def origin_lines(report: RunReport) -> list[tuple[str, str]]:
 
 
 def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
-    """Return how the run ended and what it reached: (name, value)."""
+    """Return how the run ended and its results: (name, value)."""
     result = report.result
     env_steps = result.get("env_steps", report.last("env_steps"))
     updates, wall_s = result.get("updates", report.last("updates")), result.get("wall_s")
@@ -111,7 +111,7 @@ def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
 
 
 def failure(error: str) -> tuple[str, str]:
-    """Return an error as (what happened, in a sentence; the rest: traceback, logs)."""
+    """Return an error as (a sentence that says what happened; the rest: traceback, logs)."""
     first, _, rest = error.strip().partition("\n")
     return first, rest.strip("\n")
 

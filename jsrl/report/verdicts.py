@@ -1,7 +1,7 @@
-"""The table of verdicts on a run: when each applies, and the sentence that says it and names the option that would help.
+"""The table of verdicts on a run: when each applies, its text, and the option that would help.
 
-A worker that waits is not the limit; one that works while others wait for it is, unless every core is busy already, in
-which case the machine is. CPU time tells environments that compute from environments that wait.
+A worker that waits is not the limit. One that works while others wait for it is, unless all cores are busy:
+then the machine is. CPU time distinguishes environments that compute from environments that wait.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ WAITS = 0.25  # a worker that waits for less than this share of its time is busy
 
 
 def who(kind: Kind) -> str:
-    """Return the workers of a kind for a sentence: those of which a run has one by their title."""
+    """Return the workers of a kind for a sentence: by their title if a run has only one."""
     return f"the {kind.title}" if kind in (LEARNER, EVALUATOR, RECORDER, RELAY) else kind.plural
 
 
 def cores_text(e: Evidence) -> str:
-    """Return how many cores are busy."""
+    """Return a text that says how many cores are busy."""
     cores = e.facts.cores
     if not e.cpu:
         return f"this machine has {cores} core{'s' if cores > 1 else ''}"
@@ -42,12 +42,10 @@ def cores_text(e: Evidence) -> str:
 
 
 def actors_advice(e: Evidence) -> str:
-    """Return how many actors would help, as an option that works, or why none does."""
+    """Return an option with a number of actors that would help, or why none does."""
     free = e.facts.cores - e.cores_used - e.others
     room_for = e.facts.actors + max(1, int(free / max(e.cpu_per_actor, 0.1)))
-    enough = math.ceil(
-        e.facts.actors / max(1.0 - e.learner_waits, 0.05)
-    )  # more than the learner can take does not help
+    enough = math.ceil(e.facts.actors / max(1.0 - e.learner_waits, 0.05))  # more than the learner can use does not help
     fitting = [n for n in e.facts.more_actors if n <= min(room_for, enough)]
     if fitting:
         return f"raise --num-actors to {fitting[-1]}"
@@ -57,18 +55,18 @@ def actors_advice(e: Evidence) -> str:
 
 
 def learner_waits_text(e: Evidence) -> str:
-    """Return how long the learner waits."""
+    """Return a text that says how long the learner waits."""
     return f"the learner waits {percent(e.learner_waits)} of its time for batches"
 
 
 def groups_advice(e: Evidence) -> str:
-    """Return how to put more groups of environments into each actor."""
+    """Return an option that puts more groups of environments into each actor."""
     if e.facts.more_groups is not None:
         return f"--num-groups {e.facts.more_groups} gives each actor more groups, so that one steps while others wait"
     return "more --num-envs in more groups keep each actor busy while it waits"
 
 
-# -- verdicts: (name, whether it applies, what it says); the first that applies is it ----------------------------------
+# -- verdicts: (name, condition, text); the first one that applies -----------------------------------------------------
 
 Verdict = tuple[str, Callable[[Evidence], bool], Callable[[Evidence], str]]
 
@@ -119,7 +117,7 @@ def _machine_text(e: Evidence) -> str:
 def _crowded_text(e: Evidence) -> str:
     return (
         f"Other programs limit this run: they take {e.others:.1f} of {e.facts.cores} cores, this run {e.cores_used:.1f}. On "
-        "an idle machine it would be faster, and these measurements would be others."
+        "an idle machine it would be faster, and these measurements would differ."
     )
 
 
@@ -127,7 +125,7 @@ def _environments_text(e: Evidence) -> str:
     spent = f"actors spend {percent(e.share(ACTOR, 'env'))} of their time stepping and {learner_waits_text(e)}"
     text = f"Environments limit this run: {spent}; {cores_text(e)}"
     if e.full and e.others > e.cores_used:
-        return text + ". On an idle machine they would have more of it."
+        return text + ". On an idle machine they would run faster."
     if e.full:
         return text + ", so more actors will not help here; a faster environment would (--env.backend, fewer wrappers)."
     if e.cpu and e.cpu_per_actor < 0.5:
@@ -201,7 +199,7 @@ def _blocks_text(e: Evidence) -> str:
 
 
 def _busiest(e: Evidence) -> tuple[Kind, float]:
-    """Return the kind of a user's that waits least, and the share of its time in which it works."""
+    """Return the user's kind that waits least, and the share of its time in which it works."""
     works = {
         kind: sum(own.get(a.name, 0.0) for a in kind.activities if a.phase not in ("wait", "other"))
         for kind, own in e.shares.items()
@@ -223,7 +221,7 @@ def _users_text(e: Evidence) -> str:
 
 def _joining_text(e: Evidence) -> str:
     return (
-        f"Joining rows into batches limits this run: the thread that does it works "
+        f"Joining rows into batches limits this run: its thread works "
         f"{percent(e.share(LEARNER, 'prefetch_transport'))} of its time and {learner_waits_text(e)}. Smaller observations "
         "help (uint8 instead of float32), or fewer and longer trajectories (--rollout-length)."
     )
@@ -296,7 +294,7 @@ VERDICTS: tuple[Verdict, ...] = (
 
 
 def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
-    """Return who does what for how much of the one process's time, largest first."""
+    """Return the activities with their shares of the single process's time, largest first."""
     turns = {"evaluating": e.share(EVALUATOR, "env", "act", "publish", "other")}
     for kind, own in e.shares.items():
         for activity, share in own.items() if kind not in (EVALUATOR, RECORDER) else ():

@@ -1,1 +1,1 @@
-"""Snapshots: what a run keeps of its learner."""
+"""Snapshots: durable copies of a learner's state."""

@@ -1,11 +1,11 @@
-"""How a snapshot lies on disk, and how damage to it is found: manifests, digests of arrays, digests of files.
+"""The format of a snapshot on disk, and checks for damage: manifests, digests of arrays, digests of files.
 
-    FOLDER/<version>/manifest.json     what is in it, and the digests (Orbax has none on its data)
+    FOLDER/<version>/manifest.json     its content and the digests (Orbax has none on its data)
     FOLDER/<version>/arrays/           an Orbax checkpoint: a nested dict of host arrays
     FOLDER/tags/<tag>.json             a pointer: version, digest, wall time, meta
     FOLDER/.partial-*, .trash-*        being written, being deleted
 
-A version folder appears by one rename, so readers never see half of it.
+A version folder appears by one rename, so readers never see a partial one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}")
 
 
 def leaf_name(path: tuple[str, ...]) -> str:
-    """Return how messages name a leaf, such as `params/weights/kernel`."""
+    """Return the name of a leaf for messages, such as `params/weights/kernel`."""
     return "/".join(path)
 
 
@@ -62,7 +62,7 @@ def total_digest(leaves: list[dict[str, Any]]) -> str:
 
 
 def file_digests(folder: Path, *, sync: bool) -> dict[str, dict[str, Any]]:
-    """Return size and digest of every file under `folder`, by relative path; `sync` makes each durable on the way."""
+    """Return size and digest of every file under `folder`, by relative path; `sync` also makes each durable."""
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
@@ -77,7 +77,7 @@ def file_digests(folder: Path, *, sync: bool) -> dict[str, dict[str, Any]]:
 
 
 def find_damage(folder: Path, files: dict[str, dict[str, Any]]) -> str | None:
-    """Return which file under `folder` is missing or not as it was written, or None when all are intact."""
+    """Return which file under `folder` is missing or altered, or None when all are intact."""
     for name, written in files.items():
         path = folder / name
         try:
@@ -123,10 +123,10 @@ def read_tag(path: Path, kind: Any) -> Any:
 
 
 def check_size(folder: Path, manifest: dict[str, Any]) -> None:
-    """Refuse arrays that the files of a snapshot cannot hold, or that this host has no memory for; reads no array.
+    """Refuse arrays that do not fit into a snapshot's files, or into this host's free memory; reads no array.
 
     Raises:
-      SnapshotError: says how many bytes were declared.
+      SnapshotError: the message gives the declared bytes.
     """
     declared = sum(math.prod(leaf["shape"]) * np.dtype(leaf["dtype"]).itemsize for leaf in manifest["leaves"])
     stored = sum(written["size_bytes"] for written in manifest["files"].values())
@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a version folder.
 
     Raises:
-      FileNotFoundError: the folder is gone (retention took it).
+      FileNotFoundError: the folder is gone (deleted by retention).
       SnapshotError: it is not a snapshot of jsrl, or has a newer format.
     """
     path = folder / "manifest.json"
@@ -152,7 +152,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not folder.exists():
             raise
         raise SnapshotError(
-            f"{folder} holds no manifest.json, so it was not written by jsrl (or somebody deleted the file). "
+            f"{folder} holds no manifest.json, so it was not written by jsrl (or the file was deleted). "
             "Point at a folder that SnapshotStore wrote; a plain Orbax checkpoint is read with orbax itself."
         ) from None
     except (ValueError, OSError) as error:
@@ -174,7 +174,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Raise an error where a manifest lacks something that `SnapshotStore` reads; further entries are fine."""
+    """Raise an error if a manifest lacks something that `SnapshotStore` reads; further entries are allowed."""
     if not isinstance(manifest["meta"], dict) or not isinstance(manifest["digest"], str):
         raise TypeError("meta or digest")
     for leaf in manifest["leaves"]:
@@ -203,7 +203,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
 
 
 def version_damage(folder: Path) -> str | None:
-    """Return what is wrong with a version folder, in words, or None when all of it is as it was written."""
+    """Return what is wrong with a version folder, as text, or None when it is intact."""
     try:
         manifest = read_manifest(folder)
     except FileNotFoundError:
@@ -215,7 +215,7 @@ def version_damage(folder: Path) -> str | None:
 
 
 def check_leaves(folder: Path, manifest: dict[str, Any], arrays: dict[tuple[str, ...], np.ndarray]) -> None:
-    """Compare what was read with the digests in the manifest.
+    """Compare the arrays with the digests in the manifest.
 
     Raises:
       SnapshotError: a leaf differs; the message names it, and the damaged file.
@@ -229,7 +229,7 @@ def check_leaves(folder: Path, manifest: dict[str, Any], arrays: dict[tuple[str,
 
 
 def broken(folder: Path, manifest: dict[str, Any], symptom: str) -> SnapshotError:
-    """Return the error for a damaged snapshot, naming the damaged file when one can be found."""
+    """Return the error for a damaged snapshot; names the damaged file if one can be found."""
     damage = find_damage(folder / "arrays", manifest.get("files", {})) or f"no damaged file was found under {folder}"
     return SnapshotError(f"snapshot {folder.name} is broken: {damage} ({symptom}). Load another version or tag.")
 
@@ -258,7 +258,7 @@ def flat(tree: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
 
 
 def check_tag(name: str) -> None:
-    """Raise SnapshotError unless `name` can be a tag (and is not mistaken for a version)."""
+    """Raise SnapshotError unless `name` is a valid tag (not mistakable for a version)."""
     if not _TAG.fullmatch(name):
         raise SnapshotError(f"{name!r} cannot be a tag: letters, digits, and . _ : - only, not beginning with a digit.")
 

@@ -1,4 +1,4 @@
-"""The only file that says Orbax: trees to host arrays by path, those to disk, and back. jax is imported when used."""
+"""The only file that uses Orbax: trees to host arrays by path, to disk, and back. Imports jax when it is called."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def host_arrays(tree: Tree) -> Arrays:
     for path, leaf in zip(paths, leaves, strict=True):
         name = fmt.leaf_name(path)
         try:
-            array = np.array(leaf)  # a copy: the caller's buffer may be donated or refilled while this is written
+            array = np.array(leaf)  # a copy: the caller's buffer may be donated or refilled during the write
         except TypeError as error:
             raise SnapshotError(
                 f"leaf {name} cannot be stored ({error}); give typed keys as jax.random.key_data."
@@ -50,7 +50,7 @@ def host_arrays(tree: Tree) -> Arrays:
 
 
 def check_template(template: Tree, manifest: dict[str, Any], folder: Path) -> None:
-    """Compare the leaves that a manifest describes with a template's in path, shape and dtype; reads nothing.
+    """Compare path, shape and dtype of a manifest's leaves with a template's; reads no arrays.
 
     Raises:
       SnapshotError: one differs; the message names it.
@@ -60,14 +60,14 @@ def check_template(template: Tree, manifest: dict[str, Any], folder: Path) -> No
 
 
 def fill_template(template: Tree, arrays: dict[tuple[str, ...], Any], folder: Path) -> Tree:
-    """Return `template` with its leaves replaced by the arrays of the same path, compared in shape and dtype."""
+    """Return `template` with the arrays of the same paths as leaves; compares shapes and dtypes."""
     import jax
 
     paths, leaves, structure = _key_paths(template)
     surplus = sorted(set(arrays) - set(paths))
-    advice = "It is of another network, optimizer or experiment: use the configuration that it was saved with."
+    advice = "It belongs to another network, optimizer or experiment: use the configuration that it was saved with."
     if surplus:
-        raise SnapshotError(f"{folder} holds a leaf {fmt.leaf_name(surplus[0])} that the template has not. {advice}")
+        raise SnapshotError(f"{folder} holds a leaf {fmt.leaf_name(surplus[0])} that the template lacks. {advice}")
     for path, leaf in zip(paths, leaves, strict=True):
         if path not in arrays:
             raise SnapshotError(f"{folder} has no leaf {fmt.leaf_name(path)}, which the template has. {advice}")
@@ -82,7 +82,7 @@ def fill_template(template: Tree, arrays: dict[tuple[str, ...], Any], folder: Pa
 
 
 def _orbax() -> Any:
-    """Return an Orbax checkpointer of which this process is the only member, with its log lines silenced."""
+    """Return an Orbax checkpointer for this process alone, with its log lines silenced."""
     import absl.logging
     import jax
     import orbax.checkpoint as ocp
@@ -108,7 +108,7 @@ def orbax_save(folder: Path, tree: dict[str, Any]) -> None:
 
 
 def orbax_load(folder: Path, blank: dict[str, Any]) -> dict[str, Any]:
-    """Return the arrays as numpy; `blank` is a nested dict of arrays of the right shapes and dtypes."""
+    """Return the arrays as numpy; `blank` is a nested dict of arrays with the right shapes and dtypes."""
     import jax
     import orbax.checkpoint as ocp
 

@@ -1,9 +1,9 @@
 """Frozen players: params of a policy that never change again, under a name, such as `initial` or `frozen-3`.
 
-    FOLDER/<version>-<digest>.npz     the leaves, as a params stream has them
-    FOLDER/<name>.json                version and digest that the name stands for
+    FOLDER/<version>-<digest>.npz     the leaves, as in a params stream
+    FOLDER/<name>.json                version and digest of the name
 
-A frozen player is asked for by its version; the digest in the file's name says whether it is what was frozen. Imports no jax.
+Requests name a frozen player by its version; the digest in the file's name shows whether it is unchanged. Imports no jax.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from jsrl.snapshots.format import check_tag
 from jsrl.types import Array
 
 PLAYERS_FOLDER = "players"
-WANTED = "wanted"  # folder of what SentPlayers ask for
-MOST_BYTES = 4 << 30  # of one player's file
-SENT_S = 120.0  # longest time that a player's file takes to another host
+WANTED = "wanted"  # folder of the requests of SentPlayers
+MOST_BYTES = 4 << 30  # largest file of one player
+SENT_S = 120.0  # longest wait for a player's file from another host
 _LOOK_S = 0.02
 
 
@@ -38,13 +38,13 @@ class PlayerStore:
         self.folder = Path(folder)
 
     def freeze(self, name: str, version: int, values: Sequence[Array]) -> None:
-        """Keep params under a name. A name that exists stands for the new ones from now on; the old ones stay.
+        """Save params under a name. An existing name gets the new params; the old ones stay on disk.
 
         Args:
-          name: what directors and people call them. version: of the params. values: their leaves, in order.
+          name: for directors and users. version: of the params. values: their leaves, in order.
 
         Raises:
-          SnapshotError: the name cannot be one, the version was frozen with other params, or the disk does not take it.
+          SnapshotError: the name is invalid, the version was frozen with other params, or the disk write failed.
         """
         check_tag(name)
         content = _packed(values)
@@ -63,10 +63,10 @@ class PlayerStore:
             raise SnapshotError(f"player {name} could not be frozen in {self.folder}: {error}.") from error
 
     def load(self, version: int) -> list[np.ndarray]:
-        """Return the leaves that were frozen with a version.
+        """Return the leaves of a frozen version.
 
         Raises:
-          SnapshotError: they are gone, or other than they were.
+          SnapshotError: they are missing, or have changed.
         """
         path = self.file(version)
         if path is None:
@@ -86,10 +86,10 @@ class PlayerStore:
         return _unpacked(content)
 
     def check(self) -> None:
-        """See that every named player is there and unchanged.
+        """Check that every named player is there and unchanged.
 
         Raises:
-          SnapshotError: one is not; names it.
+          SnapshotError: one is not; the message names it.
         """
         for version in sorted(set(self.names().values())):
             self.load(version)
@@ -103,7 +103,7 @@ class PlayerStore:
         return {path.stem: self._pointer(path)["version"] for path in sorted(self.folder.glob("[!.]*.json"))}
 
     def version(self, name: str) -> int:
-        """Return the version that a name stands for.
+        """Return the version of a name.
 
         Raises:
           SnapshotError: there is no such name.
@@ -135,16 +135,16 @@ class PlayerStore:
 
 
 class SentPlayers(PlayerStore):
-    """The frozen players of a run whose folder is not seen here: a file is sent when it is asked for.
+    """The frozen players of a run whose folder this host does not see: a file is sent on request.
 
-    A file in the folder WANTED, called as a version, asks for it; the host's agent passes that on.
+    A request is a file in the folder WANTED, named by the version; the host's agent passes it on.
     """
 
     def load(self, version: int) -> list[np.ndarray]:
-        """Return the leaves that were frozen with a version, waiting for its file; see PlayerStore.
+        """Return the leaves of a frozen version, waiting for its file; see PlayerStore.
 
         Raises:
-          SnapshotError: it did not come within SENT_S, or is other than it was.
+          SnapshotError: it did not arrive within SENT_S, or has changed.
         """
         asked, until_s = self.folder / WANTED / str(int(version)), time.monotonic() + SENT_S
         while self.file(version) is None and time.monotonic() < until_s:
@@ -162,7 +162,7 @@ def _digest(content: bytes) -> str:
 
 
 def _packed(values: Sequence[Array]) -> bytes:
-    """Return the leaves as one file, the same bytes for the same leaves (numpy's own `savez` writes the time of day)."""
+    """Return the leaves as one file: equal leaves give equal bytes (numpy's `savez` would write the time of day)."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for number, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""The thread that writes snapshots behind the caller's back: what waits, what is superseded, what failed."""
+"""The thread that writes snapshots in the background: waiting, superseded and failed jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PENDING = 4
 
 @dataclass
 class Job:
-    """One snapshot to be written; `finished` is set once it is written, superseded or failed (`error` says why)."""
+    """One snapshot to write; `finished` is set once it is written, superseded or failed (`error` says why)."""
 
     version: int
     arrays: dict[tuple[str, ...], np.ndarray]
@@ -26,7 +26,7 @@ class Job:
 
 
 class WriteQueue:
-    """Jobs in order, one thread that lives only while there is work, bounded memory.
+    """A queue of jobs with a thread that exists only while there is work; bounded memory.
 
     Attributes:
       written, failed, superseded: counts. last_write_s: duration of the last write.
@@ -39,7 +39,7 @@ class WriteQueue:
         place: str,
         on_written: Callable[[Job], None] = lambda job: None,
     ):
-        """Call `write` for each job, then `on_written`; report failures to `on_warning`, naming `place` (in the thread)."""
+        """Call `write` for each job, then `on_written`; report failures to `on_warning` with `place` (in the thread)."""
         self.written = self.failed = self.superseded = 0
         self.last_write_s = 0.0
         self._write = write
@@ -50,7 +50,7 @@ class WriteQueue:
         self._writer: threading.Thread | None = None
 
     def put(self, job: Job) -> None:
-        """Queue a job; waiting jobs whose every tag moves to it are superseded; too many: the oldest is dropped."""
+        """Queue a job; waiting jobs whose tags all move to it are superseded; if there are too many, the oldest is dropped."""
         dropped = None
         with self._changed:
             for waiting in [w for w in self._pending if w.tags and set(w.tags) <= set(job.tags)]:
@@ -67,7 +67,7 @@ class WriteQueue:
             self._fail(dropped, f"the disk is too slow, {MAX_PENDING} newer ones wait")
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until nothing is left to write; return whether that happened in time."""
+        """Wait until everything is written; return whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self._writer is None, timeout_s)
 
@@ -83,7 +83,7 @@ class WriteQueue:
             try:
                 self._write(job)
                 self._on_written(job)
-            except Exception as error:  # whatever it is, it must not end a training run: reported, counted, gone on
+            except Exception as error:  # no error may end a training run: it is reported and counted
                 self._fail(job, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
             else:
                 self.written += 1
@@ -94,7 +94,7 @@ class WriteQueue:
         self.failed += 1
         job.error = (
             f"snapshot {job.version} was not written to {self._place} ({reason}). "
-            "Training goes on and earlier snapshots stay (snapshots/failed counts them); "
+            "Training continues and earlier snapshots stay (snapshots/failed counts them); "
             "free space or check the folder's permissions."
         )
         job.finished.set()

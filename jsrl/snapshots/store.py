@@ -1,8 +1,8 @@
-"""Snapshots: numbered durable copies of a tree of host arrays, written by Orbax behind the caller's back.
+"""Snapshots: numbered durable copies of a tree of host arrays, written by Orbax in the background.
 
-Anybody can read them: no template, device or experiment is needed to get numpy arrays back, and several processes may
-share a folder. A failed write (disk full, folder gone) is reported through `on_warning` and counted; what was written
-before stays loadable. `snapshot_format` says how it lies on disk.
+No template, device or experiment is needed to read them as numpy arrays, and several processes may
+share a folder. A failed write (disk full, folder gone) is reported through `on_warning` and counted; earlier
+snapshots stay loadable. `jsrl.snapshots.format` describes the files.
 
 Orbax asks jax which process this is, so the first save or load starts jax's default backend: a process that must not
 touch an accelerator needs JAX_PLATFORMS=cpu.
@@ -34,14 +34,14 @@ _logger = logging.getLogger("jsrl.snapshots")
 
 
 class Loaded(NamedTuple):
-    """A loaded snapshot: the tree (numpy leaves), and what `save` (and `tag`, when loaded by tag) was given as meta."""
+    """A loaded snapshot: the tree (numpy leaves), and the meta given to `save` (and to `tag`, when loaded by tag)."""
 
     tree: Tree
     meta: dict[str, Any]
 
 
 class Snapshot(NamedTuple):
-    """A loaded snapshot with everything known about it: see Loaded; `digest` is that of the arrays."""
+    """A loaded snapshot with all its facts: see Loaded; `digest` is that of the arrays."""
 
     version: int
     tree: Tree
@@ -50,7 +50,7 @@ class Snapshot(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """Where a tag points: version, digest of the arrays, wall time of the tagging (Unix seconds), meta."""
+    """Target of a tag: version, digest of the arrays, wall time of the tagging (Unix seconds), meta."""
 
     version: int
     digest: str
@@ -62,7 +62,7 @@ class SnapshotStore:
     """A folder of snapshots.
 
     Attributes:
-      folder: where they lie. queue: what this process writes, with counts (written, failed, superseded).
+      folder: of the snapshots. queue: this process's writes, with counts (written, failed, superseded).
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class SnapshotStore:
         on_written: Callable[[Job], None] = lambda job: None,
         write_timeout_s: float = 600.0,
     ):
-        """Use `folder`, made at the first save.
+        """Use `folder`; it is created at the first save.
 
         Args:
-          folder: where snapshots lie. keep_last: newest versions kept besides the tagged ones, at least 3 (a reader
-            may be inside the oldest).
+          folder: of the snapshots. keep_last: newest versions kept besides the tagged ones, at least 3 (a reader
+            may be in the oldest).
           on_warning: called, from the writing thread, with one line per failed write; default: logged.
-          on_written: called, from the writing thread, with each job that is on the disk (its version, tags and meta).
-          write_timeout_s: how long `save(wait=True)` and `wait` wait.
+          on_written: called, from the writing thread, with each job on disk (its version, tags and meta).
+          write_timeout_s: timeout of `save(wait=True)` and `wait`.
         """
         if keep_last < 3:
             raise SnapshotError(f"keep_last is {keep_last}; at least 3, because a reader may still be in the oldest.")
@@ -103,12 +103,12 @@ class SnapshotStore:
     ) -> None:
         """Write a snapshot in the background and point `tags` at it; the arrays are copied before this returns.
 
-        A version that exists is replaced; with the same arrays only its meta grows. A save still waiting to be written
-        is superseded (and counted so) by a newer one that takes over all its tags.
+        An existing version is replaced; with the same arrays only its meta is extended. A waiting save
+        is superseded (and counted as such) by a newer one that takes over all its tags.
 
         Args:
           version: its number, >= 0. tree: dicts, tuples, NamedTuples of arrays (typed JAX keys as key_data).
-          meta: JSON-like facts to keep with it. tags: names to point at it. wait: return when it is on the disk.
+          meta: JSON-like facts to keep with it. tags: names for it. wait: return when it is on disk.
 
         Raises:
           SnapshotError: `tree`, `meta` or a tag cannot be stored; with `wait`, the write failed.
@@ -126,11 +126,11 @@ class SnapshotStore:
                 raise SnapshotError(job.error)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left to write; return whether that happened in time."""
+        """Wait until everything is written; return whether that happened in time."""
         return self.queue.wait(self._write_timeout_s if timeout_s is None else timeout_s)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Finish what is being written; call it before the interpreter ends. Return whether all was written in time."""
+        """Finish all writes; call it before the interpreter ends. Return whether all were finished in time."""
         return self.wait(timeout_s)
 
     def tag(self, name: str, version: int, *, meta: dict[str, Any] | None = None) -> None:
@@ -192,7 +192,7 @@ class SnapshotStore:
             self._write_tag(name, job.version, manifest["digest"], job.meta)
 
     def _same_arrays(self, target: Path, manifest: dict[str, Any]) -> bool:
-        """Return whether a version on disk holds, undamaged, the arrays that `manifest` describes."""
+        """Return whether a version on disk holds, undamaged, the arrays of `manifest`."""
         try:
             existing = fmt.read_manifest(target)
         except SnapshotError:
@@ -206,7 +206,7 @@ class SnapshotStore:
         write_json(folder / f"{name}.json", pointer)
 
     def _prune(self) -> None:
-        """Delete versions that are neither among the newest nor tagged, and what dead processes left."""
+        """Delete versions that are neither among the newest nor tagged, and temporary files of dead processes."""
         keep = {*self.versions()[-self._keep_last :], *(tag.version for tag in self.tags().values())}
         for version in self.versions():
             if version not in keep:
@@ -217,7 +217,7 @@ class SnapshotStore:
                 shutil.rmtree(left, ignore_errors=True)
 
     def _discard(self, folder: Path) -> None:
-        """Take a version away at once for all readers, then delete its files."""
+        """Make a version invisible to readers at once, then delete its files."""
         trash = self.folder / f".trash-{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
         os.rename(folder, trash)
         shutil.rmtree(trash, ignore_errors=True)
@@ -231,7 +231,7 @@ class SnapshotStore:
         return []
 
     def tags(self) -> dict[str, Tag]:
-        """Return where every tag points."""
+        """Return the target of every tag."""
         found: dict[str, Tag] = {}
         for path in sorted((self.folder / "tags").glob("[!.]*.json")):
             try:
@@ -243,7 +243,7 @@ class SnapshotStore:
         return found
 
     def resolve(self, selector: str | int = "latest") -> int:
-        """Return the version that a tag or number stands for (`latest` without a tag: the newest on disk).
+        """Return the version of a tag or number (`latest` without a tag: the newest on disk).
 
         Raises:
           SnapshotError: there is none; the message lists what exists.
@@ -287,7 +287,7 @@ class SnapshotStore:
     def _retry(
         self, selector: str | int, read: Callable[[Path, dict[str, Any]], Tree]
     ) -> tuple[int, Tree, dict[str, Any], str]:
-        """Return (version, what `read` returns, meta, digest); other processes' retention may make it try again."""
+        """Return (version, result of `read`, meta, digest); tries again if another process's retention deleted it."""
         pause_s = 0.005
         for attempt in range(_READ_ATTEMPTS):
             version, tag = self._resolve(selector)
@@ -329,7 +329,7 @@ class SnapshotStore:
         return SnapshotError(f"there is no snapshot {selector} in {self.folder}; versions: {listed}; tags: {named}.")
 
     def _read(self, folder: Path, manifest: dict[str, Any]) -> Arrays:
-        """Read and verify the arrays; FileNotFoundError when the folder went away meanwhile."""
+        """Read and verify the arrays; FileNotFoundError if the folder was deleted meanwhile."""
         described = {tuple(leaf["path"]): leaf for leaf in manifest["leaves"]}
         fmt.check_size(folder, manifest)
         blank: Arrays = {path: np.empty(leaf["shape"], leaf["dtype"]) for path, leaf in described.items()}

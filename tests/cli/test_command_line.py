@@ -162,7 +162,7 @@ def test_an_agent_by_reference_keeps_its_function():
         (["--seed", "1", "2"], "--seed takes one value, got '1 2'; options begin with --."),
         (["--env.kwargs", "x"], "--env.kwargs is 'x', expected a JSON object, or keys one by one: --env.kwargs.KEY "
          "VALUE."),
-        (["stray"], "'stray' is not an option; options begin with --, and only NAME goes without."),
+        (["stray"], "'stray' is not an option; options begin with --; only NAME does not."),
         # A value that cannot be read is told before what its neighbours cannot do without each other.
         (["--num-groups", "3", "--num-envs", "12", "--seed", "x"], "--seed is 'x', expected a whole number."),
         (["--evaluator.env.max_steps", "9"], "evaluator.env has no option 'max_steps'; did you mean max_episode_steps?"),

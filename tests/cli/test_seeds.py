@@ -133,7 +133,7 @@ def test_a_group_goes_on_with_what_is_missing(fates, capsys):
     assert second.startswith("ppo --seed 2 --run-name x-seed2 --overwrite --init-from y@best --num-envs 8")
     assert main.main(["run", "--resume", "x"]) == 0 and len(started()) == len(begun) + 2  # there is nothing left
     assert main.main(["run", "--resume", "x", "--num-envs", "4"]) == 2
-    assert "--num-envs cannot change when a group of runs goes on" in capsys.readouterr().err
+    assert "--num-envs cannot change when a group of runs is continued" in capsys.readouterr().err
 
 
 def test_a_stop_ends_those_that_run_and_begins_no_other(fates, capsys):

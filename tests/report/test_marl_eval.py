@@ -1,4 +1,4 @@
-"""Runs as marl-eval reads them."""
+"""Runs in marl-eval's format."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_win_rates_and_further_policies_are_metrics_of_their_own(tmp_path, capsy
     make_run(tmp_path, "tag", 3, 2, won=True)
     out = tmp_path / "out.json"
     assert main(["tag", "--runs-dir", str(tmp_path), "--marl-eval", str(out)]) == 0
-    assert "1 run of 1 task as marl-eval reads them" in capsys.readouterr().out
+    assert "1 run of 1 task in marl-eval's format" in capsys.readouterr().out
     run = json.loads(out.read_text())["particle"]["simple_spread_v3"]["tag"]["seed_3"]
     assert run["step_2"]["win_rate"] == [0.1] and run["absolute_metrics"]["win_rate"] == [0.9]
     assert run["absolute_metrics"]["prey_return"] == [-9.0] and set(run["step_1"]) - {"step_count"} == set(

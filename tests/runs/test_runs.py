@@ -191,7 +191,7 @@ def test_summary_over_seeds(tmp_path):
     text = summarise(runs)
     assert "ppo" in text
     assert "460 [400, 500]" in text
-    assert "one seed says little" in text
+    assert "one seed is not enough" in text
     make_run(tmp_path, "bad", "s0", [np.nan])
     with pytest.raises(ConfigError, match="bad/s0 has no"):
         summarise(load_runs("bad/*", str(tmp_path)))

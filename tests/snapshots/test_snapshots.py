@@ -167,7 +167,7 @@ def test_latest_without_its_pointer_is_the_newest(store):
             "params/Dense_0/kernel.*5, 3.*5, 4",
         ),
         (lambda t: t["params"]["Dense_0"].update(bias=np.zeros(3)), "params/Dense_0/bias.*float32.*float64"),
-        (lambda t: t["params"]["Dense_0"].pop("bias"), "holds a leaf params/Dense_0/bias that the template has not"),
+        (lambda t: t["params"]["Dense_0"].pop("bias"), "holds a leaf params/Dense_0/bias that the template lacks"),
         (lambda t: t["params"].update(Dense_1={"kernel": np.ones(1)}), "has no leaf params/Dense_1/kernel"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What `jsrl new` writes: files that are copied as they are, each a place to begin."""
+"""Files of `jsrl new`, copied unchanged, as starting points."""

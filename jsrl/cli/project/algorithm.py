@@ -1,6 +1,6 @@
 """An algorithm of your own: four pure functions in a value. This one is advantage actor-critic (A2C).
 
-`jsrl.agents.base` says what each function may and must do; `test_project.py` checks it with `check_agent`.
+`jsrl.agents.base` defines the contract of each function; `test_project.py` checks it with `check_agent`.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ def make_agent(config: AgentConfig, spec) -> Agent:
         return ActOutput(action.astype(jnp.int32), log_prob_of(logits, action)), core
 
     def loss(weights, trajectory, advantage, target, mask, count):
-        def mean(x):  # this device's share of the mean over the rows that count, on all devices
+        def mean(x):  # this device's share of the mean over the unmasked rows of all devices
             return jnp.sum(x * mask) / count
 
         logits, value = network.apply(weights, trajectory.observation[:-1])  # [T, B, A], [T, B]

@@ -1,4 +1,4 @@
-"""What mkdocs changes in a page: links to files outside the docs become the files' paths, which work without a network."""
+"""Changes by mkdocs to a page: links to files outside the docs become the files' paths, which work without a network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, *, page, config, files) -> str:
-    """Return a page's text with its links out of the docs folder written as paths (`jsrl/types.py`)."""
+    """Return a page's text with links out of the docs folder written as paths (`jsrl/types.py`)."""
     folder = dirname(page.file.src_uri)
 
     def replace(found: re.Match[str]) -> str:
