@@ -1,4 +1,4 @@
-"""The vector protocol that every environment is adapted to, and what one step of it returns."""
+"""The vector protocol of all environments, and the result of one step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Episode:
       return_: undiscounted sum of raw rewards.
       length: env steps.
       terminated: True when it terminated, False when it was truncated.
-      metrics: what `episode_metrics` names of the environment's `info`, aggregated over the episode.
+      metrics: the keys of the environment's `info` named by `episode_metrics`, aggregated over the episode.
       returns: of each seat, in their order, in environments with seats; `return_` is then their mean.
     """
 
@@ -31,14 +31,14 @@ class Episode:
 
 
 class EnvStep(NamedTuple):
-    """What `step(a_t)` (or `reset`) returns: the consequences of row t, and the observation that opens row t+1.
+    """Result of `step(a_t)` (or `reset`): the consequences of row t, and the observation of row t+1.
 
-    Arrays may be reused by the next `step`: copy what must stay.
+    Arrays may be reused by the next `step`: copy what you keep.
 
     Attributes:
       observation: tree of [B, ...]: o_{t+1}.
       is_first: bool [B]: row t+1 opens an episode (so row t was a last observation and its action was ignored).
-      reward: float32 [B]: r_t as the algorithm gets it; 0 where is_first.
+      reward: float32 [B]: r_t for the algorithm; 0 where is_first.
       discount: float32 [B]: 0 where row t terminated its episode, else 1.
       acts: uint8 [B]: kind of row t+1: 1 the agent acts on it (always, for a single agent), 0 it waits, 2 value-only.
       episodes: the episodes that ended with this step.
@@ -55,26 +55,26 @@ class EnvStep(NamedTuple):
 
 
 class TakesTasks(Protocol):
-    """A VectorEnv or VectorGame whose episodes can be given tasks."""
+    """A VectorEnv or VectorGame that accepts a task for each episode."""
 
     def set_tasks(self, tasks: Mapping[int, Any]) -> None:
         """Set the task of the next episode of each slot, passed to `reset` as options; None: no task.
 
         Raises:
-          ConfigError: the environment's `reset` takes none.
+          ConfigError: the environment's `reset` accepts no options.
         """
         ...
 
 
 def options_of_task(task: Any) -> dict[str, Any]:
-    """Return a task as the options of `reset`: a dict as it is, another JSON value under `task`."""
+    """Return a task as options of `reset`: a dict unchanged, another JSON value under `task`."""
     return dict(task) if isinstance(task, Mapping) else {"task": task}
 
 
 class VectorEnv(Protocol):
     """B environments stepped together, with next-step auto-reset (the row table of jsrl.types).
 
-    After an episode ends, the next `step` ignores that slot's action and returns that of a new episode.
+    After an episode ends, the next `step` ignores that slot's action and starts a new episode.
     """
 
     spec: EnvSpec
@@ -93,17 +93,17 @@ class VectorEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the environments hold; may be called twice."""
+        """Free the environments' resources; may be called twice."""
         ...
 
 
 class GameStep(NamedTuple):
-    """What an environment with N seats returns, as EnvStep does for one agent.
+    """Result of a step of an environment with N seats, like EnvStep for one agent.
 
     Seats are divided into groups, one for each policy; the observations of a group's N_g seats are stacked.
 
     Attributes:
-      observation: group -> tree of [B, N_g, ...]: what its seats see, o_{t+1}.
+      observation: group -> tree of [B, N_g, ...]: o_{t+1} of its seats.
       is_first: bool [B]: row t+1 opens an episode, of all seats at once.
       reward, discount: float32 [B, N], seats in the order of GameSpec. A seat's discount is 0 where its episode terminated.
       acts: uint8 [B, N]: on row t+1 the seat acts (1), waits (0: not its turn, or it is out), or only receives its team's
@@ -140,10 +140,10 @@ class VectorGame(Protocol):
         """Step every slot with group -> actions [B, N_g, ...]; those of seats that do not act are ignored.
 
         Raises:
-          EnvironmentFault: as VectorEnv.step; also where a seat comes back to life, or is truncated before the episode ends.
+          EnvironmentFault: as VectorEnv.step; also if a seat comes back to life, or is truncated before the episode ends.
         """
         ...
 
     def close(self) -> None:
-        """Free what the environments hold; may be called twice."""
+        """Free the environments' resources; may be called twice."""
         ...

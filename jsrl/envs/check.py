@@ -1,4 +1,4 @@
-"""The contract of environments as a call: `check_env(EnvConfig("my_envs:Maze"))` answers in seconds."""
+"""Checks of the environment contract: `check_env(EnvConfig("my_envs:Maze"))` takes seconds."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Factory = Callable[[int, int], Any]  # (num_envs, seed) -> VectorEnv or VectorGa
 
 @dataclass(frozen=True)
 class EnvReport:
-    """What `check_env` found; `str()` of it is for people.
+    """The result of `check_env`; `str()` gives a readable report.
 
     Attributes:
-      spec: the environment's. passed: what was checked, one line each. notes: what could not be judged, and why.
+      spec: the environment's. passed: checks, one line each. notes: what could not be checked, and why.
       env_steps_per_s: measured with random actions, checks off. episodes: how many ended during the checks.
     """
 
@@ -47,7 +47,7 @@ class EnvReport:
 def check_env(
     env: EnvConfig | Factory, *, num_envs: int = 4, steps: int = 600, max_seconds: float = 10.0, seed: int = 0
 ) -> EnvReport:
-    """Hold an environment against the vector protocol.
+    """Check an environment against the vector protocol.
 
     Args:
       env: a config, or a function (num_envs, seed) -> VectorEnv or VectorGame.
@@ -104,7 +104,7 @@ def check_env(
 def _begins(build: Factory, opening: Tree, num_envs: int, seeds: range) -> tuple[bool, bool]:
     """Return whether environments of other seeds, and other slots, begin differently.
 
-    Several seeds are tried, as few different starts may coincide by chance.
+    Several seeds are tried, because two different starts may coincide by chance.
     """
     varies, slots_differ = False, _slots_differ(opening, num_envs)
     for seed in seeds:
@@ -115,7 +115,7 @@ def _begins(build: Factory, opening: Tree, num_envs: int, seeds: range) -> tuple
             slots_differ = slots_differ or _slots_differ(theirs, num_envs)
         finally:
             other.close()
-    return varies, slots_differ if num_envs > 1 else varies  # one slot shows what its seed does, and nothing else
+    return varies, slots_differ if num_envs > 1 else varies  # with one slot only the seed can be tested
 
 
 def _described(spec: EnvSpec | GameSpec) -> list[str]:
@@ -234,7 +234,7 @@ class _Walk:
         self.digests.append(hash(b"".join([*parts, *(np.ascontiguousarray(array).tobytes() for array in arrays)])))
 
     def _expect(self, holds: bool, what: str, *values: Any) -> None:
-        """Raise unless it holds; the sentence is made only then, since printing arrays takes longer than checking them."""
+        """Raise unless it holds; only then the message is formatted: printing arrays takes longer than checking them."""
         if not holds:
             what = what.format(*values)
             raise EnvironmentFault(

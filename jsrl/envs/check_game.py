@@ -1,4 +1,4 @@
-"""What `check_env` looks at in environments with seats: turns, deaths, last rewards, and all that one agent's rows have."""
+"""Checks of `check_env` for environments with seats: turns, deaths, last rewards, and the rules of a single agent's rows."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class GameWalk:
                 break
 
     def _look(self, step: GameStep) -> None:
-        """Check shapes and dtypes, who acts, and the masks; remember the step."""
+        """Check shapes and dtypes, who acts, and the masks; record the step."""
         spec, shape = self.env.spec, self._returns.shape
         self._fit("is_first", step.is_first, (self.num_envs,), "bool")
         for name, array, dtype in (
@@ -89,7 +89,7 @@ class GameWalk:
         self.digests.append(hash(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)))
 
     def _turns(self, step: GameStep) -> None:
-        """Check who acts on the row that this step opens, and the masks there."""
+        """Check who acts on the row of this step's observation, and its masks."""
         acts, playing = np.asarray(step.acts), ~self._ended
         allowed = (0, 1, 2) if self.env.spec.death == "team" else (0, 1)
         self._expect(bool(np.isin(acts, allowed).all()), "acts {}; expected one of {}", acts, allowed)
@@ -120,7 +120,7 @@ class GameWalk:
         self._ended[first] = False
 
     def _rewards(self, step: GameStep) -> None:
-        """Check that the dead of a game without teams earn nothing, and sum the rewards up."""
+        """Check that the dead of a game without teams earn nothing, and add up the rewards."""
         self._expect(bool(np.isfinite(step.reward).all()), "reward holds NaN or infinity: {}", step.reward)
         if self.env.spec.death == "ends":
             paid = self._out & (step.reward != 0)
@@ -185,7 +185,7 @@ class GameWalk:
         return [self.env.spec.names[i] for i in np.flatnonzero(which.any(axis=0))]
 
     def _expect(self, holds: bool, what: str, *values: Any) -> None:
-        """Raise unless it holds; the sentence is made only then."""
+        """Raise unless it holds; the message is formatted only then."""
         if not holds:
             raise EnvironmentFault(
                 f"environment {self.env.spec.name!r}, step {len(self.digests)}: {what.format(*values)}. See the row table "

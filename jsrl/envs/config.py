@@ -1,4 +1,4 @@
-"""What describes an environment: frozen, JSON-like, so that it can travel to a process and be built there."""
+"""The configuration of an environment: frozen and JSON-like, so that another process can build the environment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ON_FAULT = ("auto", "stop", "restart-env", "restart-actor")
 
 @dataclass(frozen=True)
 class AtariConfig:
-    """Preprocessing of Atari games (ids `ALE/...`), as ale-py's C++ vector environment does it.
+    """Preprocessing of Atari games (ids `ALE/...`), as in ale-py's C++ vector environment.
 
     Attributes:
       frame_skip: game frames per env step. stack: frames per observation.
-      repeat_action_probability: chance per game frame that the console repeats the action before (sticky actions).
+      repeat_action_probability: chance per game frame that the console repeats the last action (sticky actions).
       full_action_space: all 18 actions instead of the game's own few.
       episodic_life: a lost life ends an episode for the learner (discount 0) while the game goes on; `Episode` still
         reports whole games.
@@ -56,7 +56,7 @@ class AtariConfig:
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which environment, and what is done to it.
+    """An environment and its options.
 
     Attributes:
       id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, one with
@@ -68,16 +68,17 @@ class EnvConfig:
       kwargs: keyword arguments of the environment.
       wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
       reward_scale, reward_clip: agents learn from clip(raw * scale, -clip, clip); returns of episodes are reported in
-        raw reward.
+        raw rewards.
       episode_metrics: keys of the environment's `info` to aggregate per episode: `key` (its last value) or `key:sum`,
         `key:mean`, `key:min`, `key:max`.
       max_episode_steps: env steps after which an episode is truncated; None leaves the environment's own limit.
-      action_transform: how unclipped actions reach a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh);
+      action_transform: how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh);
         see jsrl.types.Continuous.
-      backend: `auto` takes the fastest that fits; `native` asks for the environment's own vector entry point, `sync` for
-        a loop over single environments, `envpool` for EnvPool.
-      tasks: of which each episode gets one, as the options of its `reset`: a dict as it is, another JSON value under `task`.
-      task_weights: how often each of them is drawn; none: all alike.
+      backend: `auto` takes the fastest that works; `native` uses the environment's own vector entry point, `sync` a loop over
+        single environments, `envpool` EnvPool.
+      tasks: one of them is drawn for each episode, as options of its `reset`: a dict unchanged, another JSON value under
+      `task`.
+      task_weights: weights of the draw; none: equal.
       reseed_episodes: seed every reset by (seed, slot, episode) instead of only the first one (`sync` only).
       on_fault: what to do when an environment of an actor raises, returns NaN or a value outside its space, hangs, or ends its
         process. `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; `restart-env` rebuilds
@@ -148,10 +149,10 @@ class EnvConfig:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> EnvConfig:
-        """Build a config from what `to_json` returned.
+        """Build a config from `to_json`.
 
         Raises:
-          ConfigError: a key that is no field.
+          ConfigError: an unknown key.
         """
         unknown = sorted(set(values) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
@@ -164,23 +165,23 @@ class EnvConfig:
 
 
 def named(thing: Any) -> Any:
-    """Return `module:qualname` of a class or function that every process can import; anything else as it is.
+    """Return `module:qualname` of a class or function that every process can import; anything else unchanged.
 
-    What a notebook or script defines has no such name yet; `run` writes its source to the run folder and names it.
+    Definitions in a notebook or script have no such name yet; `run` writes their source to the run folder and names it.
     """
     return (importable_target(thing) or thing) if callable(thing) else thing
 
 
 def main_target(thing: Any) -> str:
-    """Return the `module:qualname` under which this process alone finds a class or function of its main module."""
+    """Return the `module:qualname` by which only this process finds a class or function of its main module."""
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
 def split_metric(metric: str) -> tuple[str, str]:
-    """Return (key of `info`, kind of aggregation) of an entry of `episode_metrics`.
+    """Return (key of `info`, aggregation) of an entry of `episode_metrics`.
 
     Raises:
-      ConfigError: the kind is unknown.
+      ConfigError: the aggregation is unknown.
     """
     key, _, kind = metric.partition(":")
     if kind and kind not in METRIC_KINDS:

@@ -1,4 +1,4 @@
-"""Environments whose episodes get tasks that are drawn by weight (`env.tasks`), without a director."""
+"""Environments whose episodes get tasks drawn by weight (`env.tasks`), without a director."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from jsrl.envs.faults import describe
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError
 
-STREAM = 1  # of a slot's seed: its tasks are drawn apart from all else
+STREAM = 1  # of a slot's seed: tasks are drawn independently of everything else
 
 
 class DrawnTasks:
-    """A vector of environments, each of whose episodes begins with a task.
+    """A vector of environments that gives each episode a task.
 
     Args:
       env: the vector. config: with `tasks` and `task_weights`. seed, group: see jsrl.envs.make.make.
 
     Raises:
-      ConfigError: the vector takes no tasks.
+      ConfigError: the vector accepts no tasks.
     """
 
     def __init__(self, env: Any, config: EnvConfig, seed: int | tuple[int, ...], group: int) -> None:
@@ -36,7 +36,7 @@ class DrawnTasks:
         self._random = [np.random.default_rng((own, STREAM)) for own in slot_seeds(seed, group, env.num_envs)]
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the vector has."""
+        """Return an attribute of the vector."""
         return getattr(self._env, name)
 
     def reset(self) -> Any:
@@ -45,7 +45,7 @@ class DrawnTasks:
         return self._env.reset()
 
     def step(self, action: Any) -> Any:
-        """Step every slot; those whose episode ended begin another one with another task."""
+        """Step every slot; slots whose episode ended begin another one with a new task."""
         self._draw(episode.slot for episode in self._over)
         latest = self._env.step(action)
         self._over = latest.episodes

@@ -1,4 +1,4 @@
-"""What to say when an environment misbehaves: which one, where in its life, with what values, and what to do."""
+"""Messages about faulty environments: which one, the position in its episode, the values, and what to do."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def fault(
 
 
 def place(slot: int, seed: int | None, episode: int, step: int) -> str:
-    """Return where in the life of a vector something is."""
+    """Return a text with a slot's seed, episode and step."""
     return f"slot {slot}, episode {episode}, step {step}" + (f", seed {seed}" if seed is not None else "")
 
 
 def describe(value: Any, limit: int = 80) -> str:
-    """Return type, shape, dtype and a short print of a value for a message."""
+    """Return type, shape, dtype and a short print of a value."""
     text = " ".join(repr(value).split())
     text = text if len(text) <= limit else text[: limit - 3] + "..."
     if isinstance(value, np.ndarray | np.generic):
@@ -35,7 +35,7 @@ def describe(value: Any, limit: int = 80) -> str:
 
 
 def float_leaves(tree: Tree) -> list[tuple[str, np.ndarray]]:
-    """Return (name, leaf) of the float leaves: those which can hold NaN."""
+    """Return (name, leaf) of the float leaves, which may contain NaN."""
     return [(name or "observation", leaf) for name, leaf in named_leaves(tree) if leaf.dtype.kind == "f"]
 
 

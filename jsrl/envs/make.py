@@ -1,4 +1,4 @@
-"""From a config to a vector environment: which adapter serves which id."""
+"""From a config to a vector environment: chooses the adapter of an id."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
 Groups = Mapping[str, tuple[str, ...]] | None
 
-# beginnings of ids, the module that registers them, its package, the extra that installs it
+# start of ids, the module that registers them, its package, the extra that installs it
 _REGISTERED_BY = (
     (("ALE/",), "ale_py", "ale-py", "atari"),
     (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid", "minigrid"),
@@ -52,11 +52,11 @@ def make_game(
     """Build a vector of `num_envs` environments with seats.
 
     Args:
-      groups: group of seats -> their names, in the order in which they are stacked; None: each seat is a group of its own.
+      groups: group of seats -> their names, in stacking order; None: each seat is a group.
       The others are those of `make`.
 
     Raises:
-      ConfigError: the environment has no seats, or a reason that `make` has.
+      ConfigError: the environment has no seats, or as in `make`.
     """
     env = make(config, num_envs, seed, group=group, groups=groups, tell=tell)
     if not isinstance(env.spec, GameSpec):
@@ -79,13 +79,13 @@ def make(
       config: which environment. num_envs: B, slots of this vector (one group).
       seed: the experiment's; different (seed, group, slot) give different episodes, equal ones the same run.
       group: index of this group of environments.
-      groups: see `make_game`; of no account to environments with one agent.
-      tell: takes a line of text whenever a faulty environment is rebuilt (`on_fault` restart-env).
+      groups: see `make_game`; ignored for environments with one agent.
+      tell: called with a line of text whenever a faulty environment is rebuilt (`on_fault` restart-env).
 
     Raises:
       ConfigError: unknown id, unsupported space, or options that do not fit together.
       MissingExtra: the suite is not installed.
-      EnvironmentFault: the environment raised as it was made.
+      EnvironmentFault: the environment raised during construction.
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
@@ -96,7 +96,7 @@ def make(
 def _repaired(
     config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups, tell: Callable[[str], None] | None
 ) -> VectorEnv:
-    """Return a vector that is repaired where the config says so."""
+    """Return a vector, with repairs if the config says so."""
     if config.on_fault != "restart-env":
         return _make(config, num_envs, seed, group, groups)
     repairs = Repairs(config, tell)
@@ -140,7 +140,7 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
 
 
 def make_spec(config: EnvConfig) -> EnvSpec | GameSpec:
-    """Return what agents have to know of the environment; makes one slot of it and closes it again."""
+    """Return the environment's spec; makes one slot and closes it again."""
     env = make(config, 1, 0)
     try:
         return env.spec
@@ -149,7 +149,7 @@ def make_spec(config: EnvConfig) -> EnvSpec | GameSpec:
 
 
 def import_modules(config: EnvConfig) -> None:
-    """Import what `make` will need for an environment, and make nothing: for a process that is going to fork.
+    """Import what `make` needs for an environment, and create nothing: for a process that will fork.
 
     Raises:
       ConfigError, MissingExtra: something cannot be imported.
@@ -277,7 +277,7 @@ def _wrapped(config: EnvConfig, single: Callable[[], gymnasium.Env]) -> Callable
 
 
 def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
-    """Call `build` and say in our words what kept the environment from being made."""
+    """Call `build`; errors get our message."""
     try:
         return build()
     except gymnasium.error.DependencyNotInstalled as error:
@@ -322,7 +322,7 @@ def _unknown_id(name: str) -> ConfigError:
 
 
 def register_suites(name: str) -> None:
-    """Make the ids of an optional suite known where they are asked for.
+    """Register the ids of an optional suite, when one of them is used.
 
     Raises:
       MissingExtra: the suite is not installed.

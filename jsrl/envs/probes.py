@@ -1,4 +1,4 @@
-"""Probe environments: tiny, vectorised, with known values; a broken algorithm fails one of them in seconds.
+"""Probe environments: tiny, vectorised, with known values; a wrong algorithm fails one of them in seconds.
 
 | name | observation | reward | what it isolates | value |
 |---|---|---|---|---|
@@ -13,7 +13,7 @@
 | multi_discrete | (-1 or 1, -1, 0 or 1) | share of right parts, one step | several choices | best 1, random 5/12 |
 | masked | which 2 of 4 are allowed | 1 for the higher allowed action, else -1, one step | masks | optimal 1, random 0 |
 
-Random draws are a hash of (slot's seed, episode), so what a slot shows never depends on its neighbours.
+Random draws are a hash of (slot's seed, episode), so a slot's observations never depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def hashed(seed: np.ndarray, episode: np.ndarray, stream: int = 0) -> np.ndarray
 
 
 class Probe:
-    """What all probes share: slots in lock-step arithmetic, next-step auto-reset, `save` and `load`.
+    """Base of all probes: vectorised slots, next-step auto-reset, `save` and `load`.
 
-    A probe says what it looks like (`observe`), what an action earns (`reward`), and how long an episode is.
+    A probe defines its observation (`observe`), the reward of an action (`reward`), and the length of an episode.
 
     Attributes:
       steps: env steps of an episode. truncates: whether it ends by truncation.
@@ -74,11 +74,11 @@ class Probe:
         self.episode = np.zeros(num_envs, np.int64)
 
     def draw(self, stream: int = 0) -> np.ndarray:
-        """Return this episode's uniform number of each slot: float64 [B] in [0, 1)."""
+        """Return a uniform number per slot for this episode: float64 [B] in [0, 1)."""
         return hashed(self.seeds, self.episode, stream)
 
     def sign(self) -> np.ndarray:
-        """Return this episode's sign of each slot: float32 [B], -1 or 1."""
+        """Return a sign per slot for this episode: float32 [B], -1 or 1."""
         return np.where(self.draw() < 0.5, np.float32(-1.0), np.float32(1.0))
 
     def observe(self) -> Tree:
@@ -113,7 +113,7 @@ class Probe:
         return {"clock": self.clock.copy(), "episode": self.episode.copy(), "rows": self._rows.save()}
 
     def load(self, saved: Mapping[str, Any]) -> EnvStep:
-        """Go on from what `save` returned; returns the step that led there (its reward and episodes are gone)."""
+        """Continue from the result of `save`; returns the step before it (without its reward and episodes)."""
         self.clock[:], self.episode[:] = saved["clock"], saved["episode"]
         self._rows.load(saved["rows"])
         ones, none = np.ones(self.num_envs, np.float32), np.zeros(self.num_envs, np.float32)
@@ -121,7 +121,7 @@ class Probe:
         return EnvStep(self.observe(), (self.clock == 0) & ~self._rows.first, none, ones, acts, [])
 
     def close(self) -> None:
-        """Hold nothing, so free nothing."""
+        """Do nothing: it holds no resources."""
 
 
 class ConstantReward(Probe):
@@ -269,7 +269,7 @@ class Masked(Probe):
         return pairs[np.floor(6.0 * self.draw()).astype(np.int64)]
 
     def observe(self) -> Tree:
-        """Return the mask twice: as numbers to see, and as the mask."""
+        """Return the mask twice: as an observation, and as the mask."""
         mask = np.zeros((self.num_envs, 4), np.uint8)
         np.put_along_axis(mask, self.allowed(), 1, axis=1)
         return {"observation": mask.astype(np.float32), "action_mask": mask}
@@ -303,7 +303,7 @@ def make_probe(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...] = 0
     """Build the probe that an id `probe:NAME` names.
 
     Raises:
-      ConfigError: there is no such probe, or it has no such option.
+      ConfigError: there is no such probe, or no such option.
     """
     name = config.id.partition(":")[2]
     if name not in PROBES:

@@ -9,7 +9,7 @@ from jsrl.types import Continuous, Discrete, EnvSpec, MultiDiscrete, Tree, map_t
 
 
 def random_actions(spec: EnvSpec, observation: Tree, rng: np.random.Generator) -> np.ndarray:
-    """Draw legal actions [B, ...] for observations [B, ...]; continuous ones reach beyond their bounds on purpose."""
+    """Draw legal actions [B, ...] for observations [B, ...]; continuous ones exceed their bounds on purpose."""
     num_envs = len(next(leaf for _, leaf in named_leaves(observation)))
     masks = observation.get("action_mask") if isinstance(observation, dict) else None
     action = spec.action

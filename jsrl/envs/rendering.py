@@ -1,4 +1,4 @@
-"""Environments that can be seen: one slot whose pictures are RGB, as its policy's training environment behaves."""
+"""Environments with pictures: one slot with RGB pictures that otherwise behaves like the policy's training environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jsrl.references.importing import import_target
 DEFAULT_FPS, CONSOLE_FPS = 30.0, 60.0
 SCREEN = (210, 160)
 DRAWN_SUITES = ("hide_and_seek", "pettingzoo")
-# Part of an entry point -> what draws it: module, and how to get it.
+# Part of an entry point -> its renderer: module, and how to install it.
 DRAWN_WITH = {
     "classic_control": ("pygame", "video"),
     "toy_text": ("pygame", "video"),
@@ -34,10 +34,10 @@ DRAWN_WITH = {
 
 
 class RenderedEnv:
-    """One environment behind the vector protocol (num_envs 1) that shows pictures; `fps`: at the environment's own speed.
+    """One environment behind the vector protocol (num_envs 1) with pictures; `fps`: at the environment's own speed.
 
     Args:
-      env: one slot with `render(slot)`. config: what it was made from. fps: pictures per second of its own time.
+      env: one slot with `render(slot)`. config: its config. fps: pictures per second of its own time.
     """
 
     def __init__(self, env: VectorEnv | VectorGame, config: EnvConfig, fps: float) -> None:
@@ -55,10 +55,10 @@ class RenderedEnv:
         return self._env.step(action)
 
     def picture(self) -> np.ndarray:
-        """Return what the environment looks like now: uint8 [height, width, 3].
+        """Return the current picture: uint8 [height, width, 3].
 
         Raises:
-          MissingExtra: what draws it is not installed. ConfigError: it draws nothing, or cannot here.
+          MissingExtra: its renderer is not installed. ConfigError: it has no pictures, or cannot render here.
         """
         name = self._config.id
         try:
@@ -91,13 +91,13 @@ class RenderedEnv:
 def make_rendered(
     config: EnvConfig, seed: int | tuple[int, ...], groups: Mapping[str, tuple[str, ...]] | None = None
 ) -> RenderedEnv:
-    """Build one environment that shows pictures.
+    """Build one environment with pictures.
 
-    Observations are those of `make(config, ...)`. Of a Gymnasium id it is the single environment, also where training uses
-    a vectorised one; Atari's pictures come from a second console that gets the same actions. `groups`: of seats, as in `make`.
+    Observations are those of `make(config, ...)`. A Gymnasium id gives the single environment, even if training uses
+    a vectorised one; Atari's pictures come from a second console with the same actions. `groups`: of seats, as in `make`.
 
     Raises:
-      ConfigError: it draws no pictures. MissingExtra: what draws them is not installed.
+      ConfigError: it has no pictures. MissingExtra: its renderer is not installed.
     """
     check_rendered(config)
     prepare_headless()
@@ -118,10 +118,10 @@ def make_rendered(
 
 
 def check_rendered(config: EnvConfig) -> None:
-    """See, without making it, that an environment can be drawn as far as its declaration tells.
+    """Check, without making it, that an environment can be rendered, as far as its declaration tells.
 
     Raises:
-      ConfigError: it draws no pictures. MissingExtra: what draws them is not installed.
+      ConfigError: it has no pictures. MissingExtra: its renderer is not installed.
     """
     if callable(config.id):
         return
@@ -141,7 +141,7 @@ def check_rendered(config: EnvConfig) -> None:
 
 
 def prepare_headless() -> None:
-    """Let OpenGL and SDL draw into memory where there is no display, unless the user's variables say otherwise."""
+    """Make OpenGL and SDL render into memory without a display, unless the user's variables differ."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
@@ -156,11 +156,11 @@ def is_console(config: EnvConfig) -> bool:
 
 
 def _drawn(config: EnvConfig) -> EnvConfig:
-    """Return the config of the same environment with render_mode 'rgb_array', as a single one where there is one."""
+    """Return the config of the same environment with render_mode 'rgb_array', as a single one if possible."""
     kwargs = {**config.kwargs, "render_mode": "rgb_array"}
     scheme = config.id.partition(":")[0] if isinstance(config.id, str) else ""
     if scheme in SUITES and scheme != "pettingzoo":
-        return config  # what draws has render() as it is
+        return config  # a renderer has render() already
     if scheme in ("envpool", "pettingzoo") or config.backend == "envpool":
         return replace(config, kwargs=kwargs)
     if callable(config.id) or ":" in config.id:
@@ -175,7 +175,7 @@ def _drawn(config: EnvConfig) -> EnvConfig:
     register_suites(config.id)
     spec = gymnasium.registry.get(config.id)
     if spec is None:
-        return config  # `make` says what is wrong
+        return config  # `make` reports the error
     if isinstance(spec.entry_point, str):
         modes = getattr(_creator(spec.entry_point), "metadata", {}).get("render_modes", ["rgb_array"])
         if "rgb_array" not in modes:
@@ -187,7 +187,7 @@ def _drawn(config: EnvConfig) -> EnvConfig:
 def _creator(entry_point: str) -> Any:
     try:
         return gymnasium.envs.registration.load_env_creator(entry_point)
-    except (ImportError, AttributeError):  # `make` says what is missing
+    except (ImportError, AttributeError):  # `make` reports what is missing
         return None
 
 
@@ -222,7 +222,7 @@ def _remedy(name: str) -> str:
 class AtariWithScreen(AtariVector):
     """One game as `make` builds it, and a second console with the same seed and actions whose screen is shown in colour.
 
-    The policy's observations are those of the first, bit for bit what it was trained on.
+    The policy's observations are those of the first, bit-equal to training.
     """
 
     def __init__(self, config: EnvConfig, seed: int | tuple[int, ...]) -> None:
@@ -242,7 +242,7 @@ class AtariWithScreen(AtariVector):
 
 
 class _TwoConsoles:
-    """Two vectors of one game that are given the same; the second one's newest frame is `screen`."""
+    """Two vectors of one game with the same inputs; the second one's newest frame is `screen`."""
 
     def __init__(self, played: Any, shown: Any, name: str) -> None:
         self._played, self._shown, self._name = played, shown, name
@@ -259,7 +259,7 @@ class _TwoConsoles:
         frames, *rest = self._shown.step(action)
         if any((mine != its).any() for mine, its in zip(stepped[1:4], rest[:3], strict=True)):
             raise EnvironmentFault(
-                f"environment {self._name!r}: two consoles with the same seed and actions went two ways, so that the one "
+                f"environment {self._name!r}: two consoles with the same seed and actions diverged, so that the one "
                 "shows what the other does not play. Leave recorder.enabled off, or record with --recorder.env.backend sync."
             )
         self.screen = frames[0, -1].copy()

@@ -1,8 +1,8 @@
-"""What `env.on_fault` restart-env does: environments that fail are closed and rebuilt, with fresh seeds, up to a limit.
+"""`env.on_fault` restart-env: faulty environments are closed and rebuilt, with fresh seeds, up to a limit.
 
-The row at which it happens becomes a last observation (jsrl.types): its action was ignored, its mask is 0, and the row
-before it is a truncation, which bootstraps from what was last seen. Nothing is learned from the transition that failed, and
-the episode is not reported. What never returns, or ends the process, can only be repaired with its actor.
+The row of the fault becomes a last observation (jsrl.types): its action was ignored, its mask is 0, and the row
+before it is a truncation, which bootstraps from the last observation. Nothing is learned from the failed transition, and
+the episode is not reported. An environment that hangs, or ends the process, can only be replaced with its actor.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Step = TypeVar("Step")
 
 
 class Repairs:
-    """The repairs of one vector of environments: counted within a window, and told.
+    """The repairs of one vector of environments: counted within a window, and reported.
 
     Args:
-      config: with `fault_limit` and `fault_window_s`. tell: takes a line for people at each repair. clock: returns seconds.
+      config: with `fault_limit` and `fault_window_s`. tell: called with a line at each repair. clock: returns seconds.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Repairs:
         self._tell = tell
 
     def take(self, fault: EnvironmentFault, cure: str) -> None:
-        """Take a repair of what `fault` says by `cure`.
+        """Use one repair for `fault`; `cure` describes it.
 
         Raises:
           EnvironmentFault: the repair budget is exhausted.
@@ -46,8 +46,8 @@ class Repairs:
         limit, window_s = self._repairs_limit.limit, self._repairs_limit.window_s
         if not self._repairs_limit.spend():
             used_up = EnvironmentFault(
-                f"{fault}. Its vector's {limit} repair(s) within {window_s:g} s are exhausted: what fails again and "
-                "again is not repaired so. See what it raised, or allow more with env.fault_limit"
+                f"{fault}. Its vector's {limit} repair(s) within {window_s:g} s are exhausted, because it fails again and "
+                "again. See what it raised, or allow more with env.fault_limit"
             )
             used_up.repairable = False
             raise used_up from fault
@@ -58,7 +58,7 @@ class Repairs:
 
 
 def close_quietly(env: Any) -> None:
-    """Close an environment that failed: what it raises then is logged, and changes nothing."""
+    """Close an environment that failed; an exception is only logged."""
     try:
         env.close()
     except (Exception, SystemExit):
@@ -66,10 +66,10 @@ def close_quietly(env: Any) -> None:
 
 
 class SlotRepairs:
-    """What vectors share that can replace one of their slots.
+    """The common part of vectors that can replace one of their slots.
 
     Attributes:
-      repairs: where slots that fail are to be replaced: how often. None: a fault is raised.
+      repairs: the budget of repairs. None: a fault is raised.
     """
 
     num_envs: int
@@ -84,7 +84,7 @@ class SlotRepairs:
         raise NotImplementedError
 
     def _visited(self, visit: Callable[[int], None], finish: Callable[[], Step]) -> Step:
-        """Return `finish()` after `visit(slot)` went over that slot and all behind; faulty ones are replaced on the way."""
+        """Return `finish()` after `visit` of that slot and all later ones; faulty environments are replaced on the way."""
         begin = 0
         while True:
             try:
@@ -98,7 +98,7 @@ class SlotRepairs:
                 begin = max(begin, fault.slot + 1)
 
     def _replace(self, fault: EnvironmentFault, slot: int, repairs: Repairs) -> None:
-        """Put a fresh environment in the place of a faulty one; the step that is being made begins its first episode.
+        """Replace a faulty environment by a fresh one; the current step begins its first episode.
 
         Raises:
           EnvironmentFault: the repair budget is exhausted.
@@ -119,10 +119,10 @@ class SlotRepairs:
 
 
 class RebuiltVector:
-    """A vector of which all is rebuilt after a fault that it does not repair itself, so that all slots begin episodes.
+    """A vector that is rebuilt as a whole after a fault that it does not repair itself, so that all slots begin episodes.
 
     Args:
-      vector: the first one. build: seed -> another one. seed: of the first. repairs: how often. name: what messages call it.
+      vector: the first one. build: seed -> another one. seed: of the first. repairs: the budget. name: for messages.
     """
 
     def __init__(
@@ -142,20 +142,20 @@ class RebuiltVector:
         """Reset every slot.
 
         Raises:
-          EnvironmentFault: the environment failed, and no repair is left.
+          EnvironmentFault: the environment failed, and the repair budget is exhausted.
         """
         return self._guarded(self._vector.reset)
 
     def step(self, action: Array) -> EnvStep:
-        """Step every slot with `action` [B, ...]; where that fails, every slot begins an episode instead.
+        """Step every slot with `action` [B, ...]; if that fails, every slot begins an episode instead.
 
         Raises:
-          EnvironmentFault: the environment failed, and no repair is left.
+          EnvironmentFault: the environment failed, and the repair budget is exhausted.
         """
         return self._guarded(lambda: self._vector.step(action))
 
     def __getattr__(self, name: str) -> Any:
-        """Return what takes tasks, where the vector does."""
+        """Return the vector's attribute; its `set_tasks` is available if it has one."""
         if name == "set_tasks":
             return getattr(self._vector, name)
         raise AttributeError(f"{type(self).__name__} has no {name}")
@@ -176,7 +176,7 @@ class RebuiltVector:
             call = self._rebuild(fault)
 
     def _rebuild(self, fault: EnvironmentFault) -> Callable[[], EnvStep]:
-        """Return what begins the episodes of a vector that takes the place of the faulty one."""
+        """Return a function that begins the episodes of the vector that replaces the faulty one."""
         self._lives += 1
         seed = vector_seed(self._seed, self._lives)
         self._repairs.take(fault, f"All {self.num_envs} slots of its vector are rebuilt, with seed {seed}")

@@ -1,4 +1,4 @@
-"""The row table, kept in one place: what every adapter hands its raw rewards and endings to."""
+"""The row table, in one place: every adapter passes its raw rewards and ends of episodes to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def vector_seed(seed: int | tuple[int, ...], group: int) -> int:
 
 
 class Metrics:
-    """Aggregates the keys of `info` that `episode_metrics` names, per slot and episode."""
+    """Aggregates the keys of `info` in `episode_metrics`, per slot and episode."""
 
     def __init__(self, names: tuple[str, ...], num_envs: int):
         self.entries = [(name, *split_metric(name)) for name in names]
@@ -43,7 +43,7 @@ class Metrics:
         self._values: list[dict[str, list[float]]] = [{} for _ in range(num_envs)]  # name -> [aggregate, count]
 
     def add(self, slot: int, info: Mapping[str, Any]) -> None:
-        """Take one step's `info` of a slot."""
+        """Add one step's `info` of a slot."""
         kept = self._values[slot]
         for name, key, kind in self.entries:
             if key not in info:
@@ -62,7 +62,7 @@ class Metrics:
             kept[name] = [value, count + 1.0]
 
     def add_all(self, info: Mapping[str, Any], skip: np.ndarray) -> None:
-        """Take a vector environment's `info`: arrays [B] with `_key` telling which slots they are of."""
+        """Add a vector environment's `info`: arrays [B], with `_key` for the slots that have a value."""
         for slot in np.flatnonzero(~skip):
             self.add(
                 int(slot),
@@ -87,12 +87,12 @@ _ALL = _Always()
 
 
 class Rows:
-    """Turns raw rewards and endings under next-step auto-reset into EnvStep, and keeps the sums of episodes.
+    """Turns raw rewards and ends of episodes into EnvStep, under next-step auto-reset; sums returns and lengths.
 
     Attributes:
-      first: bool [B]: the slots whose next step starts an episode (their action will be ignored).
-      any_first: whether there is one.
-      episode: int64 [B]: episodes a slot has finished. length: see `lengths`.
+      first: bool [B]: slots whose next step starts an episode (their action is ignored).
+      any_first: whether there is such a slot.
+      episode: int64 [B]: finished episodes per slot. length: see `lengths`.
     """
 
     def __init__(self, config: EnvConfig, num_envs: int, seeds: list[int] | None = None):
@@ -110,7 +110,7 @@ class Rows:
         self.first, self.any_first = self._none, False
 
     def opened(self, observation: Tree) -> EnvStep:
-        """Return what `reset` returns; unfinished episodes are forgotten."""
+        """Return the result of `reset`; unfinished episodes are dropped."""
         self.check_finite(observation)
         self._return[:] = 0.0
         self._opened_at[:] = self._time
@@ -124,8 +124,8 @@ class Rows:
         """Return one step's EnvStep.
 
         Args:
-          observation: tree of [B, ...], taken as it is. reward: [B], raw. terminated, truncated: bool [B]. All three
-          are disregarded in slots that start an episode with this step.
+          observation: tree of [B, ...], passed on unchanged. reward: [B], raw. terminated, truncated: bool [B]. All three
+          are ignored in slots that start an episode in this step.
         """
         reward = reward.astype(np.float32)  # always our own copy: the environment may keep its array
         first = self.first
@@ -148,9 +148,9 @@ class Rows:
         return EnvStep(observation, first, self.learned(reward), discount, self._acts, episodes)
 
     def cut(self, slot: int) -> None:
-        """Let the step that is being made begin an episode in a slot, and forget the one that was open.
+        """Let the current step start an episode in a slot, and drop the open one.
 
-        The row that was to be played becomes a last observation like any other, and the row before it a truncation.
+        The current row becomes a last observation like any other, and the row before it a truncation.
         """
         self.first, self.any_first = self.first.copy(), True
         self.first[slot] = True
@@ -158,7 +158,7 @@ class Rows:
         self.metrics.close(slot)
 
     def learned(self, reward: np.ndarray) -> np.ndarray:
-        """Return the reward that is learned from, of the raw one."""
+        """Return the reward for learning, from the raw one."""
         if self._plain:
             return reward
         reward = reward * np.float32(self._scale)
@@ -169,12 +169,12 @@ class Rows:
         return self._time - self._opened_at
 
     def fault(self, slot: int, what: str, advice: str) -> EnvironmentFault:
-        """Return an EnvironmentFault that says where in which slot's life it happened."""
+        """Return an EnvironmentFault that names the slot's seed, episode and step."""
         seed, episode, step = self._life(slot)
         return fault(self.name, what, advice, slot=slot, seed=seed, episode=episode, step=step)
 
     def where(self, slot: int) -> str:
-        """Return where in its life a slot is, for people."""
+        """Return a slot's seed, episode and step, as text."""
         return place(slot, *self._life(slot))
 
     def _life(self, slot: int) -> tuple[int | None, int, int]:
@@ -183,8 +183,8 @@ class Rows:
         return seed, int(self.episode[slot]), step
 
     def check_finite(self, observation: Tree, reward: np.ndarray | None = None) -> None:
-        """Raise EnvironmentFault where a float of the observation or the reward is NaN or infinite."""
-        # one array, the usual case, is not worth a walk over the tree
+        """Raise EnvironmentFault if a float of the observation or the reward is NaN or infinite."""
+        # one array, the usual case, needs no walk over the tree
         leaves = [("observation", observation)] if isinstance(observation, np.ndarray) else float_leaves(observation)
         for name, leaf in leaves:
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
@@ -225,7 +225,7 @@ class Rows:
         }
 
     def load(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `save` returned."""
+        """Continue from the result of `save`."""
         self.first = np.array(saved["first"], bool)
         self.any_first = bool(self.first.any())
         self._return[:] = saved["return"]

@@ -1,4 +1,4 @@
-"""What one policy sees of environments with several seats."""
+"""One policy's view of environments with several seats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SeatView:
 
     @cached_property
     def index(self) -> Any:
-        """Return an index of the seats: a slice where they follow each other, which copies nothing."""
+        """Return an index of the seats: a slice if they are contiguous, which copies nothing."""
         first = self.places[0]
         follow = self.places == tuple(range(first, first + len(self.places)))
         return slice(first, first + len(self.places)) if follow else list(self.places)
@@ -45,17 +45,17 @@ class SeatView:
 
 
 def view_of(group: str, places: Sequence[int]) -> SeatView | None:
-    """Return the view of a policy's seats; None where the environment has one agent and no seats."""
+    """Return the view of a policy's seats; None: the environment has one agent and no seats."""
     return SeatView(group, tuple(places)) if places else None
 
 
 def seat_group(view: SeatView | None) -> str:
-    """Return the name of the group of seats that a view is of."""
+    """Return the group name of a view's seats."""
     return NO_SEATS if view is None else view.group
 
 
 def part_of(view: SeatView | None, step: EnvStep | GameStep) -> EnvStep:
-    """Return the part of a step that a policy sees: all of it where the environment has no seats."""
+    """Return a policy's part of a step: all of it if the environment has no seats."""
     if view is None:
         assert isinstance(step, EnvStep)
         return step
@@ -64,7 +64,7 @@ def part_of(view: SeatView | None, step: EnvStep | GameStep) -> EnvStep:
 
 
 def actions_of(chosen: Iterable[tuple[SeatView | None, Array]]) -> Any:
-    """Return what policies chose as their environment takes it: group -> [B, N, ...], or the [B, ...] of its only agent."""
+    """Return the policies' actions in the environment's form: group -> [B, N, ...], or [B, ...] of its only agent."""
     actions = {}
     for view, action in chosen:
         if view is None:

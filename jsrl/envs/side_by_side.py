@@ -1,4 +1,4 @@
-"""Who plays in an environment with seats, and with which return so far: what pictures of it say."""
+"""The players of an environment with seats and their returns so far, as text on pictures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOST_PARTS = 4  # returns in one line
 
 
 class Returns:
-    """The returns of an episode in the making, of slot 0, by who plays: the policies, or the sides of one policy.
+    """The returns of the current episode of slot 0, by player: the policies, or the sides of one policy.
 
     Args:
-      spec: of the environment. policies: (name, seats) of those that play.
+      spec: of the environment. policies: (name, seats) of the players.
     """
 
     def __init__(self, spec: EnvSpec | GameSpec, policies: Sequence[tuple[str, SeatView | None]]) -> None:
@@ -25,7 +25,7 @@ class Returns:
         self._total: np.ndarray = np.zeros(1)
 
     def see(self, step: EnvStep | GameStep) -> None:
-        """Count a step, or begin anew."""
+        """Add a step, or start over."""
         reward = np.atleast_1d(step.reward[0])
         self._total = np.zeros(len(reward)) if step.is_first[0] else self._total + reward
         if step.episodes:
@@ -33,7 +33,7 @@ class Returns:
             self._total = np.array(episode.returns or (episode.return_,))
 
     def __str__(self) -> str:
-        """Return them in a line: `return 3.0`, or `hiders 3.0   seekers -3.0`; of several seats the mean."""
+        """Return them in a line: `return 3.0`, or `hiders 3.0   seekers -3.0`; for several seats the mean."""
         return "   ".join(f"{name} {self._total[places].mean():,.1f}" for name, places in self._parts)
 
 

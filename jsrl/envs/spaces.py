@@ -1,4 +1,4 @@
-"""Gymnasium spaces read as specs, and observations and actions taken across.
+"""Conversion of Gymnasium spaces to specs, and of observations and actions.
 
 | observation space | becomes |
 |---|---|
@@ -32,7 +32,7 @@ MAX_ONE_HOT = 65_536
 
 
 class BadValue(ValueError):
-    """An observation that is not what its space declares; the message says leaf, value and expectation."""
+    """An observation that violates its space; the message gives leaf, value and expectation."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Leaf:
 
     Attributes:
       path: keys into the environment's observation; () when the observation is the array.
-      names: keys into our tree. shape, dtype: what the environment declares. spec: what an agent sees.
-      offsets: first one-hot index of each part and `start` subtracted; None where the value is copied.
+      names: keys into our tree. shape, dtype: declared by the environment. spec: for the agent.
+      offsets: first one-hot index of each part, with `start` subtracted; None: the value is copied.
     """
 
     path: tuple[Any, ...]
@@ -78,16 +78,16 @@ class Leaf:
             out[...] = value
             return
         out[...] = 0
-        # [..., parts] whatever the declared shape: a Discrete is one part
+        # [..., parts] for any declared shape: a Discrete is one part
         index = np.asarray(value, np.int64).reshape(*out.shape[:-1], -1) + self.offsets
         np.put_along_axis(out, index, 1, axis=-1)
 
 
 class ObservationLayout:
-    """How an observation space maps to a tree of arrays; `write` takes one slot across, `write_all` a batch."""
+    """The mapping of an observation space to a tree of arrays; `write` converts one slot, `write_all` a batch."""
 
     def __init__(self, space: spaces.Space, name: str, mask_size: int | None = None, num_actions: int | None = None):
-        """Read `space`; `mask_size` adds a leaf `action_mask` that is fed from `info`."""
+        """Read `space`; `mask_size` adds a leaf `action_mask` that is filled from `info`."""
         self.environment = name
         self.leaves: list[Leaf] = []
         self._collect(space, (), ())
@@ -102,7 +102,7 @@ class ObservationLayout:
 
     @property
     def plain(self) -> Leaf | None:
-        """Return the only leaf where an observation is one array that is copied, else None."""
+        """Return the only leaf if an observation is one array that is copied, else None."""
         only = self.leaves[0]
         return only if len(self.leaves) == 1 and only.names == () and only.offsets is None else None
 
@@ -130,7 +130,7 @@ class ObservationLayout:
             leaf.encode(value, array)
 
     def write_mask(self, arrays: list[np.ndarray], slot: int, mask: Any) -> None:
-        """Write the action mask that `info` brought for `slot`. Raises BadValue."""
+        """Write the action mask of `info` for `slot`. Raises BadValue."""
         array = arrays[-1]
         flat = flat_mask(mask)
         if flat.shape != array.shape[1:]:
@@ -208,11 +208,11 @@ def flat_mask(mask: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ActionLayout:
-    """How an agent's actions reach the environment.
+    """The mapping of an agent's actions to the environment's.
 
     Attributes:
-      spec: what the agent sees. num_choices: entries of a mask (None for continuous actions).
-      convert: [B, ...] of the agent's to [B, ...] of the environment's dtype, bounds and shape.
+      spec: for the agent. num_choices: entries of a mask (None for continuous actions).
+      convert: [B, ...] of the agent's actions to [B, ...] with the environment's dtype, bounds and shape.
     """
 
     spec: ActionSpec

@@ -1,4 +1,4 @@
-"""Any gymnasium.Env, several of them stepped one after another by a loop that writes into preallocated arrays."""
+"""A vector of gymnasium.Env, stepped in a loop that writes into preallocated arrays."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SyncVectorEnv(SlotRepairs):
         in_observation = isinstance(space, gymnasium.spaces.Dict) and MASK_KEY in space.spaces
         mask_size = None
         if actions.num_choices is not None and not in_observation:
-            # whether `info` carries masks shows only in a reset; the first one of slot 0 is made now and kept
+            # only a reset shows whether `info` has masks; slot 0's first one is made now and kept
             self._opening = self._reset(0)
             info = self._opening[1]
             mask_size = flat_mask(info[MASK_KEY]).size if MASK_KEY in info else None
@@ -76,7 +76,7 @@ class SyncVectorEnv(SlotRepairs):
         self.spec = EnvSpec(self._layout.spec, actions.spec, config.id)
 
     def reset(self) -> EnvStep:
-        """Reset every slot; the first time with its seed, later with the random state it has come to."""
+        """Reset every slot; the first time with its seed, later with its current random state."""
         step = self._visited(self._open_slots, lambda: self._rows.opened(self._tree))
         self._started = True
         return step
@@ -87,7 +87,7 @@ class SyncVectorEnv(SlotRepairs):
         Raises:
           EnvironmentFault: an environment raised, or returned NaN, a wrong shape or a wrong dtype.
         """
-        # Python numbers for discrete actions: environments index lists and dicts with them
+        # Python numbers for discrete actions: environments use them as indices of lists and dicts
         converted = self._actions.convert(np.asarray(action))
         actions: Any = converted.tolist() if converted.ndim == 1 and self._actions.num_choices else converted
         first = self._rows.first.tolist() if self._rows.any_first else None
@@ -98,7 +98,7 @@ class SyncVectorEnv(SlotRepairs):
         self._tasks |= {slot: options_of_task(task) for slot, task in tasks.items() if task is not None}
 
     def where(self) -> str:
-        """Return which slot is being stepped or reset, and where in its life it is; may be asked by another thread."""
+        """Return which slot is stepping or resetting, and its position in the episode; other threads may call it."""
         return self._rows.where(self._at)
 
     def _open_slots(self, begin: int) -> None:
@@ -109,7 +109,7 @@ class SyncVectorEnv(SlotRepairs):
         return self._rows.step(self._tree, self._reward, self._terminated, self._truncated)
 
     def _step_slots(self, actions: Any, first: list[bool] | None, begin: int) -> None:
-        """Step the slots from `begin` on; those that are `first` start an episode instead."""
+        """Step the slots from `begin` on; slots that are `first` start an episode instead."""
         plain, reward, terminated, truncated = self._plain, self._reward, self._terminated, self._truncated
         slot = begin
         try:
@@ -147,7 +147,7 @@ class SyncVectorEnv(SlotRepairs):
             raise self._rows.fault(slot, f"(in reset) {error}", ADVICE_SPACE) from None
 
     def _reset(self, slot: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return what the environment's reset returns (slot 0's first one may have been made before)."""
+        """Return the result of the environment's reset (slot 0's first one may have been made before)."""
         if slot == 0 and self._opening is not None:
             opening, self._opening = self._opening, None
             if slot not in self._tasks:
@@ -180,11 +180,11 @@ class SyncVectorEnv(SlotRepairs):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Return what the environment says of itself, such as its `render_fps`."""
+        """Return the environment's metadata, such as `render_fps`."""
         return self._envs[0].metadata or {}
 
     def render(self, slot: int = 0) -> Any:
-        """Return slot's picture as the environment renders it (needs kwargs `render_mode`)."""
+        """Return slot's picture from the environment's render (needs kwargs `render_mode`)."""
         return self._envs[slot].render()
 
     def observation_buffers(self) -> Tree:

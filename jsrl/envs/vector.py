@@ -1,7 +1,7 @@
 """Gymnasium vector environments behind the vector protocol, for every declared auto-reset mode.
 
-NEXT_STEP is the row table already. Under SAME_STEP and DISABLED every slot has to be stepped at every call, so in the
-call whose action is to be ignored the slot is stepped too, what it returns is thrown away, and
+NEXT_STEP is already the row table. Under SAME_STEP and DISABLED every slot must be stepped at every call, so in the
+call whose action is ignored the slot is stepped too, its result is discarded, and
 `reset(options={"reset_mask": ...})` then starts the episode that the agent sees.
 """
 
@@ -29,7 +29,7 @@ class GymVectorEnv:
         self._env: Any = env
         self.num_envs = env.num_envs
         self._seed: int | None = vector_seed(seed, group)
-        self._opening: tuple[Any, dict[str, Any]] | None = None  # the first reset, where it was made early
+        self._opening: tuple[Any, dict[str, Any]] | None = None  # the first reset, if it was made early
         self._rows = Rows(config, self.num_envs, [vector_seed(seed, group)] * self.num_envs)
         try:
             self._mode = _autoreset_mode(env, config.id)
@@ -44,7 +44,7 @@ class GymVectorEnv:
         in_observation = isinstance(space, gymnasium.spaces.Dict) and MASK_KEY in space.spaces
         mask_size = None
         if actions.num_choices is not None and not in_observation:
-            # whether `info` carries masks shows only in a reset; the first one is made now and kept
+            # only a reset shows whether `info` has masks; the first one is made now and kept
             self._opening = self._reset()
             info = self._opening[1]
             mask_size = flat_mask(info[MASK_KEY][0]).size if MASK_KEY in info else None
@@ -54,7 +54,7 @@ class GymVectorEnv:
         self.spec = EnvSpec(self._layout.spec, actions.spec, config.id)
 
     def reset(self) -> EnvStep:
-        """Reset every slot; the first time with the group's seed, later with the random state it has come to."""
+        """Reset every slot; the first time with the group's seed, later with its current random state."""
         opening, self._opening = self._opening, None
         observation, info = self._reset() if opening is None else opening
         return self._rows.opened(self._take(observation, info))
@@ -89,7 +89,7 @@ class GymVectorEnv:
             raise self._raised("step", error) from error
         if rows.metrics.entries:
             skip = rows.first
-            if self._mode is AutoresetMode.SAME_STEP:  # what `info` has of who has ended is of the next episode's reset
+            if self._mode is AutoresetMode.SAME_STEP:  # for ended slots, `info` is that of the next episode's reset
                 ended = (terminated | truncated) & ~rows.first
                 rows.metrics.add_all(info.get("final_info", {}), skip=~ended)
                 skip = skip | ended
@@ -97,11 +97,11 @@ class GymVectorEnv:
         return rows.step(tree, reward, terminated, truncated)
 
     def _take(self, observation: Any, info: dict[str, Any]) -> Tree:
-        """Return our tree of what the environment returned; without a copy where it needs none."""
+        """Return our tree of the environment's observation; without a copy if it needs none."""
         plain = self._layout.plain
         if plain is not None and isinstance(observation, np.ndarray):
             expected = (self.num_envs, *plain.shape)
-            # under next-step auto-reset we never write to it, so the environment's own array will do
+            # under next-step auto-reset we never write to it, so the environment's own array is used
             fits = observation.shape == expected and observation.dtype == plain.spec.dtype
             if fits and self._mode is AutoresetMode.NEXT_STEP:
                 return observation
@@ -116,7 +116,7 @@ class GymVectorEnv:
         return self._tree
 
     def _restore_last(self, tree: Tree, ended: np.ndarray, info: dict[str, Any]) -> None:
-        """Put the last observations of ended episodes in the place of the first ones of the next (SAME_STEP)."""
+        """Replace the first observations of the next episodes by the last ones of the ended episodes (SAME_STEP)."""
         ended = ended & ~self._rows.first
         if not ended.any():
             return
@@ -139,11 +139,11 @@ class GymVectorEnv:
                 raise self._rows.fault(slot, f"(in final_obs) {error}", ADVICE_SPACE) from None
 
     def _start(self, tree: Tree, first: np.ndarray, ended: np.ndarray) -> None:
-        """Reset the slots `first` and take their first observations; the others must stay as they are."""
+        """Reset the slots `first` and write their first observations; the others must not change."""
         kept = [leaf.copy() for leaf in self._arrays]
         observation, told = self._env.reset(options={"reset_mask": first.copy()})
         self._take(observation, told)
-        running = ~first & ~ended  # one that ended in this very step shows its last observation only here
+        running = ~first & ~ended  # an episode that ended in this step has its last observation only here
         for leaf, old in zip(self._arrays, kept, strict=True):
             if not np.array_equal(leaf[running], old[running]):
                 raise self._rows.fault(
@@ -160,11 +160,11 @@ class GymVectorEnv:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Return what the environment says of itself, such as its `render_fps`."""
+        """Return the environment's metadata, such as `render_fps`."""
         return self._env.metadata or {}
 
     def render(self, slot: int = 0) -> Any:
-        """Return slot's picture as the environment renders it (needs kwargs `render_mode`)."""
+        """Return slot's picture from the environment's render (needs kwargs `render_mode`)."""
         pictures = self._env.render()
         return pictures[slot] if pictures is not None else None
 

@@ -28,7 +28,7 @@ def make_atari(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gr
     """Build the vector of an id `ALE/...`.
 
     Raises:
-      MissingExtra: ale-py is not installed. ConfigError: no such game, or options this road does not have.
+      MissingExtra: ale-py is not installed. ConfigError: no such game, or options that this adapter does not have.
     """
     return AtariVector(find_game(config), config, num_envs, seed, group)
 
@@ -37,7 +37,7 @@ def find_game(config: EnvConfig) -> str:
     """Return ale-py's name of the game of an id `ALE/...`.
 
     Raises:
-      MissingExtra: ale-py is not installed. ConfigError: no such game, or options this road does not have.
+      MissingExtra: ale-py is not installed. ConfigError: no such game, or options that this adapter does not have.
     """
     try:
         import ale_py
@@ -58,7 +58,7 @@ def find_game(config: EnvConfig) -> str:
 
 
 def game_options(config: EnvConfig) -> dict[str, Any]:
-    """Return what decides how a game goes, as arguments of ale-py's vector; not what is seen of it."""
+    """Return the options that change the game itself (not its observations), as arguments of ale-py's vector."""
     options, steps = config.atari, config.max_episode_steps
     return {
         "num_threads": options.num_threads,
@@ -97,7 +97,9 @@ class AtariVector:
         self._life_action = actions.index(FIRE) if options.fire_reset and FIRE in actions else 0
         shape = (options.screen_size, options.screen_size, options.stack)
         action_spec = Discrete(self._num_actions)
-        frames = options.stack if options.stack in (2, 4, 8) else None  # _Stack makes the others black; ale-py may not
+        frames = (
+            options.stack if options.stack in (2, 4, 8) else None
+        )  # _Stack makes the older ones black; ale-py may not
         self.spec = EnvSpec(
             ArraySpec(shape, "uint8"), action_spec, config.id, action_repeat=options.frame_skip, frames=frames
         )
@@ -140,7 +142,7 @@ class AtariVector:
         self._return += raw
         self._length += ~first
         lives = told["lives"]
-        # losing one while FIRE was pressed for the agent ends nothing: it has not acted in that life yet
+        # if it is lost while FIRE was pressed for the agent, nothing ends: the agent has not acted in that life yet
         lost = (lives < self._lives) & ~over & ~first if self._episodic else np.zeros_like(over)
         self._lives[:] = lives
         if self._metrics.entries:
@@ -162,7 +164,7 @@ class AtariVector:
         return episodes
 
     def _check(self, action: np.ndarray) -> None:
-        """Refuse what would leave ale-py's thread waiting forever: an action that does not exist."""
+        """Refuse an action that does not exist, for which ale-py's thread would wait forever."""
         wrong = (action < 0) | (action >= self._num_actions)
         if wrong.any():
             slot = int(np.flatnonzero(wrong)[0])
@@ -188,7 +190,7 @@ class AtariVector:
 
 
 class _Stack:
-    """Frames [B, stack, H, W] as ale-py gives them, kept as [B, H, W, stack].
+    """Frames [B, stack, H, W] from ale-py, kept as [B, H, W, stack].
 
     A whole transposition costs 18 us per environment. The stack of one pixel is one integer, so shifting it by a byte
     and putting the new frame on top costs 1.6 us.
@@ -206,7 +208,7 @@ class _Stack:
             self.pixels = np.zeros((num_envs, height, width, stack), np.uint8)
 
     def push(self, frames: np.ndarray, started: np.ndarray) -> np.ndarray:
-        """Take the newest frame of each slot; where a game `started`, older ones are black."""
+        """Add the newest frame of each slot; where a game `started`, older ones are black."""
         if self._words is None:
             self.pixels[...] = frames.transpose(0, 2, 3, 1)
             return self.pixels

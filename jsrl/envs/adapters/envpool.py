@@ -1,7 +1,7 @@
 """EnvPool's environments (ids `envpool:NAME`, or a Gymnasium id with backend `envpool`).
 
-EnvPool auto-resets at the next step, as the row table wants it, takes one seed per slot, and runs on one thread unless
-kwargs say `num_threads`. Pictures that it gives channels-first are handed on channels-last.
+EnvPool auto-resets at the next step, as in the row table, takes one seed per slot, and runs on one thread unless
+kwargs set `num_threads`. Its channels-first pictures become channels-last.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def make_pool(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gro
             adapted = (_Football if name.startswith("gfootball/") else _Pool)(pool, num_envs)
         except (AssertionError, TypeError, ValueError) as error:
             raise ConfigError(f"EnvPool could not make {name!r} with {kwargs}: {error}. Check env.kwargs") from error
-        except ImportError as error:  # Procgen's need Qt 5 of the system
+        except ImportError as error:  # Procgen's need Qt 5 from the system
             raise MissingExtra(f"environment {config.id!r} needs a library of the system: {error}") from error
     return GymVectorEnv(adapted, config, seed, group)
 
 
 class _Pool(gymnasium.vector.VectorEnv):
-    """EnvPool's object seen as a Gymnasium vector environment (its own spaces are those of one environment)."""
+    """EnvPool's object as a Gymnasium vector environment (its own spaces are those of one environment)."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
@@ -76,7 +76,7 @@ class _Pool(gymnasium.vector.VectorEnv):
         self.single_observation_space = space
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Reset every slot; seeds were given as the pool was made."""
+        """Reset every slot; seeds were given at construction."""
         observation, told = self._pool.reset()
         return self._seen(observation), told
 
@@ -103,9 +103,9 @@ class _Pool(gymnasium.vector.VectorEnv):
 
 
 class _Football(_Pool):
-    """Google football, which EnvPool does not draw: its picture is what the player sees, planes of the pitch [72, 96, 4]."""
+    """Google football, which EnvPool does not draw: its picture shows the observation, planes of the pitch [72, 96, 4]."""
 
-    # of the planes: left side, right side, ball, the player in control
+    # of the planes: left side, right side, ball, active player
     COLOURS = ((240, 220, 60), (70, 110, 240), (255, 255, 255), (230, 60, 60))
     SCALE = 4
 

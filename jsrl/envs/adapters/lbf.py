@@ -1,7 +1,7 @@
-"""Level-based foraging: ids `lbf:Foraging-8x8-2p-2f-coop-v3`, as lbforaging registers them.
+"""Level-based foraging: ids `lbf:Foraging-8x8-2p-2f-coop-v3`, the names registered by lbforaging.
 
 All agents act at once, and an episode ends for all of them. lbforaging reports its limit of 50 steps as a termination; here it
-is a truncation, as long as food is left. Runs with one seed are equal, which lbforaging's own are not always (`_hashed_by`).
+is a truncation, as long as food is left. Runs with one seed are equal, unlike some of lbforaging's own (`_hashed_by`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def make_lbf(
     """Build a vector of a foraging environment.
 
     Raises:
-      ConfigError: it does not exist or does not take these options. MissingExtra: lbforaging is not installed.
+      ConfigError: it does not exist or rejects these options. MissingExtra: lbforaging is not installed.
     """
     import_lbf(config)
     name = config.id.partition(":")[2]
@@ -59,7 +59,7 @@ def import_lbf(config: EnvConfig) -> None:
 
 
 class Foraging:
-    """One foraging environment; its agents are a team, although each is rewarded for what it helped to lift."""
+    """One foraging environment; its agents are a team, although each is rewarded only for the food it helped to lift."""
 
     symmetric = True  # levels are drawn anew for every agent in every episode
     state_space: spaces.Space | None = None
@@ -102,7 +102,8 @@ class Foraging:
 def _hashed_by(place: int, base: type) -> type:
     """Return an agent's class whose hash is its place.
 
-    lbforaging walks over a set of agents as they lift food. By their addresses in memory, the order of that walk, and with it
-    who lifts what, would differ between two runs with one seed.
+    lbforaging iterates over a set of agents when they lift food. With hashes from memory addresses, the order of that
+    iteration,
+    and so who lifts what, would differ between two runs with one seed.
     """
     return type(base.__name__, (base,), {"__hash__": lambda _: place})

@@ -1,8 +1,8 @@
 """OpenSpiel's games: ids `openspiel:kuhn_poker`, `openspiel:goofspiel(num_cards=4,imp_info=True)`; kwargs are game parameters.
 
-Players move in turn, or all at once where the game says so; chance is drawn by a generator of the slot's seed and takes no
-row. A player sees its information state (all it knows of the past) where the game has one, else its observation; kwargs
-`tensor: information` or `observation` say which. Both come flat, beside an action mask. Rewards are what a move adds to
+Players move in turn, or all at once in simultaneous games; chance is drawn by a generator of the slot's seed and takes no
+row. A player sees its information state (all it knows of the past) if the game has one, else its observation; kwargs
+`tensor: information` or `observation` choose one. Both are flat, with an action mask. Rewards are what a move adds to
 each player's return.
 """
 
@@ -36,7 +36,7 @@ def make_openspiel(
     """Build a vector of an OpenSpiel game.
 
     Raises:
-      ConfigError: it does not exist, does not take these options, or has no tensors. MissingExtra: open_spiel is missing.
+      ConfigError: it does not exist, rejects these options, or has no tensors. MissingExtra: open_spiel is missing.
     """
     spiel, kwargs = import_openspiel(config), dict(config.kwargs)
     asked, name = kwargs.pop("tensor", None), config.id.partition(":")[2]
@@ -76,7 +76,7 @@ def import_openspiel(config: EnvConfig) -> Any:
 class SpielGame:
     """One game and its state."""
 
-    symmetric = False  # who moves first, or is dealt what, differs
+    symmetric = False  # first moves or deals differ
     state_space: spaces.Space | None = None
 
     def __init__(self, spiel: Any, game: Any, tensor: str):
@@ -107,7 +107,7 @@ class SpielGame:
         return self._moment(self._legal())
 
     def step(self, action: Mapping[str, Any]) -> Moment:
-        """Make the moves of all whose turn it is, and draw chance until somebody may move again.
+        """Make the moves of all players in turn, and draw chance until a player must move.
 
         Raises:
           EnvironmentFault: a move is not legal.
@@ -136,7 +136,7 @@ class SpielGame:
             self._state.apply_action(int(self._rng.choice(outcomes, p=share / share.sum())))
 
     def _legal(self) -> dict[int, list[int]]:
-        """Return player -> its legal actions, of those whose turn it is."""
+        """Return player -> its legal actions, for the players in turn."""
         if self._state.is_terminal():
             return {}
         if not self._state.is_simultaneous_node():
@@ -155,4 +155,4 @@ class SpielGame:
         return Moment(seen, [self._names[player] for player in legal])
 
     def close(self) -> None:
-        """Hold nothing, so free nothing."""
+        """Do nothing: it holds no resources."""

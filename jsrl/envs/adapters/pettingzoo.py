@@ -1,13 +1,13 @@
 """PettingZoo's environments: ids `pettingzoo:MODULE` (`pettingzoo:mpe2.simple_spread_v3`) or `pettingzoo:MODULE:FACTORY`.
 
-A module is played through its `parallel_env` where it has one, else through its `env`; kwargs `api: aec` or `parallel` say
-otherwise. `sides: {PATTERN: SIDE}` says whose agents win and lose together; `death: team` keeps the dead for their side (see
-jsrl.types.GameSpec; without `sides`, all agents are one). `symmetric: true` says that its seats may be exchanged,
-`zero_sum: true` that one side gains what the others lose. All other kwargs are the environment's.
+A module is played through its `parallel_env` if it has one, else through its `env`; kwargs `api: aec` or `parallel` override
+this. `sides: {PATTERN: SIDE}` groups agents that win and lose together; `death: team` keeps the dead for their side (see
+jsrl.types.GameSpec; without `sides`, all agents are one side). `symmetric: true`: its seats may be exchanged;
+`zero_sum: true`: one side gains what the others lose. All other kwargs are the environment's.
 
 In the AEC form a step is one agent's move: the others wait, and see what the environment observes for them. Rewards are each
-agent's entry of `rewards` after a move: what happens while an agent waits is paid in that very step. Dead agents are stepped
-with None, as the environment asks for it. An agent that is missing as an episode begins is absent until its end.
+agent's entry of `rewards` after a move, so a waiting agent is paid in the step in which it happens. Dead agents are stepped
+with None, as the environment requires. An agent that is missing at the start of an episode is absent until its end.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def make_pettingzoo(
     """Build a vector of a PettingZoo environment.
 
     Args:
-      factory: what makes one; None: the config's id names it. The others: see jsrl.envs.make.make_game.
+      factory: makes one; None: the config's id names it. The others: see jsrl.envs.make.make_game.
 
     Raises:
-      ConfigError: it does not exist or does not take these options. MissingExtra: a package is not installed.
+      ConfigError: it does not exist or rejects these options. MissingExtra: a package is not installed.
     """
     kwargs = dict(config.kwargs)
     api, death = kwargs.pop("api", None), kwargs.pop("death", "ends")
@@ -82,7 +82,7 @@ def import_pettingzoo(config: EnvConfig) -> None:
 
 
 def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
-    """Return what makes the environment that an id names.
+    """Return the factory of the environment that an id names.
 
     Raises:
       ConfigError, MissingExtra: there is none, or its module cannot be imported.
@@ -92,7 +92,7 @@ def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
         return import_target(target)
     try:
         with warnings.catch_warnings():
-            # modules of 1.27 warn that a registry will replace them; they are what all versions have
+            # modules of 1.27 warn that a registry will replace them, but all versions have them
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             module = import_module(target)
     except ImportError as error:
@@ -115,7 +115,7 @@ def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
 
 
 def _siblings(target: str, error: ImportError) -> list[str]:
-    """Return the modules beside `target` where it alone is missing from a package that is there."""
+    """Return the modules beside `target` if only `target` is missing from an installed package."""
     package = sys.modules.get(parent := target.rpartition(".")[0])
     if error.name != target or package is None:
         return []
@@ -145,7 +145,7 @@ def _build(
 
 
 class _Wrapped:
-    """What both forms share: the seats, and which of them are out."""
+    """The common part of both forms: the seats, and which of them are out."""
 
     symmetric = zero_sum = False
     takes_options = True
@@ -162,7 +162,7 @@ class _Wrapped:
         self._out: set[str] = set()
 
     def _enter(self) -> None:
-        """Note who is absent as an episode begins."""
+        """Record which seats are absent at the start of an episode."""
         here = self._here()
         self._out = set(self.names) - here
 
@@ -170,7 +170,7 @@ class _Wrapped:
         return {str(agent) for agent in self.env.agents}
 
     def _ended(self, lived: set[str], terminated: set[str], truncated: set[str]) -> list[str]:
-        """Note who is out now; return who came back.
+        """Record which seats are out now; return those that came back.
 
         Raises:
           EnvironmentFault: an agent vanished, and was neither terminated nor truncated.
@@ -186,14 +186,14 @@ class _Wrapped:
 
     @property
     def metadata(self) -> Any:
-        """Return what the environment says of its pictures."""
+        """Return the environment's facts about its pictures."""
         return getattr(self.env, "metadata", None)
 
     def render(self) -> Any:
         """Return a picture.
 
         Raises:
-          NotImplementedError: it draws none.
+          NotImplementedError: it has no pictures.
         """
         if not hasattr(self.env, "render"):
             raise NotImplementedError
@@ -220,7 +220,7 @@ class ParallelGame(_Wrapped):
         )
 
     def step(self, action: Mapping[str, Any]) -> Moment:
-        """Step; what is reported of agents that lived before the step counts, whether or not they are gone now."""
+        """Step; reports about agents that lived before the step count, even if they are gone now."""
         lived = set(action)
         observed, reward, terminated, truncated, info = self.env.step(
             {self._agents[name]: chosen for name, chosen in action.items()}
@@ -250,7 +250,7 @@ class TurnGame(_Wrapped):
         return self._moment(self._here())
 
     def step(self, action: Mapping[str, Any]) -> Moment:
-        """Let the agent whose turn it is move, then the dead step out."""
+        """Let the agent in turn move, then step the dead agents."""
         lived = self._here()
         (chosen,) = action.values()
         self.env.step(chosen)
@@ -259,7 +259,7 @@ class TurnGame(_Wrapped):
             {str(agent) for agent, flag in flags.items() if flag} & lived
             for flags in (self.env.terminations, self.env.truncations)
         )
-        moment = self._moment(lived)  # before the dead step out: they still see the last board
+        moment = self._moment(lived)  # before the dead are stepped: they still see the last board
         while self.env.agents and self._is_out(self.env.agent_selection):
             self.env.step(None)
         moment.revived = self._ended(lived, dead, cut)

@@ -15,10 +15,10 @@ VARIABLES = "gamevariables"
 
 
 class GreyScreens(gymnasium.Wrapper):
-    """Show `screen`, the last screens in grey, the newest last, and the game's `variables`, such as health, where it has some.
+    """Show `screen`, the last screens in grey, the newest last, and the game's `variables`, such as health, if it has some.
 
     An episode that reaches its time limit is truncated, not terminated. ViZDoom shows zeros after an episode's last step; here
-    what was seen before stays. The engine's settings file goes to a temporary folder, as each engine writes one.
+    the last observation stays. The engine's settings file goes to a temporary folder, as each engine writes one.
 
     Args:
       env: an environment of ViZDoom; its observation has a `screen`, uint8 [height, width, 1 or 3].

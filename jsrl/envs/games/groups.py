@@ -1,4 +1,4 @@
-"""Seats divided into groups, one for each policy: observations stacked for them, actions handed out from them."""
+"""Groups of seats, one for each policy: stacks their observations and splits their actions."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from jsrl.types import Array, GameSpec, Tree, map_tree
 
 
 class SeatGroups:
-    """Which seats are stacked together, in which order.
+    """The seats of each group, in order.
 
     Attributes:
-      names: group -> names of its seats. index: group -> where they stand among all, int [N_g].
+      names: group -> names of its seats. index: group -> their positions among all seats, int [N_g].
       places: of each seat in the order of all: (group, index in it).
     """
 
     def __init__(self, spec: GameSpec, groups: Mapping[str, tuple[str, ...]] | None):
-        """Take the groups that were asked for; None: each seat is a group of its own.
+        """Use the given groups; None: each seat is a group.
 
         Raises:
-          ConfigError: a seat that does not exist, is in two groups or in none, or groups of seats that are unlike.
+          ConfigError: a seat that does not exist, is in two groups or in none, or groups of different seats.
         """
         asked = {name: (name,) for name in spec.names} if groups is None else groups
         self.names = {group: tuple(seats) for group, seats in asked.items()}

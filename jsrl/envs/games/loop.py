@@ -1,4 +1,4 @@
-"""Any environment with seats, several of them stepped one after another by a loop that writes into preallocated arrays."""
+"""A vector of single environments with seats, stepped in a loop that writes into preallocated arrays."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from jsrl.types import ACTING, Array, GameSpec, Seat, Tree, map_tree
 
 
 class SeatReader:
-    """One seat's observations and actions taken across.
+    """Converts one seat's observations and actions.
 
     Attributes:
-      seat: as agents see it. wants_mask: the environment brings its action masks in `info`.
+      seat: its spec. wants_mask: action masks are in the environment's `info`.
     """
 
     def __init__(self, spaces: SeatSpaces, config: EnvConfig, masked: bool):
@@ -38,7 +38,7 @@ class SeatReader:
         self.has_mask = isinstance(self.layout.spec, dict) and MASK_KEY in self.layout.spec
 
     def bind(self, tree: Tree, index: int) -> None:
-        """Take as own the columns of a group's tree [B, N_g, ...] at `index`."""
+        """Use the columns at `index` of a group's tree [B, N_g, ...] as output."""
         self._tree = map_tree(lambda leaf: leaf[:, index], tree)
         self._arrays: list[np.ndarray] = []
         for leaf in self.layout.leaves:
@@ -46,14 +46,14 @@ class SeatReader:
             for name in leaf.names:
                 node = node[name]
             self._arrays.append(node)
-        # what is copied as it is, once its shape and dtype are seen to be right
+        # leaves copied unchanged, once their shape and dtype have been checked
         copied = all(leaf.offsets is None and len(leaf.path) <= 1 for leaf in self.layout.leaves)
         self._copied = list(zip(self.layout.leaves, self._arrays, strict=True)) if copied else []
         if self.wants_mask:
             self._arrays.append(self._tree[MASK_KEY])
 
     def write(self, slot: int, observation: Any, info: Mapping[str, Any]) -> None:
-        """Write an observation, with its mask where `info` brings them. Raises BadValue."""
+        """Write an observation, with its mask if `info` has masks. Raises BadValue."""
         if not self._copy(slot, observation):
             self.layout.write(self._arrays, slot, observation)
         if self.wants_mask and MASK_KEY in info:
@@ -62,7 +62,7 @@ class SeatReader:
             self._arrays[-1][slot] = 1
 
     def _copy(self, slot: int, observation: Any) -> bool:
-        """Write arrays that are as declared; return False where something needs a closer look."""
+        """Write arrays that match the declaration; return False if something must be checked closely."""
         for leaf, array in self._copied:
             value = (
                 observation if not leaf.path else observation.get(leaf.path[0]) if type(observation) is dict else None
@@ -78,12 +78,12 @@ class SeatReader:
             array[slot] = 0
 
     def open_mask(self, slots: np.ndarray) -> None:
-        """Allow all actions in some slots (bool [B]): there is nothing to choose."""
+        """Allow all actions in some slots (bool [B]), where there is nothing to choose."""
         if self.has_mask:
             self._tree[MASK_KEY][slots] = 1
 
     def shut(self, slots: np.ndarray) -> np.ndarray:
-        """Return which of some slots (bool [B]) allow no action at all."""
+        """Return which of some slots (bool [B]) allow no action."""
         return slots & ~self._tree[MASK_KEY].any(axis=1) if self.has_mask else slots & False
 
 
@@ -133,7 +133,7 @@ class SyncVectorGame(SlotRepairs):
 
     def _read_spaces(self, death: Literal["ends", "team"]) -> None:
         env, config = self._envs[0], self._config
-        # whether `info` carries masks shows only in a reset; the first one of slot 0 is made now and kept
+        # only a reset shows whether `info` has masks; slot 0's first one is made now and kept
         opening = env.reset(slot_seeds((self._seeds[0], 0), 0, 1)[0] if self._reseeds else self._seeds[0])
         self._opening: Moment | None = opening
         masked = any(MASK_KEY in told for told in opening.info.values())
@@ -152,14 +152,14 @@ class SyncVectorGame(SlotRepairs):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Return what the environments say of their pictures, such as `render_fps`."""
+        """Return the environments' facts about their pictures, such as `render_fps`."""
         return getattr(self._envs[0], "metadata", None) or {}
 
     def render(self, slot: int = 0) -> Any:
         """Return a picture of a slot.
 
         Raises:
-          NotImplementedError: these environments draw none.
+          NotImplementedError: these environments have no pictures.
         """
         draw = getattr(self._envs[slot], "render", None)
         if draw is None:
@@ -167,7 +167,7 @@ class SyncVectorGame(SlotRepairs):
         return draw()
 
     def reset(self) -> GameStep:
-        """Reset every slot; the first time with its seed, later with the random state it has come to."""
+        """Reset every slot; the first time with its seed, later with its current random state."""
         step = self._visited(self._open_slots, self._opened)
         self._started = True
         return self._masked(step)
@@ -188,7 +188,7 @@ class SyncVectorGame(SlotRepairs):
         converted: list[Any] = []
         for reader, chosen in zip(self._readers, self._groups.actions(action), strict=True):
             values = reader.convert(chosen)
-            # Python numbers for discrete actions: environments index lists and dicts with them
+            # Python numbers for discrete actions: environments use them as indices of lists and dicts
             converted.append(values.tolist() if values.ndim == 1 and values.dtype.kind in "iu" else values)
         self._reward[:] = 0.0
         for flags in self._ended:
@@ -197,7 +197,7 @@ class SyncVectorGame(SlotRepairs):
         return self._masked(self._visited(partial(self._step_slots, converted, first), self._stepped))
 
     def _step_slots(self, converted: list[Any], first: list[bool], begin: int) -> None:
-        """Step the slots from `begin` on; those that are `first` start an episode instead."""
+        """Step the slots from `begin` on; slots that are `first` start an episode instead."""
         for slot in range(begin, self.num_envs):
             if first[slot]:
                 self._open(slot)
@@ -220,7 +220,7 @@ class SyncVectorGame(SlotRepairs):
         """Begin the next episode of each slot with its task; see jsrl.envs.base.TakesTasks.
 
         Raises:
-          ConfigError: the environment's `reset` takes none.
+          ConfigError: the environment's `reset` accepts no options.
         """
         given = {slot: options_of_task(task) for slot, task in tasks.items() if task is not None}
         if given and not getattr(self._envs[0], "takes_options", False):
@@ -228,7 +228,7 @@ class SyncVectorGame(SlotRepairs):
         self._tasks |= given
 
     def where(self) -> str:
-        """Return which slot is being stepped or reset, and where in its life it is; may be asked by another thread."""
+        """Return which slot is stepping or resetting, and its position in the episode; other threads may call it."""
         return self._rows.where(self._at)
 
     def _open(self, slot: int, seed: int | None = None) -> None:
@@ -267,13 +267,13 @@ class SyncVectorGame(SlotRepairs):
                 flags[slot, self._order[name]] = True
         ended = {*moment.terminated, *moment.truncated}
         left = [name for name, i in self._order.items() if self._rows.alive[slot, i] and name not in ended]
-        # the last observation of an episode is seen by all who lived to its end
+        # the last observation of an episode is for all seats that lived to its end
         self._take(slot, moment, [name for name in moment.observation if name not in ended or not left])
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, _mean_info(moment.info, self._rows.metrics.keys))
 
     def _take(self, slot: int, moment: Moment, seen: Collection[str]) -> None:
-        """Write what a moment shows, zeros for the seats that are not `seen`."""
+        """Write the observations of a moment, zeros for the seats that are not `seen`."""
         self._turns[slot] = [name in moment.acting for name in self._order]
         try:
             for reader in self._readers:
@@ -297,7 +297,7 @@ class SyncVectorGame(SlotRepairs):
             raise self._rows.fault(slot, what, ADVICE_RAISED) from error
 
     def _masked(self, step: GameStep) -> GameStep:
-        """Allow all actions to seats that do not act, and where an episode has ended."""
+        """Allow all actions to seats that do not act, and after the end of an episode."""
         over = self._rows.first
         for i, reader in enumerate(self._readers):
             reader.open_mask((step.acts[:, i] != ACTING) | over)

@@ -1,4 +1,4 @@
-"""Which adapter makes an environment with seats: one entry for each scheme of ids, imported where it is asked for."""
+"""The adapters of environments with seats: one entry per scheme of ids, imported on demand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jsrl.envs.config import EnvConfig
 
 
 class Suite(NamedTuple):
-    """Where the environments of a scheme come from.
+    """The adapter of a scheme.
 
     Attributes:
       module: of the adapter. make: its function of (config, num_envs, seed, group, groups).
-      prepare: its function of (config) that imports what `make` will need, beyond the module itself; empty: nothing.
+      prepare: its function of (config) that imports the packages that `make` needs, besides the module itself; empty: none.
     """
 
     module: str
@@ -43,14 +43,14 @@ def make_by_scheme(
     """Build the game that an id `SCHEME:NAME` names; see jsrl.envs.make.make_game.
 
     Raises:
-      ConfigError: it does not exist, or it does not take these options. MissingExtra: its suite is not installed.
+      ConfigError: it does not exist, or it rejects these options. MissingExtra: its suite is not installed.
     """
     suite = SUITES[config.id.partition(":")[0]]
     return getattr(import_module(suite.module), suite.make)(config, num_envs, seed, group, groups)
 
 
 def import_suite(config: EnvConfig) -> None:
-    """Import what `make_by_scheme` will need, and make nothing: for a process that is going to fork.
+    """Import what `make_by_scheme` needs, and create nothing: for a process that will fork.
 
     Raises:
       ConfigError, MissingExtra: something cannot be imported.

@@ -1,6 +1,6 @@
 """Games given by payoff arrays: one-shot, repeated, or of a few stages; ids `matrix:NAME`.
 
-| name | players | what it shows |
+| name | players | purpose |
 |---|---|---|
 | biased_rps | 2, zero-sum | the only Nash equilibrium is (1/4, 1/2, 1/4), not the uniform policy |
 | rps | 2, zero-sum | rock, paper, scissors |
@@ -9,8 +9,8 @@
 | two_step | 2, a team | the first player chooses between a sure 7 and a game with 8: sums of utilities learn 7 |
 | payoffs | kwargs `payoffs` | your own: [N, A_1, ..., A_N], or [A_1, A_2] for two players that earn the same |
 
-kwargs: `rounds`: how often a game of one stage is played in an episode (1); more than one round is a time limit, so the
-episode is truncated. `see_last`: the players see the last joint action, one-hot, as well as the stage.
+kwargs: `rounds`: how often a one-stage game is played in an episode (1); more than one round is a time limit, so the
+episode is truncated. `see_last`: the players see the last joint action, one-hot, besides the stage.
 Source: climbing and penalty: Claus and Boutilier 1998; two_step: Rashid et al. 2018 (1803.11485), section 5.
 """
 
@@ -38,11 +38,11 @@ NAMES = ("biased_rps", "rps", "climbing", "penalty", "two_step", "payoffs")
 
 
 class MatrixGame:
-    """B copies of a game of stages.
+    """B copies of a game with stages.
 
     Args:
-      payoffs: [S, N, A_1, ..., A_N]: what each player earns in each stage. following: int [S, A_1, ..., A_N]: the stage
-        that follows, END: the episode terminates. rounds: env steps after which it is truncated, None: no limit.
+      payoffs: [S, N, A_1, ..., A_N]: payoff of each player in each stage. following: int [S, A_1, ..., A_N]: the next
+        stage, END: the episode terminates. rounds: env steps after which it is truncated, None: no limit.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class MatrixGame:
         )
 
     def _seen(self, chosen: np.ndarray | None, first: np.ndarray) -> np.ndarray:
-        """Return what all players see, [B, ...]: the stage, and where asked for the joint action [B, N] before it."""
+        """Return the observation of all players, [B, ...]: the stage, and with `see_last` the last joint action [B, N]."""
         seen = np.zeros((self.num_envs, self.spec.seats[0].observation.shape[0]), np.float32)
         seen[np.arange(self.num_envs), self._stage] = 1.0
         if self._see_last and chosen is not None:
@@ -121,7 +121,7 @@ class MatrixGame:
         return seen
 
     def close(self) -> None:
-        """Hold nothing, so free nothing."""
+        """Do nothing: it holds no resources."""
 
 
 def make_matrix(
@@ -134,7 +134,7 @@ def make_matrix(
     """Build the game that an id `matrix:NAME` names.
 
     Raises:
-      ConfigError: there is no such game, or it does not take these options.
+      ConfigError: there is no such game, or it rejects these options.
     """
     name, kwargs = config.id.partition(":")[2], dict(config.kwargs)
     if name not in NAMES:
@@ -156,7 +156,7 @@ def make_matrix(
 
 
 def _one_stage(name: str, kwargs: Mapping[str, Any], rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return payoffs [1, N, A_1, ..., A_N] and what follows, [1, A_1, ..., A_N]."""
+    """Return payoffs [1, N, A_1, ..., A_N] and the next stages, [1, A_1, ..., A_N]."""
     if name in ("rps", "biased_rps"):
         first = np.array(RPS if name == "rps" else BIASED_RPS, float)
         payoffs = np.stack([first, -first])
@@ -185,7 +185,7 @@ def _own_payoffs(given: Any) -> np.ndarray:
 
 
 def _shared(payoff: Sequence[Any] | np.ndarray) -> np.ndarray:
-    """Return [N, A_1, ..., A_N] of a payoff [A_1, ..., A_N] that all get."""
+    """Return [N, A_1, ..., A_N] for a payoff [A_1, ..., A_N] that all players get."""
     array = np.array(payoff, float)
     return np.repeat(array[None], array.ndim, axis=0)
 

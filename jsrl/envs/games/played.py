@@ -1,4 +1,4 @@
-"""What the loop over single environments needs of an environment with seats."""
+"""The interface between the loop over single environments and an environment with seats."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class SeatSpaces(NamedTuple):
 
 @dataclass
 class Moment:
-    """What an environment says after a reset or a step.
+    """The state of an environment after a reset or a step.
 
     Attributes:
-      observation: of the seats that are in the game: those that lived before the step, and whoever else is observed.
-      acting: the seats whose actions the next step takes; after the last step of an episode, those who would have acted.
-      reward: of the seats that lived before the step. terminated, truncated: those of them that ended with it.
-      revived: seats that are there although they had ended, or were absent as the episode began.
+      observation: of the seats in the game: those that lived before the step, and possibly others.
+      acting: the seats that act in the next step; after the last step of an episode, those that would have acted.
+      reward: of the seats that lived before the step. terminated, truncated: those of them that ended in it.
+      revived: seats that are present although they had ended, or were absent at the start of the episode.
       state: the global state, None: there is none. info: of each seat.
     """
 
@@ -44,7 +44,7 @@ class PlayedGame(Protocol):
     """One environment with seats.
 
     Attributes:
-      seats: all that may ever play, in their order. state_space: of the global state, None: there is none.
+      seats: all possible seats, in their order. state_space: of the global state, None: there is none.
       symmetric: as in GameSpec; so is `zero_sum`, where there is one.
     """
 
@@ -53,9 +53,9 @@ class PlayedGame(Protocol):
     symmetric: bool
 
     def reset(self, seed: int | None) -> Moment:
-        """Begin an episode; None: with the random state it has come to.
+        """Begin an episode; None: with its current random state.
 
-        One whose `takes_options` is true is given a task's options as a second argument, where there are some.
+        If its `takes_options` is true, a task's options are a second argument, when there are some.
         """
         ...
 
@@ -64,5 +64,5 @@ class PlayedGame(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
         ...

@@ -8,8 +8,8 @@
 | the episode terminates (every seat that lived died in this step or before) | its own | 0 for all seats | as below |
 | the episode is truncated | its own | 1 for the seats that live | as below |
 
-The row that shows an episode's last observation keeps the `acts` of the seats that lived before the last step: a
-truncation is bootstrapped from it. The actions given there are ignored.
+The row of an episode's last observation keeps the `acts` of the seats that lived before the last step: a
+truncation bootstraps from it. Its actions are ignored.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from jsrl.types import VALUE_ONLY, GameSpec, Tree
 
 
 class GameRows:
-    """Turns raw rewards and endings of N seats under next-step auto-reset into GameStep.
+    """Turns raw rewards and ends of N seats into GameStep, under next-step auto-reset.
 
     Attributes:
-      alive: bool [B, N]: the seats that still play, after the last step.
+      alive: bool [B, N]: seats that still play, after the last step.
       metrics: see jsrl.envs.rows.Rows.
     """
 
@@ -48,27 +48,27 @@ class GameRows:
 
     @property
     def first(self) -> np.ndarray:
-        """Return bool [B]: the slots whose next step starts an episode (their actions will be ignored)."""
+        """Return bool [B]: slots whose next step starts an episode (their actions are ignored)."""
         return self._rows.first
 
     @property
     def any_first(self) -> bool:
-        """Return whether there is one."""
+        """Return whether there is such a slot."""
         return self._rows.any_first
 
     @property
     def episode(self) -> np.ndarray:
-        """Return int64 [B]: the episodes that each slot has finished."""
+        """Return int64 [B]: finished episodes of each slot."""
         return self._rows.episode
 
     def opened(
         self, observation: Tree, *, state: Tree = (), present: np.ndarray | None = None, turns: np.ndarray | None = None
     ) -> GameStep:
-        """Return what `reset` returns; unfinished episodes are forgotten.
+        """Return the result of `reset`; unfinished episodes are dropped.
 
         Args:
           observation: group -> tree of [B, N_g, ...]. state: tree of [B, ...].
-          present: bool [B, N]: the seats that take part; None: all. turns: those that act, None: all who take part.
+          present: bool [B, N]: seats that take part; None: all. turns: seats that act, None: all that take part.
         """
         self._rows.check_finite({"state": state})
         opened = self._rows.opened(observation)
@@ -91,8 +91,8 @@ class GameRows:
         """Return one step's GameStep.
 
         Args:
-          reward: [B, N], raw. terminated, truncated: bool [B, N]. Those of seats that did not live before this step, and of
-            slots that start an episode with it, are disregarded. The others: see `opened`.
+          reward: [B, N], raw. terminated, truncated: bool [B, N]. Values of seats that did not live before this step, and of
+            slots that start an episode in it, are ignored. The others: see `opened`.
 
         Raises:
           EnvironmentFault: NaN or infinity, or a seat that is truncated before the episode ends.
@@ -128,15 +128,15 @@ class GameRows:
         return GameStep(observation, first, self._rows.learned(reward), discount, acts, state, episodes)
 
     def fault(self, slot: int, what: str, advice: str) -> EnvironmentFault:
-        """Return an EnvironmentFault that says where in which slot's life it happened."""
+        """Return an EnvironmentFault that names the slot's seed, episode and step."""
         return self._rows.fault(slot, what, advice)
 
     def cut(self, slot: int) -> None:
-        """Let the step that is being made begin an episode in a slot, and forget the one that was open."""
+        """Let the current step start an episode in a slot, and drop the open one."""
         self._rows.cut(slot)
 
     def where(self, slot: int) -> str:
-        """Return where in its life a slot is, for people."""
+        """Return a slot's seed, episode and step, as text."""
         return self._rows.where(slot)
 
     def save(self) -> dict[str, np.ndarray]:
@@ -145,7 +145,7 @@ class GameRows:
         return {**self._rows.save(), **own}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Go on from what `save` returned."""
+        """Continue from the result of `save`."""
         self._rows.load(saved)
         self._returns[:] = saved["returns"]
         self.alive, self._seated = np.array(saved["alive"], bool), np.array(saved["seated"], bool)
@@ -176,7 +176,7 @@ class GameRows:
         return np.where(zero | final[:, None], np.float32(0.0), np.float32(1.0))
 
     def _team_reward(self, reward: np.ndarray, lived: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Return the rewards with those of the dead filled in: the mean over the living seats of their side."""
+        """Return the rewards, with those of the dead replaced by the mean over the living seats of their side."""
         mean = (reward @ self._same_side) / np.maximum(lived @ self._same_side, 1.0)
         return np.where(self._seated & ~lived & ~first[:, None], mean, reward).astype(np.float32)
 
@@ -188,7 +188,7 @@ class GameRows:
         return late if late.any() else None
 
     def _refuse_early(self, cut: np.ndarray) -> None:
-        """Raise where a seat was truncated (bool [B, N]) although others play on."""
+        """Raise if a seat was truncated (bool [B, N]) while others continue."""
         if cut.any():
             slot, seat = (int(i) for i in np.argwhere(cut)[0])
             raise self.fault(

@@ -23,10 +23,10 @@ from jsrl.types import ActionSpec, Array, ArraySpec, Continuous, Discrete, GameS
 class ParticleGame:
     """B particle worlds; episodes are truncated after `max_cycles` steps (25), or `max_episode_steps` if that is fewer.
 
-    The global state is that of mpe2: the observations of all seats one after another.
+    The global state is that of mpe2: the concatenated observations of all seats.
 
     Attributes:
-      world: positions and velocities. goal: drawn landmarks, int [B, G]. message: what was said, [B, N, most symbols].
+      world: positions and velocities. goal: drawn landmarks, int [B, G]. message: last messages, [B, N, most symbols].
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ParticleGame:
         self._seeds = np.asarray(seeds, np.int64)
         self._rows = GameRows(self.spec, config, num_envs, seeds)
         self._limit = max_cycles
-        self._dropped = np.zeros(num_envs, np.int64)  # episodes that a reset cut short
+        self._dropped = np.zeros(num_envs, np.int64)  # episodes dropped by a reset
         self._clock = np.zeros(num_envs, np.int64)
         self.world, self.goal = World(num_envs, task.bodies), np.zeros((num_envs, task.goals), np.int64)
         self._symbols = max(role.symbols for role in task.roles)
@@ -102,7 +102,7 @@ class ParticleGame:
         return self._rows.step(self._observation(), reward, self._none, truncated, state=self._state)
 
     def refresh(self) -> None:
-        """Compute distances and observations anew after the world was changed by hand."""
+        """Recompute distances and observations after the world was changed directly."""
         self.world.measure()
         self._look()
 
@@ -149,7 +149,7 @@ class ParticleGame:
             raise self._rows.fault(slot, what, f"Expected 0 to {num_actions - 1}")
 
     def close(self) -> None:
-        """Hold nothing, so free nothing."""
+        """Do nothing: it holds no resources."""
 
 
 def make_particle(

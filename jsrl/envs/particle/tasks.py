@@ -1,4 +1,4 @@
-"""What a particle world is for: who is in it, what its agents see, do and earn.
+"""Tasks in a particle world: its agents, their observations, actions and rewards.
 
 Source: mpe2 1.1.1 (simple_spread_v3, simple_speaker_listener_v4, simple_reference_v3, simple_tag_v3): observations,
 rewards and dynamics are equal; the initial states are drawn by another generator from the same distribution.
@@ -23,7 +23,7 @@ class Role:
 
     Attributes:
       name: of its seat. side: as in jsrl.types.Seat. strength: force of a move; 0: it cannot move.
-      symbols: how many it can say; 0: it is silent. observes: entries of its observation.
+      symbols: number of messages it can send; 0: it is silent. observes: entries of its observation.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Role:
 
 
 class Task:
-    """What the tasks share: positions drawn in a square, goals drawn among the landmarks.
+    """The common part of tasks: positions drawn in a square, goals drawn among the landmarks.
 
     Attributes:
-      roles: of the N agents. bodies: theirs and the landmarks'. goals: how many landmarks are drawn per episode, G.
+      roles: of the N agents. bodies: of agents and landmarks. goals: number of landmarks drawn per episode, G.
       landmark_range: landmarks are drawn from [-landmark_range, landmark_range]. symmetric: agents may be exchanged.
     """
 
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def draws(self) -> int:
-        """Return how many random numbers an episode's start takes."""
+        """Return the number of random numbers for an episode's start."""
         return 2 * (len(self.bodies.agent_size) + len(self.bodies.landmark_size)) + self.goals
 
     def begin(self, world: World, goal: np.ndarray, slots: np.ndarray, uniform: np.ndarray) -> None:
@@ -60,11 +60,11 @@ class Task:
         goal[slots] = (uniform[:, 2 * (agents + landmarks) :] * landmarks).astype(np.int64)
 
     def observe(self, world: World, goal: np.ndarray, message: np.ndarray, out: list[np.ndarray]) -> None:
-        """Write what each agent sees to out: N arrays [B, observes]. message: what was said last, [B, N, symbols]."""
+        """Write each agent's observation to out: N arrays [B, observes]. message: the last messages, [B, N, symbols]."""
         raise NotImplementedError
 
     def reward(self, world: World, goal: np.ndarray) -> np.ndarray:
-        """Return the rewards [B, N] of a step that has been made."""
+        """Return the rewards [B, N] of a finished step."""
         raise NotImplementedError
 
 
@@ -86,7 +86,7 @@ class Spread(Task):
         self._others = np.array([[j for j in range(N) if j != i] for i in range(N)], np.int64)
 
     def observe(self, world: World, goal: np.ndarray, message: np.ndarray, out: list[np.ndarray]) -> None:
-        """Write own velocity and position, landmarks and others as seen from it, and the silence of the others."""
+        """Write own velocity and position, relative positions of landmarks and others, and zeros for the others' messages."""
         _see_world(world, self._others, out)
 
     def reward(self, world: World, goal: np.ndarray) -> np.ndarray:
@@ -98,7 +98,7 @@ class Spread(Task):
 
 
 class SpeakerListener(Task):
-    """A speaker that cannot move sees which of three landmarks the listener must go to, and may say one of three symbols."""
+    """A speaker that cannot move sees the listener's goal, one of three landmarks, and sends one of three symbols."""
 
     goals = 1
     colors = np.array([(0.65, 0.15, 0.15), (0.15, 0.65, 0.15), (0.15, 0.15, 0.65)])
@@ -109,20 +109,20 @@ class SpeakerListener(Task):
         self.bodies = Bodies((0.075,) * 2, (0.04,) * 3)
 
     def observe(self, world: World, goal: np.ndarray, message: np.ndarray, out: list[np.ndarray]) -> None:
-        """Write the goal's colour to the speaker; velocity, landmarks and what was said to the listener."""
+        """Write the goal's colour for the speaker; velocity, landmarks and the message for the listener."""
         out[0][...] = self.colors[goal[:, 0]]
         out[1][:, :2] = world.velocity[:, 1]
         out[1][:, 2:8] = world.to_landmark[:, 1].reshape(-1, 6)
         out[1][:, 8:] = message[:, 0]
 
     def reward(self, world: World, goal: np.ndarray) -> np.ndarray:
-        """Return minus the squared distance of listener and goal, to both."""
+        """Return minus the squared distance of listener and goal, for both."""
         away = world.to_landmark[np.arange(len(goal)), 1, goal[:, 0]]
         return np.repeat(-(away * away).sum(axis=1, keepdims=True), 2, axis=1)
 
 
 class Reference(Task):
-    """Two agents, each knowing the other's landmark of three, may move and say one of ten symbols at once.
+    """Two agents, each of which knows the other's goal among three landmarks, move and send one of ten symbols at once.
 
     Args:
       local_ratio: share of the own distance in the reward; the rest is the mean of both.
@@ -139,7 +139,7 @@ class Reference(Task):
         self.bodies = Bodies((0.05,) * 2, (0.05,) * 3)
 
     def observe(self, world: World, goal: np.ndarray, message: np.ndarray, out: list[np.ndarray]) -> None:
-        """Write own velocity, landmarks, the colour of the other's goal, and what the other said."""
+        """Write own velocity, landmarks, the colour of the other's goal, and the other's message."""
         for i, seen in enumerate(out):
             seen[:, :2] = world.velocity[:, i]
             seen[:, 2:8] = world.to_landmark[:, i].reshape(-1, 6)
@@ -147,7 +147,7 @@ class Reference(Task):
             seen[:, 11:] = message[:, 1 - i]
 
     def reward(self, world: World, goal: np.ndarray) -> np.ndarray:
-        """Return minus the distances; agent i earns by the walk of the other to the goal that i knows."""
+        """Return minus the distances; agent i earns by the other agent's way to the goal that i knows."""
         slots = np.arange(len(goal))
         away = np.stack([world.to_landmark[slots, 1 - i, goal[:, i]] for i in range(2)], axis=1)
         own = -np.sqrt((away * away).sum(axis=2))
@@ -183,14 +183,14 @@ class Tag(Task):
         self._prey_seen = [[j for j in range(hunters, total) if j != i] for i in range(total)]
 
     def observe(self, world: World, goal: np.ndarray, message: np.ndarray, out: list[np.ndarray]) -> None:
-        """Write own velocity and position, obstacles and others as seen from it, and the velocities of (other) prey."""
+        """Write own velocity and position, relative positions of obstacles and others, and the velocities of (other) prey."""
         _see_world(world, self._others, out)
         for seen, prey in zip(out, self._prey_seen, strict=True):
             if prey:
                 seen[:, -2 * len(prey) :] = world.velocity[:, prey].reshape(len(seen), -1)
 
     def reward(self, world: World, goal: np.ndarray) -> np.ndarray:
-        """Return 10 for each pair of hunter and prey that touch, to every hunter; -10 to that prey, which must stay near."""
+        """Return 10 for each pair of hunter and prey in contact, for every hunter; -10 for that prey, which must stay near."""
         hunter = world.pairs[0] < self._hunters
         caught = world.touching[:, hunter & (world.pairs[1] >= self._hunters)]
         caught = caught.reshape(len(goal), self._hunters, -1).sum(axis=1)

@@ -1,4 +1,4 @@
-"""The physics: round bodies in the plane that are pushed, slowed down, and push each other away.
+"""The physics: round bodies in the plane with forces, damping, and contacts that push them apart.
 
 Source: the multi-agent particle environments of Lowe et al. 2017 (1706.02275), in the form of mpe2 1.1.1.
 """
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DT = 0.1  # seconds of a step
-DAMPING = 0.25  # share of the velocity that a step takes away
+DT = 0.1  # seconds per step
+DAMPING = 0.25  # share of the velocity lost in a step
 CONTACT_FORCE = 100.0
 CONTACT_MARGIN = 1e-3  # softness of a contact, in units of length
 
 
 @dataclass(frozen=True)
 class Bodies:
-    """What never changes in a world.
+    """The constants of a world.
 
     Attributes:
       agent_size: radius of each of the N agents. landmark_size: radius of each of the L landmarks.
@@ -33,7 +33,7 @@ class Bodies:
 
 
 class World:
-    """B worlds of N agents and L landmarks, in float64. Landmarks stay where they are; every mass is 1.
+    """B worlds of N agents and L landmarks, in float64. Landmarks do not move; every mass is 1.
 
     Attributes:
       position, velocity: of the agents, [B, N, 2]. landmark: positions, [B, L, 2].
@@ -52,17 +52,17 @@ class World:
         self._reach = size[self.pairs].sum(axis=0)
         self._landmark_reach = size[:, None] + landmark_size
         columns = np.arange(self.pairs.shape[1])
-        self.incidence = np.zeros((agents, self.pairs.shape[1]))  # how a pair's force acts on each agent
+        self.incidence = np.zeros((agents, self.pairs.shape[1]))  # sign of a pair's force on each agent
         self.incidence[self.pairs[0], columns], self.incidence[self.pairs[1], columns] = 1.0, -1.0
         self._max_speed = None if bodies.max_speed is None else np.array(bodies.max_speed)
         self.measure()
 
     def place(self, slots: np.ndarray, position: np.ndarray, landmark: np.ndarray) -> None:
-        """Put agents [b, N, 2] and landmarks [b, L, 2] of some slots somewhere, at rest. `measure` is due then."""
+        """Place agents [b, N, 2] and landmarks [b, L, 2] of some slots, at rest. Call `measure` afterwards."""
         self.position[slots], self.velocity[slots], self.landmark[slots] = position, 0.0, landmark
 
     def measure(self) -> None:
-        """Compute what follows from the positions."""
+        """Compute distances and contacts from the positions."""
         self.to_landmark = self.landmark[:, None] - self.position[:, :, None]
         if self.bodies.collide:
             self._apart = self.position[:, self.pairs[0]] - self.position[:, self.pairs[1]]
@@ -70,7 +70,7 @@ class World:
             self.touching = self.pair_distance < self._reach
 
     def step(self, force: np.ndarray) -> None:
-        """Move the agents, pushed by forces [B, N, 2] of their own and by contacts."""
+        """Move the agents by their own forces [B, N, 2] and by contacts."""
         if self.bodies.collide:
             force = force + self.incidence @ _contact(self._apart, self.pair_distance, self._reach)
         if self.bodies.landmarks_collide:
