@@ -1,1 +1,1 @@
-"""Where processes come from, and who watches them."""
+"""Starting and supervising the processes of a run."""

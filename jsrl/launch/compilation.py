@@ -1,4 +1,4 @@
-"""Compiled programs are kept between runs, so that the second start of an experiment takes half as long."""
+"""Compiled programs are cached between runs, so that the second start of an experiment takes half as long."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ MIN_COMPILE_S = 0.2
 
 
 def cache_variables() -> dict[str, str]:
-    """Return the environment variables that make jax keep what it compiled; none where the user has set it already.
+    """Return the environment variables that enable jax's compilation cache; none if the user has set it already.
 
-    JAX_COMPILATION_CACHE_DIR says where, and an empty value that nothing is kept. The default is a folder of the user's
-    cache; where that cannot be made, nothing is kept.
+    JAX_COMPILATION_CACHE_DIR is its folder; an empty value disables it. The default is a folder of the user's
+    cache; if that cannot be made, nothing is cached.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return {}
@@ -24,7 +24,7 @@ def cache_variables() -> dict[str, str]:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the user's cache for compiled programs, made where it was not there; None: it cannot be."""
+    """Return the folder of the user's cache for compiled programs, created if missing; None: it cannot be made."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "jsrl" / "compilation"
     try:
@@ -35,7 +35,7 @@ def cache_folder() -> Path | None:
 
 
 def keep_compiled_here() -> None:
-    """Do the same for this process, whose jax has read its environment already; what the user configured stays."""
+    """Enable the cache in this process, whose jax has already read its environment; the user's configuration stays."""
     import jax
 
     variables = cache_variables()

@@ -1,4 +1,4 @@
-"""The controller of one machine: starts worker processes, watches them, and always ends them in order."""
+"""The controller of one machine: starts worker processes, watches them, and always ends them cleanly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind
 
 POLL_S = 0.05
-CHECK_S = 0.0002  # between two looks at all workers, for each of them
+CHECK_S = 0.0002  # between two checks of all workers, per worker
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 
 
@@ -54,17 +54,17 @@ class Controller:
         self._watchdog = Watchdog(session, self._lives, lambda life: self._tell(life.name, "stacks"), self._listen)
 
     def run(self) -> Result:
-        """Run until the session says why to stop.
+        """Run until the session has a reason to stop.
 
-        Ctrl-C, SIGTERM and SIGHUP end the run in order, with a snapshot; a second one ends it at once. Either way there is a
-        result, whose `ended` is `interrupted`.
+        Ctrl-C, SIGTERM and SIGHUP end the run cleanly, with a snapshot; a second one ends it at once. Either way there is a
+        result, with `ended` set to `interrupted`.
 
         Raises:
           WorkerDied: a worker ended, hung or never became ready; the message has its traceback.
         """
         make_folder(self._plan.memory_folder)
         failure: BaseException | None = None
-        shutil.rmtree(self._plan.registry, ignore_errors=True)  # of an earlier life of the run
+        shutil.rmtree(self._plan.registry, ignore_errors=True)  # of an earlier start of the run
         self._control = self._open_control()
         with interrupts(self._interrupt) as signals, requests(self._request):
             try:
@@ -72,7 +72,7 @@ class Controller:
             except KeyboardInterrupt:
                 self._session.end("interrupted")
             except BaseException as error:
-                if not isinstance(error, WorkerDied):  # of which there is a report already
+                if not isinstance(error, WorkerDied):  # it has a report already
                     told = self._watchdog.write("controller", repr(error), self._watchdog.look())
                     self._session.display.message(told)
                 failure = error
@@ -83,7 +83,7 @@ class Controller:
         return self._session.result()
 
     def _open_control(self) -> ControlServer:
-        """Bind the control road: a Unix socket, or a TCP port with keys where some workers live on other hosts."""
+        """Bind the control connection: a Unix socket, or a TCP port with keys if some workers are on other hosts."""
         plan = self._plan
         if plan.hosts.control_over_tcp:
             return ControlServer(tcp(plan.hosts.own), keys=plan.keys)
@@ -110,7 +110,7 @@ class Controller:
         self._asked = True
 
     def _clear(self, failure: BaseException | None) -> None:
-        """Leave nothing behind: no process, no shared memory, no socket. What was counted is read once all have ended."""
+        """Remove all processes, shared memory and sockets. Counters are read once all processes have ended."""
         for life in self._lives.values():
             if not life.replaced and (not life.left or life.alive):
                 life.handle.kill()
@@ -122,7 +122,7 @@ class Controller:
         self._watchdog.close()
         for folder in (self._plan.memory_folder, self._plan.registry):
             shutil.rmtree(folder, ignore_errors=True)
-        self._session.hub.receive("controller", "controller", self._supervision.metrics())  # also of the last moment
+        self._session.hub.receive("controller", "controller", self._supervision.metrics())  # includes the last moment
         self._session.close()
 
     def _start(self, job: Job, restarts: int = 0, *, forks: bool = False) -> None:
@@ -141,7 +141,7 @@ class Controller:
         for worker, why in self._launcher.moves().items():
             self._move(self._lives[worker], why)
         for life in self._due_checks():
-            if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all, which is no death
+            if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
                 self._check(life)
         self._start_due()
         if self._session.line_due:
@@ -151,7 +151,7 @@ class Controller:
         self._session.tick()
 
     def _due_checks(self) -> list[Life]:
-        """Return the workers that are looked at now: all of them, or none where the last look at very many was just now."""
+        """Return the workers to check now: all, or none if very many were checked just now."""
         now_s = time.monotonic()
         if now_s < self._check_s:
             return []
@@ -159,7 +159,7 @@ class Controller:
         return list(self._lives.values())
 
     def _listen(self, timeout_s: float) -> None:
-        """Hear what workers say, waiting so long for the first; look at them all where somebody asked for that."""
+        """Receive workers' messages, waiting up to `timeout_s` for the first; write a report of all workers if requested."""
         for message in self._control.poll(timeout_s):
             self._hear(message)
         if self._asked:
@@ -170,10 +170,10 @@ class Controller:
     def _hear(self, message: AnyMessage) -> None:
         life = self._lives.get(message.worker)
         if life is None or message.incarnation != life.job.incarnation:
-            return  # the last words of a life that was replaced
+            return  # the last messages of a replaced incarnation
         if why := complaint(message) or self._session.implausible(message):
             self._control.refuse(message, why)
-            life.beat_s = time.monotonic()  # it lives, whatever it says
+            life.beat_s = time.monotonic()  # any message shows that it is alive
             life.left = life.left or isinstance(message, Bye)
             return
         life.hear(message)
@@ -190,7 +190,7 @@ class Controller:
             self._session.facts(message.worker, message.facts)
 
     def _check(self, life: Life) -> None:
-        """See that a worker lives, becomes ready in time, and is heard of."""
+        """Check that a worker is alive, becomes ready in time, and sends heartbeats."""
         if life.replaced:
             return
         now, limits = time.monotonic(), self._deadlines
@@ -204,7 +204,7 @@ class Controller:
             self._died(life, "left without being asked to (a SIGTERM from elsewhere?)")
         elif not life.ready and now - life.started_s > limits.ready_s:
             self._died(life, f"was not ready within {limits.ready_s:g} s; it is still {life.stage!r}")
-        elif life.ready and now - life.beat_s > self._silence_s(life):  # before that, ready_s holds
+        elif life.ready and now - life.beat_s > self._silence_s(life):  # before that, ready_s applies
             self._died(life, self._silent(life))
 
     def _silence_s(self, life: Life) -> float:
@@ -216,7 +216,7 @@ class Controller:
         return f"was not heard of for {silent_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
 
     def _move(self, life: Life, why: str) -> None:
-        """Ask a worker to leave in order, so that its next life begins on another host; what has just begun is ended."""
+        """Ask a worker to leave, so that it restarts on another host; a worker that is just starting is ended."""
         if life.moves or life.replaced:
             return
         life.moves, life.moves_s = why, time.monotonic()
@@ -227,7 +227,7 @@ class Controller:
             life.handle.kill()
 
     def _follow(self, life: Life) -> None:
-        """Begin the next life of a worker that moves, once this one has left. It costs none of its restarts."""
+        """Start the next incarnation of a moving worker, once this one has left. It costs none of its restarts."""
         if life.alive and time.monotonic() - life.moves_s < self._leave_s(life):
             return
         self._listen(0.1)
@@ -244,9 +244,9 @@ class Controller:
         """Replace a worker while its budget allows it and the run goes on; end the run otherwise.
 
         Raises:
-          WorkerDied: with the worker's own traceback where it could send one, else the end of its log.
+          WorkerDied: with the worker's own traceback if it sent one, else the end of its log.
         """
-        running = self._session.reason is None  # which what is heard meanwhile may end
+        running = self._session.reason is None  # messages received meanwhile may end it
         seen = self._watchdog.look(life)  # before it is killed
         life.handle.kill()
         life, what, crash = self._cause(life, what)
@@ -267,13 +267,13 @@ class Controller:
         )
         notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
         if not kind.loss_ends_run:
-            life.replaced = True  # by nobody: nothing waits for it
+            life.replaced = True  # no replacement: nothing waits for it
             self._session.lose(life.name, loss_notice(life.name, notice, crash))
             return
         raise WorkerDied(notice)
 
     def _cause(self, life: Life, what: str) -> tuple[Life, str, Crash | None]:
-        """Return who died first, how, and its last words: a worker whose stream broke is a witness, not the cause."""
+        """Return who died first, how, and its last message: a worker whose stream broke is a symptom, not the cause."""
         crash = self._crashes.pop(life.name, None)
         if crash is not None and (witnessed := self._cause_among_ranks(life)) is not None:
             return witnessed
@@ -287,7 +287,7 @@ class Controller:
         return life, what, crash
 
     def _cause_among_ranks(self, life: Life) -> tuple[Life, str, Crash | None] | None:
-        """Return which other rank ended without a word, or has long said none: the updates of all failed with it."""
+        """Return another rank that ended without a message, or has long been silent: all ranks' updates failed with it."""
         for other in (self._lives[name] for name in self._groups[life.name] if name != life.name):
             self._listen(0.1)
             if not other.alive and not other.left and other.name not in self._crashes:
@@ -297,10 +297,10 @@ class Controller:
         return None
 
     def _replace(self, life: Life, notice: str, *, is_free: bool = False) -> bool:
-        """Plan a worker's next life; return whether it may have one. `notice`: why, for people.
+        """Plan a worker's next incarnation; return whether it may have one. `notice`: the reason, for the user.
 
-        All ranks of a learner are replaced together, in lives of the same number; that counts as one restart of the learner,
-        or as none where `is_free`.
+        All ranks of a learner are replaced together, with equal incarnations; that counts as one restart of the learner,
+        or as none if `is_free`.
         """
         ranks = [self._lives[name] for name in self._groups[life.name]]
         first = ranks[0]
@@ -327,16 +327,16 @@ class Controller:
         now = time.monotonic()
         for restart in [restart for restart in self._restarts if restart.due_s <= now]:
             if restart not in self._restarts:
-                continue  # another rank could not be started: all begin once more
+                continue  # another rank could not be started: all start once more
             self._restarts.remove(restart)
             try:
                 self._start(next_life(restart.job, self._folder), restart.count)
-            except OSError as error:  # a full disk, no memory: perhaps it passes
+            except OSError as error:  # a full disk, no memory: it may be temporary
                 if not self._replace(self._lives[restart.job.name], f"could not be started again: {error}"):
                     raise WorkerDied(f"{restart.job.name} could not be started again: {error}") from error
 
     def _rescue(self) -> None:
-        """Let learners that still work write their snapshots, so that the run can be continued from here."""
+        """Let working learners write their snapshots, so that the run can be continued from here."""
         saving = [life for life in self._lives.values() if self._kind(life).must_finish and life.hears and life.alive]
         for life in saving:
             self._tell(life.name, "stop")
@@ -347,7 +347,7 @@ class Controller:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _end_in_order(self) -> None:
-        """Stop the workers along the flow of the data; those with a last task begin it before the params' source stops."""
+        """Stop the workers along the data flow; workers with a last task start it before the params' source stops."""
         if self._session.reason == "interrupted":
             self._drop_unready(self._lives.keys())
         finals = self._wanted_finals()
@@ -363,7 +363,7 @@ class Controller:
             self._stop(names)
 
     def _drop_unready(self, names: Collection[str]) -> None:
-        """End those of these workers that have nothing to save yet, and listen only once they have compiled or connected."""
+        """End those of these workers that have nothing to save yet and would react only after compiling or connecting."""
         for life in self._lives.values():
             if life.name in names and not (life.ready or life.left or life.replaced):
                 life.handle.kill()
@@ -373,7 +373,7 @@ class Controller:
                 )
 
     def _wanted_finals(self) -> dict[str, dict[str, Any]]:
-        """Return worker -> what its command `final` is told, for those that have a last task."""
+        """Return worker -> the facts of its command `final`, for workers with a last task."""
         reason, e = self._session.reason or "", self._plan.experiment
         if reason == "interrupted":
             return {}
@@ -391,7 +391,7 @@ class Controller:
         return {life.name: (life.restarts, life.handle.host) for life in self._lives.values()}
 
     def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
-        """Give a worker the command of another; lost while it is replaced."""
+        """Send a worker another worker's command; lost while it is replaced."""
         if worker in self._lives:
             self._control.tell(worker, self._lives[worker].job.incarnation, command, facts)
 
@@ -419,11 +419,11 @@ class Controller:
         return limits.leave_s / 10 if self._session.reason == "interrupted" else limits.leave_s
 
     def _left_late(self, life: Life, limit_s: float) -> None:
-        """Tell of a worker that did not leave in order; the run fails where it cannot do without that."""
+        """Report a worker that did not leave cleanly; the run fails if the worker is essential."""
         late = life.alive
         what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {life.ending}"
         if self._kind(life).must_finish and not self._interrupted:
-            self._died(life, what)  # without its last snapshot the run is not what was asked
+            self._died(life, what)  # without its last snapshot the run is incomplete
         if late and not self._interrupted:
             what += f" ({self._watchdog.write(life.name, what, self._watchdog.look(life))})"
         crash = self._crashes.get(life.name)
@@ -431,7 +431,7 @@ class Controller:
         self._session.display.message(f"{life.name} while stopping: {what}", "warning")
 
     def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
-        """Tell a worker to begin its last task, as soon as it hears: it may just be on its way back."""
+        """Tell a worker to start its last task, once it receives commands: it may just be restarting."""
         self._session.stage(name, "last task is about to begin")
         self._wait_with(name, lambda life: life.hears)
         if self._lives[name].hears:
@@ -446,7 +446,7 @@ class Controller:
             self._session.display.message(f"{name}: its last task was not finished {waited}", "warning")
 
     def _wait_with(self, name: str, reached: Callable[[Life], bool]) -> None:
-        """Wait until a worker has reached something, and replace it if it dies meanwhile."""
+        """Wait until a worker has reached a state, and replace it if it dies meanwhile."""
         limited = self._plan.kinds[name].final_is_limited
         until = time.monotonic() + self._deadlines.snapshot_s if limited else float("inf")
         while not (reached(self._lives[name]) or self._interrupted or time.monotonic() > until):

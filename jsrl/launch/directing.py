@@ -1,4 +1,4 @@
-"""Whether a director fits a run: its policies, the sides of the environment, and frozen players that are still there."""
+"""Checks that a director fits a run: its policies, the sides of the environment, and existing frozen players."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jsrl.experiment.building import agent_name
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import EnvSpec, GameSpec
 
-TRIED = 8  # assignments that are looked at before the start
+TRIED = 8  # assignments checked before the start
 
 
 def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> None:
     """Refuse a director whose assignments cannot be played.
 
     Args:
-      spec: of the environment. seats: policy -> the seats that it plays: name -> place.
+      spec: of the environment. seats: policy -> its seats: name -> place.
 
     Raises:
-      ConfigError: says what it assigns, and what there is.
+      ConfigError: the message gives the assignment, and what the run has.
     """
     director: Any = experiment.director
     unknown = [name for name in director.policies if name not in seats]
@@ -48,7 +48,7 @@ def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapp
 
 
 def _check_population(experiment: Experiment, director: PBT) -> None:
-    """Refuse members that cannot take each other's state, and hyperparameters that cannot change during a run."""
+    """Refuse members that cannot copy each other's state, and hyperparameters that cannot change during a run."""
     first, *others = director.policies
     agent = experiment.policies[first].agent if experiment.policies else experiment.agent
     if outside := [name for name in experiment.policies if name not in director.policies]:
@@ -89,7 +89,7 @@ def _check_explored(agent: Any, name: str, option: str, allowed: Range) -> None:
 
 
 def _check_scored(experiment: Experiment, director: Any) -> None:
-    """Refuse a director that wants scores of games where learners can give none."""
+    """Refuse a director that needs scores of games if learners cannot give them."""
     name = type(director).__name__
     if experiment.replay is not None:
         raise ConfigError(
@@ -136,10 +136,10 @@ def _check_assignment(one: Assignment, sides: Sequence[set[str]], spec: EnvSpec 
 
 
 def check_players(folder: Path, policy_folders: Sequence[str]) -> None:
-    """Check the frozen players of a run that is going to go on.
+    """Check the frozen players of a run that will be continued.
 
     Raises:
-      ConfigError: one is gone, or has changed.
+      ConfigError: one is missing, or has changed.
     """
     for policy in policy_folders:
         try:

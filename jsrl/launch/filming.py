@@ -1,4 +1,4 @@
-"""The recorder as the launching process sees it: refused before the start where it cannot work."""
+"""Checks of the recorder in the launching process, before the start."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from jsrl.recordings.video import require_video
 
 
 def check_filming(experiment: Experiment) -> None:
-    """See that videos can be written, and the environment drawn as far as its declaration tells.
+    """Check that videos can be written, and the environment rendered, as far as its declaration tells.
 
     Raises:
-      MissingExtra: a package is missing. ConfigError: the environment draws no pictures.
+      MissingExtra: a package is missing. ConfigError: the environment has no pictures.
     """
     require_video()
     check_rendered(experiment.filmed_env)

@@ -1,4 +1,4 @@
-"""The graph of a run as a file: written at the start, compared on a resume; and graphs given as `module:function`."""
+"""The graph of a run as a file: written at the start, compared on a resume; also graphs given as `module:function`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Edit: TypeAlias = Graph | Callable[[Graph], Graph] | str
 
 
 def resolve(experiment: Experiment, graph: Edit | None) -> tuple[Graph, bool]:
-    """Return (the graph to run, whether it is another one than the experiment's own).
+    """Return (the graph to run, whether it differs from the experiment's own).
 
     Args:
-      experiment: what to run. graph: a graph; a function that is given the experiment's own and returns one; or where such a
-        function is, as `module:function`; None: the experiment's own.
+      experiment: to run. graph: a graph; a function that gets the experiment's own graph and returns one; such a function as
+        `module:function`; None: the experiment's own.
 
     Raises:
       ConfigError: there is no such function, it refuses the experiment's graph, or it does not return a graph.
@@ -79,15 +79,15 @@ def _a(value: object) -> str:
 
 
 def kept_graph(folder: RunFolder) -> Graph | None:
-    """Return the changed graph that a run was started with; None: it ran its experiment's own."""
+    """Return the changed graph of a run; None: it ran its experiment's own."""
     saved = _saved(folder.path)
     return Graph.from_json(saved["graph"]) if saved is not None and saved["changed"] else None
 
 
 def write_graph(folder: RunFolder, graph: Graph, *, changed: bool, resumed: bool) -> list[str]:
-    """Write a run's graph, and whether it is another one than its experiment's own; return what a resume changes of it."""
+    """Write a run's graph, and whether it differs from its experiment's own; return a resume's changes."""
     saved, told = _saved(folder.path) if resumed else None, list[str]()
-    if saved is not None and (changed or saved["changed"]):  # else the options that changed say it all
+    if saved is not None and (changed or saved["changed"]):  # else the changed options say it all
         told = differences(Graph.from_json(saved["graph"]), graph)
     tree = {"changed": changed, "graph": graph.to_json()}
     write_atomic(folder.path / FILE, f"{json.dumps(tree, indent=2)}\n".encode())
@@ -103,7 +103,7 @@ def _saved(folder: Path) -> dict | None:
 
 
 def differences(old: Graph, new: Graph) -> list[str]:
-    """Return how two graphs differ, a line for each worker and stream."""
+    """Return the differences of two graphs, a line for each worker and stream."""
     lines = []
     for what, before, after in (("worker", old.workers, new.workers), ("stream", old.streams, new.streams)):
         was, now = {entry.name: entry for entry in before}, {entry.name: entry for entry in after}
@@ -118,7 +118,7 @@ def differences(old: Graph, new: Graph) -> list[str]:
 
 
 def _fields(old: WorkerNode | Stream, new: WorkerNode | Stream) -> str:
-    """Return which fields of two workers, or of two streams, differ; of short ones also the values."""
+    """Return the fields in which two workers, or two streams, differ; with short values."""
     told = []
     for field in dataclasses.fields(old):
         was, now = getattr(old, field.name), getattr(new, field.name)
@@ -129,7 +129,7 @@ def _fields(old: WorkerNode | Stream, new: WorkerNode | Stream) -> str:
 
 
 def graph_of(folder: Path) -> Graph | None:
-    """Return the graph of a run; None where it left none, or one that cannot be read any more (a user's kind has gone)."""
+    """Return the graph of a run; None: it left none, or it cannot be read any more (a user's kind is missing)."""
     saved = _saved(folder)
     if saved is None:
         return None
@@ -141,7 +141,7 @@ def graph_of(folder: Path) -> Graph | None:
 
 
 def experiment_of(folder: RunFolder, policy: str = "") -> Experiment:
-    """Return the experiment of a run's policy: with the settings of its learner, and the environments whose rows reach it.
+    """Return the experiment of a run's policy, with its learner's settings and the environments whose rows reach it.
 
     Args:
       folder: the run's. policy: its name; empty: the first one's.
@@ -161,13 +161,13 @@ def experiment_of(folder: RunFolder, policy: str = "") -> Experiment:
 
 
 def workers_of(folder: Path) -> list[WorkerNode]:
-    """Return the workers of a run along the flow of its data; none where its graph is not known."""
+    """Return the workers of a run along the data flow; none if its graph is unknown."""
     graph = graph_of(folder)
     return [] if graph is None else graph.flow
 
 
 def kinds_of(folder: Path) -> tuple[Kind, ...]:
-    """Return the kinds of a run's workers along the flow of its data; jsrl's own where that is not known."""
+    """Return the kinds of a run's workers along the data flow; jsrl's own if that is unknown."""
     found: dict[str, Kind] = {}
     for worker in workers_of(folder):
         found.setdefault(worker.kind, find_kind(worker.kind))

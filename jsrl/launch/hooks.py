@@ -1,4 +1,4 @@
-"""Hooks: a user's own code that the launching process calls while a run trains, in a thread of its own."""
+"""Hooks: user code that the launching process calls during a run, in a separate thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jsrl.references.importing import nearest
 if TYPE_CHECKING:
     from jsrl.launch.session import Session
 
-STOP = "stop"  # what on_metrics, on_evaluation and on_snapshot return to end the run
+STOP = "stop"  # return value of on_metrics, on_evaluation and on_snapshot that ends the run
 METHODS = {
     "on_start": ("run",),
     "on_metrics": ("run", "row"),
@@ -30,15 +30,15 @@ METHODS = {
     "on_end": ("run", "result"),
 }
 MAY_STOP = ("on_metrics", "on_evaluation", "on_snapshot")
-SLOW_S = 10.0  # a call that takes longer is told of
+SLOW_S = 10.0  # a longer call is reported
 
 
 class SavedSnapshot(NamedTuple):
-    """A snapshot that was written.
+    """A written snapshot.
 
     Attributes:
-      path: its folder. tags: that point at it, such as `latest` or `best`. updates: of its params. policy: which one it is of.
-      whole: it is the agent's whole state, from which a run resumes; else params alone.
+      path: its folder. tags: such as `latest` or `best`. updates: of its params. policy: its name.
+      whole: it is the agent's whole state, from which a run resumes; else only params.
     """
 
     path: Path
@@ -49,10 +49,10 @@ class SavedSnapshot(NamedTuple):
 
 
 class LiveRun:
-    """A run as its hooks see it; everything may be read at any time.
+    """A run, as its hooks see it; everything may be read at any time.
 
     Attributes:
-      name: EXPERIMENT/RUN. folder: the run's, a Path. experiment: what runs.
+      name: EXPERIMENT/RUN. folder: the run's, a Path. experiment: of the run.
     """
 
     def __init__(self, session: Session) -> None:
@@ -61,7 +61,7 @@ class LiveRun:
 
     @property
     def env_steps(self) -> int:
-        """Return the env steps that the first policy was trained on so far."""
+        """Return the env steps that the first policy has been trained on."""
         return self._session.env_steps
 
     @property
@@ -71,13 +71,13 @@ class LiveRun:
 
     @property
     def elapsed_s(self) -> float:
-        """Return the wall-clock seconds of this life of the run."""
+        """Return the wall-clock seconds since this start of the run."""
         return self._session.elapsed_s
 
 
 @dataclass
 class _Hook:
-    """A hook, how long its calls took, and whether it was switched off."""
+    """A hook, the time of its calls, and whether it was switched off."""
 
     value: Any
     name: str
@@ -91,11 +91,11 @@ class Hooks:
     """Calls the hooks of a run, one after another, in one thread.
 
     Attributes:
-      stop_reason: why a hook wants the run to end; empty: none does.
+      stop_reason: why a hook ends the run; empty: none does.
     """
 
     def __init__(self, hooks: Sequence[Any] = (), log: Callable[[str], None] = lambda text: None) -> None:
-        """Take checked hooks (load_hooks); `log` is given tracebacks."""
+        """Take checked hooks (load_hooks); `log` receives tracebacks."""
         self._hooks = [_Hook(hook, hook_name(hook)) for hook in hooks]
         self._log = log
         self._thread = CallThread("jsrl-hooks")
@@ -106,7 +106,7 @@ class Hooks:
         self.stop_reason = ""
 
     def start(self, run: LiveRun) -> None:
-        """Call on_start, and the other methods with this run from now on."""
+        """Call on_start; later methods get this run."""
         self._run = run
         self._tell("on_start")
 
@@ -119,7 +119,7 @@ class Hooks:
         self._tell("on_evaluation", score)
 
     def saved(self, snapshot: SavedSnapshot) -> None:
-        """Call on_snapshot with a snapshot that was written."""
+        """Call on_snapshot with a written snapshot."""
         self._tell("on_snapshot", snapshot)
 
     def end(self, result: Result | None, limit_s: float) -> None:
@@ -138,7 +138,7 @@ class Hooks:
         self._log(f"hooks: {times}{lost}")
 
     def messages(self) -> list[tuple[str, str]]:
-        """Return (text, level) of what is new to tell the user."""
+        """Return new messages for the user, as (text, level)."""
         present = self._present
         if present is not None and time.monotonic() - present[2] > SLOW_S and not present[0].told_slow:
             present[0].told_slow = True
@@ -175,7 +175,7 @@ class Hooks:
 
 
 def hook_name(hook: Any) -> str:
-    """Return what messages call a hook: its attribute `name`, or the name of its class."""
+    """Return the name of a hook for messages: its attribute `name`, or the name of its class."""
     name = getattr(hook, "name", None)
     return name if isinstance(name, str) and name else type(hook).__name__
 
@@ -184,7 +184,7 @@ def load_hooks(hooks: Sequence[Any]) -> list[Any]:
     """Return hooks, those given as `module:name` imported and made.
 
     Raises:
-      ConfigError: one cannot be imported or made, or is no hook.
+      ConfigError: one cannot be imported or made, or is not a hook.
     """
     found = load_values("hook", hooks, METHODS)
     for hook in found:
@@ -196,7 +196,7 @@ def check_hook(hook: Any) -> None:
     """Check the methods of a hook.
 
     Raises:
-      ConfigError: one has nearly the name of a hook's method, or takes other arguments.
+      ConfigError: a method has nearly the name of a hook's method, or other arguments.
     """
     what, known = f"hook {hook_name(hook)}", ", ".join(f"{name}({', '.join(a)})" for name, a in METHODS.items())
     strange = [n for n in dir(hook) if n.startswith("on_") and n not in METHODS and nearest(n, METHODS)]
@@ -209,5 +209,5 @@ def check_hook(hook: Any) -> None:
                 inspect.signature(method).bind(*arguments)
         except TypeError:
             raise ConfigError(f"{what}: {name} cannot be called as {name}({', '.join(arguments)}).") from None
-        except ValueError:  # a method of another language has no signature
+        except ValueError:  # a method in another language has no signature
             continue

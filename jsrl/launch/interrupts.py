@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP and alarms: what interrupts the launching process, and what it does then."""
+"""Ctrl-C, SIGTERM, SIGHUP and alarms in the launching process, and their effects."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 class Interrupts:
-    """What Ctrl-C, SIGTERM and SIGHUP do: the first calls `first`, the second raises KeyboardInterrupt, others nothing."""
+    """Handler of Ctrl-C, SIGTERM and SIGHUP: the first calls `first`, the second raises KeyboardInterrupt."""
 
     def __init__(self, first: Callable[[], None]) -> None:
         self._first, self._count = first, 0
 
     def __call__(self, *_: Any) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         self._count += 1
         if self._count == 1:
             self._first()
@@ -24,30 +24,30 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def ignore(self) -> None:
-        """Do nothing from now on: the end has begun, and must not be left half-way."""
+        """Do nothing from now on: the end has begun, and must be completed."""
         self._count = 2
 
 
 class EarlyInterrupt:
     """Handles Ctrl-C, SIGTERM and SIGHUP before a run has begun: raises KeyboardInterrupt, and remembers it.
 
-    Python prints and drops what is raised inside a destructor or a callback of the garbage collector (jax has one).
+    Python prints and drops exceptions in a destructor or a callback of the garbage collector (jax has one).
     """
 
     def __init__(self) -> None:
         self.taken = False
 
     def __call__(self, *_: Any) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         self.taken = True
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def remembered() -> Iterator[None]:
-    """Remember a Ctrl-C inside the `with` block, so that `interrupts` in it begins with one that was dropped.
+    """Remember a Ctrl-C inside the `with` block, so that a dropped one takes effect at the start of `interrupts`.
 
-    SIGTERM and SIGHUP do what Ctrl-C does there, so that what was begun is given back.
+    SIGTERM and SIGHUP act like Ctrl-C, so that resources are freed.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -65,10 +65,10 @@ def remembered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
-    """Handle the signals that end a run, as Interrupts says, inside the `with` block.
+    """Handle the signals that end a run, as in Interrupts, inside the `with` block.
 
-    What is ignored stays so (nohup, background jobs). From a thread other than the main one nothing is changed: signals
-    are the main thread's.
+    Ignored signals stay ignored (nohup, background jobs). In a thread other than the main one nothing changes: signals
+    belong to the main thread.
     """
     taken = Interrupts(first)
     if threading.current_thread() is not threading.main_thread():
@@ -88,9 +88,9 @@ def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
 
 @contextlib.contextmanager
 def requests(asked: Callable[[], None]) -> Iterator[None]:
-    """Call `asked` at each SIGUSR1 inside the `with` block, which would end the process otherwise.
+    """Call `asked` at each SIGUSR1 inside the `with` block; otherwise the signal would end the process.
 
-    A handler that was set by others (such as a cluster's) stays; so does everything from a thread other than the main one.
+    A handler set by others (such as a cluster's) stays; in a thread other than the main one nothing changes.
     """
     free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     if not free or threading.current_thread() is not threading.main_thread():
@@ -105,9 +105,9 @@ def requests(asked: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deadline(limit_s: float, error: Exception) -> Iterator[None]:
-    """Raise `error` inside the `with` block when it takes longer; has no effect outside the main thread.
+    """Raise `error` inside the `with` block when it takes longer than `limit_s`; has no effect outside the main thread.
 
-    What hangs inside a C function that never returns to Python cannot be interrupted so.
+    A C function that never returns to Python cannot be interrupted this way.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_REAL)[0]:
         yield

@@ -1,4 +1,4 @@
-"""Launchers: they start workers and return a handle for each. No other part of the controller deals with processes.
+"""Launchers: they start workers and return a handle for each. No other part of the controller handles processes.
 
 `jsrl.launch.local.launcher.Local` starts them as processes of this host, `jsrl.launch.hosts.launcher.JoinedHosts` on others.
 """
@@ -15,12 +15,12 @@ from jsrl.graph.graph import Graph
 from jsrl.references.reference import SpawnEnvironment
 from jsrl.workers.jobs import Job
 
-STOPPED = "stopped"  # the state of a worker that was paused
+STOPPED = "stopped"  # the state of a paused worker
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where the workers of a run live.
+    """The hosts of a run's workers.
 
     Attributes:
       own: IP address of this host, at which workers on others reach the controller and the workers here; empty: there are
@@ -33,16 +33,16 @@ class Hosts:
     relayed: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse other hosts that could not reach this one."""
+        """Check that other hosts can reach this one."""
         if self.of and not self.own:
             raise ConfigError(
-                f"workers are to live on {', '.join(sorted(set(self.of.values())))}, but Hosts.own is empty; let the launcher "
+                f"workers would run on {', '.join(sorted(set(self.of.values())))}, but Hosts.own is empty; let the launcher "
                 "give an IP address of this host that they can reach."
             )
 
     @property
     def control_over_tcp(self) -> bool:
-        """Return whether the control road is a TCP port."""
+        """Return whether the control connection is a TCP port."""
         return bool(self.of) and not self.relayed
 
     def address(self, worker: str) -> str:
@@ -50,25 +50,25 @@ class Hosts:
         return self.of.get(worker, self.own)
 
     def are_here(self, workers: Iterable[str]) -> bool:
-        """Return whether all these workers live on this host, so that streams between them need not leave it."""
+        """Return whether all these workers are on this host, so that streams between them stay on it."""
         return not any(worker in self.of for worker in workers)
 
 
-ALONE = Hosts()  # all workers live on this host
+ALONE = Hosts()  # all workers are on this host
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one worker needs of a host.
+    """What one worker needs from a host.
 
     Attributes:
-      device: what it uses an accelerator for, if there is one. gpus: least number of accelerators of its host; 0: any.
+      device: its use of an accelerator, if there is one. gpus: least number of accelerators of its host; 0: any.
         alone: its accelerator must not be used by a learner.
       cores: cores that it keeps busy; None: all cores of its host. memory_mb: an estimate.
       stays: why it must run on a host that sees the run folder; empty: it need not.
       spreads: workers of its kind share the cores that other kinds leave, in proportion to the cores of the hosts.
-      answers: workers that spread ask workers of its kind for actions, so these are distributed in the same proportion.
-        asks: the worker that it asks first; empty: none.
+      answers: workers that spread request actions from workers of its kind, so these are distributed in the same proportion.
+        asks: the worker that it requests first; empty: none.
       beside: the worker whose host suits it best; empty: the host with the most idle cores.
       follows: it learns as another rank of a learner, and needs no run folder for that.
     """
@@ -89,13 +89,13 @@ class Need:
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker is started with, besides its job.
+    """Start parameters of a worker, besides its job.
 
     Attributes:
-      folder: of the run, for its job file and its log. control: address of the controller, with keys where it is a TCP
-        port: the folder of the run's keys. spawn: where it finds the user's modules. variables: of its environment, which
-        give it devices and threads of this host. forks: one process may fork it and others of its kind.
-      variables_on: (accelerators of a host, None: of this one; workers that live there, None: all) -> its variables there.
+      folder: of the run, for its job file and its log. control: address of the controller; keys: if it is a TCP
+        port, the folder of the run's keys. spawn: where it finds the user's modules. variables: of its environment, for
+        devices and threads of this host. forks: one process may fork it and others of its kind.
+      variables_on: (accelerators of a host, None: of this one; workers there, None: all) -> its variables there.
     """
 
     folder: Path
@@ -109,9 +109,9 @@ class Start:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker ended: its exit status (negative: the signal that killed it; None: not known), and the same for people.
+    """How a worker ended: its exit status (negative: the signal that killed it; None: unknown), and a text about it.
 
-    `with_host`: its host was lost, which is no fault of the worker.
+    `with_host`: its host was lost, which is not the worker's fault.
     """
 
     status: int | None
@@ -124,8 +124,8 @@ class ResourceUsage:
     """The resources that a worker uses.
 
     Attributes:
-      state: such as running, sleeping or `stopped`. cpu_s: CPU time since its start, with that of all processes that it
-        started, living or ended. resident_bytes: its own memory. threads: their number.
+      state: such as running, sleeping or `stopped`. cpu_s: CPU time since its start, including all processes that it
+        started, running or ended. resident_bytes: its own memory. threads: their number.
     """
 
     state: str
@@ -138,8 +138,8 @@ class Handle(Protocol):
     """One incarnation of a worker.
 
     Attributes:
-      where: it runs, for people, such as `pid 4711`. host: that it runs on; empty: this one.
-      log: where its output is kept, for people.
+      where: the place where it runs, as text, such as `pid 4711`. host: its host; empty: this one.
+      log: the place of its output, as text.
     """
 
     @property
@@ -158,41 +158,41 @@ class Handle(Protocol):
 
     @property
     def exit(self) -> Exit | None:
-        """Return how it ended; None while it lives."""
+        """Return how it ended; None while it is alive."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it has ended, waiting for that."""
+        """Wait for its end; return whether it has ended."""
         ...
 
     def stop(self) -> None:
-        """Ask it to leave in order; returns at once."""
+        """Ask it to leave; returns at once."""
         ...
 
     def kill(self) -> None:
-        """End it and the processes it started; wait a few seconds. A process that hangs in the kernel may still live."""
+        """End it and the processes it started; wait a few seconds. A process that hangs in the kernel may remain."""
         ...
 
     def pause(self) -> None:
-        """Stop it where it stands; its `usage` says `stopped` then."""
+        """Stop it (SIGSTOP); its `usage` says `stopped` then."""
         ...
 
     def resume(self) -> None:
-        """Let it go on after a pause."""
+        """Continue it after a pause."""
         ...
 
     def tail(self, lines: int) -> str:
-        """Return the end of its log; after a crash in C code, what the log says of the thread that crashed."""
+        """Return the end of its log; after a crash in C code, the log's stack of the crashed thread."""
         ...
 
     def usage(self) -> ResourceUsage | None:
-        """Return what it takes of its machine; None: it has ended, or is not known yet."""
+        """Return its use of its machine; None: it has ended, or is not known yet."""
         ...
 
     def stacks(self, timeout_s: float) -> str:
-        """Return what its threads are doing, though it may hang in C code; empty: it did not say so in time.
+        """Return the stacks of its threads, even if it hangs in C code; empty: there was no answer in time.
 
-        May be called from another thread than the rest.
+        May be called from another thread than the other methods.
         """
         ...
 
@@ -201,13 +201,13 @@ class Launcher(Protocol):
     """Starts workers. `run(experiment, launcher=...)` takes one, for one run."""
 
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
-        """Return on which host each worker of a run will live; asked once, before anything starts.
+        """Return the host of each worker of a run; called once, before anything starts.
 
         A worker that binds a stream keeps its address when it is restarted. `needs`: of the workers, in the graph's order.
-        `stop_asked`: whether somebody asked for the run's end meanwhile, for a launcher that waits here.
+        `stop_asked`: whether the user asked for the run's end meanwhile, for a launcher that waits here.
 
         Raises:
-          KeyboardInterrupt: somebody did.
+          KeyboardInterrupt: the user did.
         """
         ...
 
@@ -220,13 +220,13 @@ class Launcher(Protocol):
         ...
 
     def moves(self) -> Mapping[str, str]:
-        """Return worker -> why, of those that should leave in order, because their next life belongs on another host."""
+        """Return worker -> the reason, for workers that should leave because they belong on another host now."""
         ...
 
     def busy_s(self) -> float | None:
-        """Return the CPU seconds that all programs but this one have used on the workers' machine; None: not known."""
+        """Return the CPU seconds used by all other programs on the workers' machine; None: unknown."""
         ...
 
     def close(self) -> None:
-        """End what still runs of what was started, and give everything back."""
+        """End everything that was started and still runs, and free all resources."""
         ...

@@ -1,4 +1,4 @@
-"""One life of a worker, as the controller knows it: its handle, and what it said of itself."""
+"""One incarnation of a worker in the controller: its handle, and its messages."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from jsrl.launch.launcher import Handle
 from jsrl.runs.control import AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
 from jsrl.workers.jobs import Job
 
-EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose own sentence says everything
+EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose message is complete without a traceback
 NOT_BEGUN = "starting the interpreter"  # the first stage
 LOG_LINES = 15
 
 
 @dataclass
 class Life:
-    """A worker's handle and what is known of it. Times are of the monotonic clock.
+    """A worker's handle and state. Times are of the monotonic clock.
 
     Attributes:
-      stage: of its start; `ready` ends it. beat_s: when it was heard of last. left: it said goodbye. restarts: lives before.
-      replaced: it is dead, and its next life is about to be started. dropped: the run ended it in its start.
-      moves: why it was asked to leave at `moves_s`, to begin its next life on another host; empty: it was not.
-      activity: what it was inside of at its last heartbeat. known: its last metrics and counters. stacks: what its threads
-        were doing at `stacks_s`, where it told that.
+      stage: of its start; `ready` ends it. beat_s: time of its last message. left: it said goodbye. restarts: earlier
+      incarnations.
+      replaced: it is dead, and its next incarnation is about to start. dropped: the run ended it during its start.
+      moves: why it was asked to leave at `moves_s`, to restart on another host; empty: it was not.
+      activity: its call at its last heartbeat. known: its last metrics and counters. stacks: of its threads
+        at `stacks_s`, if it sent them.
     """
 
     job: Job
@@ -51,12 +52,12 @@ class Life:
 
     @property
     def ready(self) -> bool:
-        """Return whether the worker works."""
+        """Return whether the worker is working."""
         return self.stage == "ready"
 
     @property
     def hears(self) -> bool:
-        """Return whether a command reaches it."""
+        """Return whether commands reach it."""
         return self.ready and not self.replaced
 
     @property
@@ -66,12 +67,12 @@ class Life:
 
     @property
     def ending(self) -> str:
-        """Return how it ended, for people."""
+        """Return how it ended, as text."""
         ended = self.handle.exit
         return "still running" if ended is None else ended.text
 
     def hear(self, message: AnyMessage) -> None:
-        """Take note of what the worker says of itself."""
+        """Process a message of the worker."""
         self.beat_s = time.monotonic()
         if isinstance(message, Stage):
             self.stage, self.stage_s = message.stage, self.beat_s
@@ -84,7 +85,7 @@ class Life:
 
 
 def death_notice(life: Life, what: str, crash: Crash | None) -> str:
-    """Return which worker died, why, and what it said."""
+    """Return which worker died, why, and its last message."""
     title, log = f"{life.name} {what}.", life.handle.log
     if crash is not None:
         return f"{life.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {log})"
@@ -93,5 +94,5 @@ def death_notice(life: Life, what: str, crash: Crash | None) -> str:
 
 
 def loss_notice(worker: str, notice: str, crash: Crash | None) -> str:
-    """Return why a worker that the run can do without ended: its own sentence where that says everything."""
+    """Return why a dispensable worker ended: only its own message if that is complete."""
     return f"{worker}: {crash.error}: {crash.text}" if crash is not None and crash.error in EXPECTED else notice

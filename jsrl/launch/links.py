@@ -1,4 +1,4 @@
-"""Where the streams of an experiment are bound, and with which keys."""
+"""Addresses and keys of an experiment's streams."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MAX_PORT = 65535
 def bind_addresses(
     graph: Graph, experiment: Experiment, memory_folder: Path, hosts: Hosts = ALONE
 ) -> dict[tuple[str, str], str]:
-    """Return (stream, worker) -> the address that the worker binds the stream at, for every end that others connect to.
+    """Return (stream, worker) -> the address at which the worker binds the stream, for every binding end.
 
-    A stream with a road of its own takes that; else one between hosts goes over TCP, and one that does not leave this host
-    over the experiment's road.
+    A stream with its own road uses that; another one between hosts uses TCP, and one that stays on this host
+    uses the experiment's road.
 
     Raises:
       ConfigError: there are not enough ports, or a socket's path is too long.
@@ -53,12 +53,12 @@ def bind_addresses(
 
 
 def stays_here(graph: Graph, stream: Stream, hosts: Hosts) -> bool:
-    """Return whether all who use a stream live on this host."""
+    """Return whether all workers of a stream are on this host."""
     return hosts.are_here(worker.name for worker, _, _ in graph.ends(stream.name))
 
 
 def tcp(host: str, port: int = 0) -> str:
-    """Return the address of a port of an IP address; 0: a free one."""
+    """Return the TCP address of a port at an IP address; 0: a free port."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
@@ -71,9 +71,9 @@ def _stays(graph: Graph, stream: Stream) -> bool:
 def ends_of(
     graph: Graph, worker: WorkerNode, addresses: dict[tuple[str, str], str], policy: str
 ) -> tuple[tuple[str, End], ...]:
-    """Return the ends of a worker's streams: where it binds them, or whom it connects to.
+    """Return the ends of a worker's streams: its addresses where it binds them, or its peers.
 
-    Of ports that are joined to several streams, one of each policy, only the end of this policy.
+    For ports with several streams, one per policy, only this policy's end is returned.
     """
     found = []
     for link in worker.links:
@@ -96,7 +96,7 @@ def ends_of(
 
 
 def hop_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
-    """Return under which name the trajectories that a worker reads are counted: the first learner's is SAMPLES."""
+    """Return the name under which a worker's input trajectories are counted: the first learner's is SAMPLES."""
     if stream.sort != "samples" or stream.feedback:
         return ""
     first = next((worker.name for worker in graph.workers if graph.kind(worker.name).must_finish), "")
@@ -104,7 +104,7 @@ def hop_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
 
 
 def learner_hop(graph: Graph, learner: str) -> str:
-    """Return under which name the trajectories that a learner reads are counted."""
+    """Return the name under which a learner's input trajectories are counted."""
     worker = graph.worker(learner)
     reads = [graph.stream(link.stream) for link in worker.links if graph.kind(learner).port(link.port).does == "reads"]
     return next((hop_of(graph, stream, worker) for stream in reads), SAMPLES)
@@ -115,16 +115,16 @@ def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _own_first(servers: list[Peer]) -> list[Peer]:
-    """Return the servers, a client's own first (the one that answers its groups), then those after it, in turn."""
+    """Return the servers in a client's order: its own (for its groups) first, then the following ones in turn."""
     own = next((i for i, server in enumerate(servers) if server.groups), 0)
     return servers[own:] + servers[:own]
 
 
 def keys_folder(experiment: Experiment, folder: str, hosts: Hosts = ALONE) -> str | None:
-    """Return the folder of the keys of a run of which some stream goes over TCP; None: none does.
+    """Return the folder of a run's keys if one of its streams uses TCP; None: none does.
 
     Raises:
-      ConfigError: they cannot be encrypted here.
+      ConfigError: encryption is not available here.
     """
     if not (experiment.encrypted or hosts.of):
         return None
@@ -133,10 +133,10 @@ def keys_folder(experiment: Experiment, folder: str, hosts: Hosts = ALONE) -> st
 
 
 def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str], str]:
-    """Return the function that gives a stream over ZeroMQ, by its name, the address that it is bound to.
+    """Return the function that gives the bind address of a ZeroMQ stream by its name.
 
     On one host these are Unix sockets in `memory_folder`. With --bind or --encrypt they are TCP ports, which have keys: free
-    ones, or one after another from the first one on; call it once a stream, always in the same order.
+    ones, or consecutive ones from the first one on; call it once per stream, always in the same order.
 
     Raises:
       ConfigError: (the function) the path of a socket is too long; there are not enough ports above the first one.
@@ -159,10 +159,10 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
 
 
 def begin_encryption(experiment: Experiment, keys: str | None, *, tell: Callable[[str], None]) -> None:
-    """Make a run's keys where its streams are encrypted and it has none yet, and tell the user where they lie.
+    """Make a run's keys if its streams are encrypted and it has none yet, and tell the user their path.
 
     Raises:
-      ConfigError: they cannot be written, or those that are there are broken.
+      ConfigError: they cannot be written, or existing ones are broken.
     """
     if keys is not None:
         path = make_keys(keys) / CLIENT_FILE

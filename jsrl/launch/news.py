@@ -1,6 +1,6 @@
-"""What a controller tells others of its run, and hears of them, through the run folder (jsrl.runs.state).
+"""The status of a run in its run folder, written by its controller, and requests to it (jsrl.runs.state).
 
-It writes RUN/status.json anew every two seconds, and looks as often whether somebody asks it to end the run.
+The controller writes RUN/status.json every two seconds, and checks at the same interval whether the run must end.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MOST_EVALUATIONS = 200  # the newest
 
 
 def moment_of(news: News) -> DisplayState:
-    """Return what a display showed when the news were written; what was no number then is left out.
+    """Return the display at the time of the status; values that were not numbers are left out.
 
     Raises:
-      ValueError: another version of jsrl wrote them.
+      ValueError: another version of jsrl wrote the status.
     """
     metrics = {name: value for name, value in news.moment.get("metrics", {}).items() if isinstance(value, int | float)}
     scores = [pair for pair in news.moment.get("evaluations", ()) if isinstance(pair[1], int | float)]
@@ -33,10 +33,10 @@ def moment_of(news: News) -> DisplayState:
 
 
 class NewsWriter:
-    """Writes the news of the run in `folder`, whose controller is this process.
+    """Writes the status of the run in `folder`, whose controller is this process.
 
     Attributes:
-      stop_asked: somebody has asked this process to end the run (`jsrl stop`).
+      stop_asked: this process was asked to end the run (`jsrl stop`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,7 +48,7 @@ class NewsWriter:
     def update(
         self, state: DisplayState, workers: Callable[[], Sequence[WorkerNews]], reason: str, *, now: bool = False
     ) -> None:
-        """Write the news where the last ones are old enough, or `now`.
+        """Write the status if the last one is old enough, or `now`.
 
         Args:
           state: of the run. workers: returns them. reason: why the run ends; empty: it goes on.
@@ -62,5 +62,5 @@ class NewsWriter:
         news = News(self._process, self._begun_s, reason, self._rate(state), tuple(workers()), moment)
         try:
             write_news(self._folder, news)
-        except (OSError, TypeError):  # a full disk, or a metric that is no number: the run goes on
+        except (OSError, TypeError):  # a full disk, or a metric that is not a number: the run goes on
             return

@@ -1,4 +1,4 @@
-"""Whom evaluations play against: opponents are looked for before the start, and a score that says nothing is refused."""
+"""The opponents of evaluations: they are checked before the start, and meaningless scores are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jsrl.types import EnvSpec, GameSpec
 
 
 def found_opponents(experiment: Experiment, runs_dir: str | os.PathLike[str]) -> Experiment:
-    """Return an experiment whose opponents of other runs, `RUN@TAG`, are named by the paths of these runs.
+    """Return an experiment whose opponents from other runs, `RUN@TAG`, are named by these runs' paths.
 
     Raises:
       ConfigError: there is no such run.
@@ -38,10 +38,10 @@ def found_opponents(experiment: Experiment, runs_dir: str | os.PathLike[str]) ->
 
 
 def check_scores(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> None:
-    """Check that the score of each policy says something, and that its opponents can play.
+    """Check that the score of each policy is meaningful, and that its opponents can play.
 
     Args:
-      spec: of the environment. seats: policy -> the seats that it plays: name -> place.
+      spec: of the environment. seats: policy -> its seats: name -> place.
 
     Raises:
       ConfigError: an opponent cannot play, or the score of a policy in a zero-sum game is a mean return.
@@ -53,8 +53,8 @@ def check_scores(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mappin
         if not against and isinstance(spec, GameSpec) and spec.zero_sum and experiment.evaluator.enabled:
             option = f"policies.{policy}.against" if len(experiment.policies) > 1 else "evaluator.against"
             raise ConfigError(
-                f"{spec.name!r} is zero-sum: the mean return of policies that play each other's newest versions says nothing "
-                f"of how good they are, and cannot choose the snapshot `best`. Score by win rate: --{option} initial; "
+                f"{spec.name!r} is zero-sum: the mean return of policies that play each other's newest versions does not "
+                f"measure how good they are, and cannot choose the snapshot `best`. Score by win rate: --{option} initial; "
                 "or leave evaluations out: --evaluator.enabled false."
             )
 
@@ -62,10 +62,10 @@ def check_scores(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mappin
 def _check_opponent(
     name: str, own: Mapping[str, int], e: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Refuse an opponent of the policy that plays the seats `own` which cannot take a side against it."""
+    """Refuse an opponent that cannot take a side against the policy of the seats `own`."""
     if not isinstance(spec, GameSpec):
         raise ConfigError(
-            f"environment {spec.name!r} has one agent and no seats, so evaluator.against has nobody to seat; leave it out."
+            f"environment {spec.name!r} has one agent and no seats, so evaluator.against has no effect; leave it out."
         )
     everybody = Contestant("this run", (_of(range(len(spec.seats))),))
     sides = [side for side, places in enumerate(places_of_sides(spec)) if places & set(own.values())]
@@ -77,7 +77,7 @@ def _of(places: Mapping[str, int] | range) -> SeatPolicy:
 
 
 def _opponent(name: str, e: Experiment, spec: GameSpec, seats: Mapping[str, Mapping[str, int]]) -> Contestant:
-    """Return the opponent of a name, with all its seats, that shall not act."""
+    """Return an opponent by name, with all its seats, that does not act."""
     from jsrl.contest import check_same, load_player
 
     if "@" in name:
@@ -96,12 +96,12 @@ def spec_places(spec: GameSpec, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def plays_initial(names: Iterable[str]) -> bool:
-    """Return whether the params that policies of a run began with are among these opponents."""
+    """Return whether the first params of the run's policies are among these opponents."""
     return any(name.rpartition("/")[2] == INITIAL for name in names if "@" not in name)
 
 
 def check_initial(experiment: Experiment, folder: Path, policy_folders: list[str]) -> None:
-    """Check that a run that goes on has the player `initial`, if evaluations want it.
+    """Check that a resumed run has the player `initial`, if evaluations need it.
 
     Raises:
       ConfigError: it froze none.

@@ -1,4 +1,4 @@
-"""From an experiment to jobs: schemas, addresses, devices and threads of every process, and the same as text."""
+"""From an experiment to jobs: schemas, addresses, devices and threads of every process, and the plan as text."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from jsrl.types import ArraySpec, EnvSpec, GameSpec, leaves, make_trajectory_spe
 from jsrl.workers.jobs import Job, Schemas, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
 
-# As measured on CPU; environments come on top. Of actors that a host forked, what each keeps to itself.
+# Measured on CPU, without environments. For forked actors: the private memory of each.
 JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 45, 10
-HOST_ACTORS = 3  # from so many actors on, one process that forks them is faster as well (benchmarks/actor_start.py)
+HOST_ACTORS = 3  # from this number of actors on, one process that forks them is also faster (benchmarks/actor_start.py)
 
 
 def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas:
-    """Return everything that streams will carry, by tracing the agent's functions on shapes alone.
+    """Return the schemas of all streams, by tracing the agent's functions on shapes alone.
 
     Args:
-      experiment: whose agent. spec: of its environment; None: one is made to see.
+      experiment: of the agent. spec: of its environment; None: one environment is made.
 
     Raises:
       ConfigError: the environment cannot be made, or the agent does not fit its spaces.
@@ -78,7 +78,7 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
 
 
 def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
-    """Return what the environment looks like; makes one, which may take as long as one step of an actor.
+    """Return the environment's spec; makes one environment, which may take as long as one step of an actor.
 
     Raises:
       EnvironmentFault: it did not return in time, or ended the interpreter.
@@ -141,7 +141,7 @@ def _check_act(spec: EnvSpec, given: InferenceSpec) -> None:
     """Refuse an agent whose `act` returns other arrays than rows hold.
 
     Raises:
-      ConfigError: names the array; where a policy plays seats, says which axis is theirs.
+      ConfigError: names the array; if a policy plays seats, explains their axis.
     """
     agents = () if spec.num_agents is None else (spec.num_agents,)
     wanted = {"actions": spec.action.array.batched(*agents), "log-probabilities": ArraySpec(agents, "float32")}
@@ -159,12 +159,12 @@ def _check_act(spec: EnvSpec, given: InferenceSpec) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is about to run: the experiment, its graph, and a job for each worker.
+    """A planned run: the experiment, its graph, and a job for each worker.
 
     Attributes:
-      policies: by name, the first learner's first. schemas_of: a policy, by its name -> what its streams carry.
-      memory_folder: of its shared memory. keys: folder of its keys, where its streams go over TCP.
-      changed: the graph is another one than the experiment's own. hosts: of its workers.
+      policies: by name, the first learner's first. schemas_of: name of a policy -> schemas of its streams.
+      memory_folder: of its shared memory. keys: folder of its keys, if its streams use TCP.
+      changed: the graph differs from the experiment's own. hosts: of its workers.
     """
 
     experiment: Experiment
@@ -179,11 +179,11 @@ class Plan:
 
     @property
     def schemas(self) -> Schemas:
-        """Return what the streams of the first policy carry."""
+        """Return the schemas of the first policy's streams."""
         return next(iter(self.schemas_of.values()))
 
     def begun_at(self, start_points: Mapping[str, StartPoint]) -> Plan:
-        """Return the plan of a run whose policies, by name, begin there."""
+        """Return the plan with the start points of its policies, by name."""
         return dataclasses.replace(self, jobs=tuple(_begun_at(job, start_points) for job in self.jobs))
 
     def job(self, name: str) -> Job:
@@ -202,15 +202,15 @@ class Plan:
 
     @property
     def forked(self) -> frozenset[str]:
-        """Return the workers that one process forks: actors, where they are many and load no jax."""
+        """Return the workers that one process forks: actors, if there are many and they load no jax."""
         forks = [job.name for job in self.jobs if find_kind(job.kind).forks and not find_kind(job.kind).loads_jax(job)]
         return frozenset(forks if len(forks) >= HOST_ACTORS else ())
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Return the bytes that this run takes of the shared-memory file system."""
+        """Return the bytes that this run needs in the shared-memory file system."""
         e = self.experiment
-        apart = not self.hosts.are_here(job.name for job in self.jobs)  # what leaves this host takes none
+        apart = not self.hosts.are_here(job.name for job in self.jobs)  # streams to other hosts need none
         if not e.where.has_processes or e.uses_zeromq or e.recording is not None or apart:
             return 3 * self.schemas.params_bytes
         return self.stream_bytes + sum(map(self._bytes_beside, self.policies.values()))
@@ -248,10 +248,10 @@ def make_plan(
     Args:
       experiment: what to run. folder: the run's. memory_folder: for shared memory and sockets.
       graph: see jsrl.launch.graph_file.resolve.
-      place: returns on which host each worker will live, of the plan in which all live on this one.
+      place: returns the host of each worker, from the plan in which all are on this one.
 
     Raises:
-      ConfigError: something cannot work; says what.
+      ConfigError: something cannot work; the message says what.
     """
     resolved, changed = resolve(experiment, graph)
     check(resolved)
@@ -269,7 +269,7 @@ def make_plan(
 
 
 def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> Plan:
-    """Return a plan with the job of each worker, and the keys that its streams need where its workers live."""
+    """Return a plan with the job of each worker, and the keys that its streams need on the workers' hosts."""
     graph, experiment, hosts = plan.graph, plan.experiment, plan.hosts
     addresses = bind_addresses(graph, experiment, plan.memory_folder, hosts)
     keys = keys_folder(experiment, folder, hosts)
@@ -312,7 +312,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> 
 
 
 def counts_within(kinds: Iterable[str]) -> list[int]:
-    """Return how many of its kind come before each entry."""
+    """Return how many entries of the same kind come before each entry."""
     seen, found = Counter[str](), []
     for kind in kinds:
         found.append(seen[kind])
@@ -323,9 +323,9 @@ def counts_within(kinds: Iterable[str]) -> list[int]:
 def _what_they_see(
     experiment: Experiment, policies: Mapping[str, PolicyPart]
 ) -> tuple[dict[str, dict[str, int]], dict[str, Schemas]]:
-    """Return policy -> the seats that it plays (see find_seats), and policy -> what its streams carry.
+    """Return policy -> its seats (see find_seats), and policy -> the schemas of its streams.
 
-    Policies of a changed graph have environments of their own, and all of their seats.
+    Policies of a changed graph have their own environments, and all of their seats.
     """
     spec = find_spec(experiment)
     found = find_seats(experiment.policies, spec, shared=experiment.director is not None)
@@ -339,13 +339,13 @@ def _what_they_see(
 
 
 def _resolved(policy: PolicyPart) -> PolicyPart:
-    """Return a policy whose agent's config has what only its experiment knows."""
+    """Return a policy with its experiment's values filled into its agent's config."""
     own = policy.experiment
     return dataclasses.replace(policy, experiment=dataclasses.replace(own, agent=resolved_agent(own)))
 
 
 def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
-    """Refuse a learner that is given rows of another policy whose trajectories have other leaves.
+    """Refuse a learner that gets another policy's rows with other leaves.
 
     Raises:
       ConfigError: names both policies.
@@ -375,7 +375,7 @@ def accelerators() -> list[str]:
 
 
 def usable_cores() -> int:
-    """Return the CPU cores that this process may use: its affinity, and the quota of its container."""
+    """Return the CPU cores that this process may use: by its affinity, and by the quota of its container."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -385,14 +385,14 @@ def usable_cores() -> int:
 
 
 def this_machine() -> Machine:
-    """Return what the choice of a placement depends on."""
+    """Return the facts that the choice of a placement depends on."""
     return Machine(usable_cores(), len(accelerators()))
 
 
 def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
-    """Return the experiment with what it leaves open decided, and lines about it; None: it left nothing open.
+    """Return the experiment with its open options decided, and lines about them; None: nothing was open.
 
-    That is `auto`, for this machine, and the policies of unlike seats.
+    Open are `auto` options, for this machine, and the policies of different seats.
 
     Raises:
       ConfigError, EnvironmentFault: its environment cannot be made.
@@ -405,13 +405,13 @@ def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
 
 
 def devices_of(workers: Iterable[WorkerNode], device: str, gpus: list[str]) -> dict[str, list[str]]:
-    """Return worker -> the accelerators of a host that it computes on; none: on CPU.
+    """Return worker -> the accelerators of a host that it uses; none: on CPU.
 
     A server shares the learner's first one, or has the last one to itself (`own_device`); `device` (`inference.device`) may
-    say which. Where no learner lives, servers take turns.
+    name one. On a host without a learner, servers take turns.
 
     Raises:
-      ConfigError: one is asked for that is not there.
+      ConfigError: a requested one does not exist.
     """
     workers = list(workers)
     servers = {w.name: w.own_device for w in workers if find_kind(w.kind).device == "serves"}
@@ -425,7 +425,7 @@ def devices_of(workers: Iterable[WorkerNode], device: str, gpus: list[str]) -> d
 
 
 def _share_of(worker: WorkerNode, learners: list[WorkerNode], gpus: list[str]) -> list[str]:
-    """Return the accelerators of a learner among those of its host: ranks of one learner divide them, others share them."""
+    """Return the accelerators of a learner on its host: ranks of one learner divide them, others share them."""
     link = worker.link(RANKS)
     ranks = [w.name for w in learners if link is not None and w.link(RANKS) == link]
     if len(ranks) < 2 or not gpus:
@@ -433,7 +433,7 @@ def _share_of(worker: WorkerNode, learners: list[WorkerNode], gpus: list[str]) -
     size = len(gpus) // len(ranks)
     if not size:
         raise ConfigError(
-            f"{len(ranks)} ranks of one learner are on a host with {len(gpus)} accelerator(s), and each wants one of its own; "
+            f"{len(ranks)} ranks of one learner are on a host with {len(gpus)} accelerator(s), and each needs its own; "
             "use fewer ranks there, or CPU (JAX_PLATFORMS=cpu)."
         )
     at = ranks.index(worker.name) * size
@@ -458,11 +458,11 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     """Return the environment variables that give a worker its devices, memory share and threads.
 
     Args:
-      gpus: accelerators of its host. here: the workers that live there, on whose accelerators it counts; None: all. One that
+      gpus: accelerators of its host. here: the workers there, whose accelerators it may share; None: all. A worker that
         is not among them computes on CPU.
 
     Raises:
-      ConfigError: an accelerator is asked for that is not there.
+      ConfigError: a requested accelerator does not exist.
     """
     e = plan.experiment
     kind = find_kind(job.kind)
@@ -473,7 +473,7 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     there = [worker for worker in plan.graph.workers if here is None or worker.name in here]
     devices = devices_of(there, e.inference.device, gpus)
     own = devices.get(job.name, [])
-    if kind.device == "learns" and e.learner.num_ranks > 1:  # a rank uses all that it sees
+    if kind.device == "learns" and e.learner.num_ranks > 1:  # a rank uses all that are visible
         own = own[: e.learner_devices]
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -481,7 +481,7 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     serving = {w.name: gpu for w in there if find_kind(w.kind).device == "serves" for gpu in devices[w.name]}
     if kind.device == "serves" and not any(find_kind(w.kind).device == "learns" for w in there):
-        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others of a lost host may come to this one
+        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others of a lost host may move to this one
     elif kind.device == "serves":
         share = (0.9 - e.learner.memory_share) / len(serving)
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
@@ -493,7 +493,7 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
 
 
 def cpu_flags(threads: int | None, devices: int | None) -> dict[str, str]:
-    """Return XLA's flags for a CPU process of so many threads and (fake) devices."""
+    """Return XLA's flags for a CPU process with `threads` threads and `devices` (fake) devices."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
     variables: dict[str, str] = {}
     if threads == 1:
@@ -510,7 +510,7 @@ def cpu_flags(threads: int | None, devices: int | None) -> dict[str, str]:
 
 
 def describe(plan: Plan, gpus: list[str]) -> str:
-    """Return the worker and stream graph with process counts, devices and memory, for people."""
+    """Return the worker and stream graph with process counts, devices and memory, as text."""
     e, schemas = plan.experiment, plan.schemas
     agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
     lines = [
@@ -558,7 +558,7 @@ def _road(e: Experiment) -> str:
 
 
 def memory_mb(plan: Plan, job: Job) -> int:
-    """Return about what a worker takes: its interpreter and libraries, what its kind keeps, and blocks on their way."""
+    """Return the estimated memory of a worker: interpreter, libraries, its kind's data, and blocks in flight."""
     kind = find_kind(job.kind)
     found = kind.keeps(job)
     if _road(plan.experiment).startswith("zeromq"):  # each end has its own
@@ -594,7 +594,7 @@ def _streams(plan: Plan) -> list[str]:
 
 
 def _stream(plan: Plan, stream: Stream) -> str:
-    """Return a stream as a line: who is joined, what it carries, over which road."""
+    """Return a stream as a line: its workers, its content, and its road."""
     graph, schemas, e = plan.graph, plan.schemas, plan.experiment
     left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
     arrow, road = ("<->" if stream.sort in ("inference", "ranks") else "->"), stream.road or _road(e)
@@ -617,5 +617,5 @@ def _stream(plan: Plan, stream: Stream) -> str:
 
 
 def _families(ends: list[tuple[WorkerNode, Link]]) -> str:
-    """Return the workers at one side of a stream, those of a family as one word."""
+    """Return the workers at one side of a stream; those of a family as one word."""
     return ", ".join(dict.fromkeys(worker.family for worker, _ in ends)) or "nobody"

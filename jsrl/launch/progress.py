@@ -1,4 +1,4 @@
-"""How far each policy of a run has come: its counters, its scores, and whether its training has ended."""
+"""The progress of each policy of a run: its counters, its scores, and whether its training has ended."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MOST_PROGRESS = 4096  # points of env steps by updates
 
 
 class Progress:
-    """One policy's training, as the launching process hears of it.
+    """One policy's training, as the launching process knows it.
 
     Args:
-      policy: of the run. start_updates: that it had made before this life of the run.
+      policy: of the run. start_updates: updates before this start of the run.
 
     Attributes:
       env_steps, updates: trained so far. ended: why its training has ended; empty: it goes on.
-      goal: the score that it shall reach; None: none. reached: whether its newest score did, and a second one of these params.
-      evaluation: the last score, or the one that reached `stop_at_return`. final: that of fresh episodes after the end.
+      goal: the score to reach; None: none. reached: whether its newest score did, and a second one of the same params.
+      evaluation: the last score, or the one that reached `stop_at_return`. final: of fresh episodes after the end.
       curve: (env steps, score) of each evaluation.
     """
 
@@ -41,38 +41,38 @@ class Progress:
 
     @property
     def has_trained(self) -> bool:
-        """Return whether there was an update in this life of the run."""
+        """Return whether there was an update since this start of the run."""
         return self.updates > self._start_updates
 
     @property
     def counters(self) -> dict[str, int]:
-        """Return its env steps and updates, under the names that lines of metrics have them."""
+        """Return its env steps and updates, under their names in lines of metrics."""
         return {self.policy.named("env_steps"): self.env_steps, self.policy.named("updates"): self.updates}
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """Return what the result of a run says of it."""
+        """Return its part of the run's result."""
         names = ("ended", "env_steps", "updates", "evaluation", "final")
         return {name: getattr(self, name) for name in names}
 
     def implausible(self, facts: dict[str, Any]) -> str:
-        """Return why the counts of one of its workers cannot be those of this run; empty: they can."""
+        """Return why the counts of one of its workers are impossible in this run; empty: they are possible."""
         for name, most in self._most.items():
             if isinstance(facts.get(name), int) and facts[name] > most:
                 return f"{name} is {facts[name]}, more than this run can have ({most})"
         return ""
 
     def take(self, facts: dict[str, Any]) -> None:
-        """Take the counters of a report or of a worker's last words."""
+        """Take the counters from a report or from a worker's last message."""
         self.env_steps = max(self.env_steps, facts.get("env_steps", 0) if "updates" in facts else 0)
         self.updates = max(self.updates, facts.get("updates", 0))
         if self._experiment.has_replay_workers and self.updates > self._points[-1][0]:
             self._points.append((self.updates, self.env_steps))
             if len(self._points) > MOST_PROGRESS:
-                del self._points[1:-1:2]  # what is between is interpolated anyway
+                del self._points[1:-1:2]  # the points between are interpolated anyway
 
     def evaluated(self, facts: dict[str, Any]) -> None:
-        """Take a score; one that ended the training stays the `evaluation`."""
+        """Take a score; a score that ended the training stays the `evaluation`."""
         if self.ended != "stop_at_return":
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
         self.curve.append((facts["env_steps"], score_of(facts)))
@@ -83,7 +83,7 @@ class Progress:
         goal = self.goal
         score, episodes, first = score_of(facts), int(facts["episodes"]), self.evaluation
         if self.ended or goal is None or facts["updates"] <= self._start_updates:
-            return ""  # it has ended already, or these are the params that it began with: no reason to end it
+            return ""  # it has ended already, or these are its first params: no reason to end
         digits, before = decimals_of(goal), score_of(first) if first else goal
         again = f"{before:.{digits}f}, and {score:.{digits}f} over {episodes} episodes with other seeds"
         self.reached = score >= goal
@@ -92,11 +92,11 @@ class Progress:
         return f"a {score_title(facts)} of {again}: the goal of {goal:g} is reached"
 
     def end(self, reason: str) -> None:
-        """Note why its training has ended; the first reason stays."""
+        """Record why its training has ended; the first reason stays."""
         self.ended = self.ended or reason
 
     def env_steps_before(self, updates: int, env_steps: int) -> int:
-        """Return the env steps before a number of updates, which does not say it where replay workers stand between."""
+        """Return the env steps at `updates` updates: `env_steps`, or with replay workers interpolated from the reports."""
         if not self._experiment.has_replay_workers:
             return env_steps
         known_updates, known_steps = zip(*self._points, strict=True)
@@ -104,9 +104,9 @@ class Progress:
 
 
 def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:
-    """Return what updates and env steps of a run stay below, whatever it began with; generous, as nobody stops to the step.
+    """Return upper bounds of a run's updates and env steps from any start; generous, because no run stops exactly.
 
-    How many updates replay workers allow for an env step is not known where nothing limits that.
+    The number of updates per env step with free-running replay workers has no bound.
     """
     most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update)}
     if not experiment.has_replay_workers:

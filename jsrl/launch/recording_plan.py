@@ -1,4 +1,4 @@
-"""Recordings in a plan: what a run writes and what it reads, checked before anything starts, and both as text."""
+"""Recordings in a plan: what a run writes and reads, checked before anything starts, and as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jsrl.workers.learner.recorded import wanted_leaves
 
 
 def begin_record(e: Experiment, schemas: Schemas, *, source: str) -> None:
-    """Make the folder ready that a run records to, where it does.
+    """Prepare the folder that a run records to, if it records.
 
     Raises:
       RecordingError: it cannot be written, or holds something else. SpecMismatch: it holds trajectories of another kind.
@@ -28,11 +28,11 @@ def begin_record(e: Experiment, schemas: Schemas, *, source: str) -> None:
 
 
 def check_recording(e: Experiment, schemas: Schemas) -> Recording | None:
-    """Return the recording that a run learns from, after holding it against what the agent is to be given.
+    """Return the recording that a run learns from, after comparing it with the agent's input.
 
     Raises:
-      ConfigError: the agent learns from recordings alone and none is given. RecordingError: there is none in the folder, or
-        it is broken. SpecMismatch: it was made in another environment.
+      ConfigError: the agent learns only from recordings and none is given. RecordingError: there is none in the folder, or
+        it is broken. SpecMismatch: it comes from another environment.
     """
     if e.recording is None:
         if getattr(e.agent, "needs_recording", False):
@@ -48,7 +48,7 @@ def check_recording(e: Experiment, schemas: Schemas) -> Recording | None:
 
 
 def _compare_env(recording: Recording, env: EnvSpec) -> None:
-    """Refuse actions that mean something else: another space, other bounds, another transform."""
+    """Refuse actions with another meaning: another space, other bounds, another transform."""
     recorded: Any = recording.manifest.env.get("fields", {})
     ours = to_json(env, None, "env")["fields"]
     for field in ("observation", "action"):
@@ -61,7 +61,7 @@ def _compare_env(recording: Recording, env: EnvSpec) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a spec's JSON without its tags, for people."""
+    """Return a spec's JSON without its tags, for messages."""
     if isinstance(value, dict):
         if "$tuple" in value:
             return tuple(_plain(part) for part in value["$tuple"])
@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 
 
 def recording_lines(e: Experiment, schemas: Schemas) -> list[str]:
-    """Return what the plan says of recordings."""
+    """Return the plan's lines about recordings."""
     if e.record is not None:
         return [f"actor -> {e.record}   recording  a copy of each trajectory, at most {e.record_limit_mb:,} MiB"]
     recording = check_recording(e, schemas)

@@ -1,4 +1,4 @@
-"""Replay in the plan: what its batches take of the streams, and what it keeps, as text."""
+"""Replay in the plan: the memory of its batches and its rows, as text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def batch_bytes(e: Experiment, schemas: Schemas) -> int:
 
 
 def replay_stream_bytes(e: Experiment, schemas: Schemas) -> int:
-    """Return the bytes of all batches of windows that may be on their way to the learner."""
+    """Return the bytes of all batches of windows that may be in flight to the learner."""
     if e.replay is None or not e.has_replay_workers:
         return 0
     return batch_bytes(e, schemas) * (2 * e.updates_per_call + e.replay.threads) * e.replay.num_replays
 
 
 def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
-    """Return what the plan says of replay, besides its streams."""
+    """Return the plan's lines about replay, besides its streams."""
     r = e.replay
     if r is None:
         return []

@@ -1,4 +1,4 @@
-"""What a run hands back, and why it ended."""
+"""The result of a run, and why it ended."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jsrl.runs.state import read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
-WIDTH = 120  # of text for people where there is no terminal
-STOPPED = "stopped by hook"  # and its name
+WIDTH = 120  # of text without a terminal
+STOPPED = "stopped by hook"  # followed by its name
 
 
 def is_intended(ended: str) -> bool:
-    """Return whether a run ended for a reason that it was given, or because a hook of the user wanted it."""
+    """Return whether a run ended for one of its own reasons, or because a hook of the user ended it."""
     return ended in INTENDED or ended.startswith(STOPPED)
 
 
@@ -40,12 +40,12 @@ class Result:
     Attributes:
       folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, `stopped by hook NAME`, or interrupted.
         (The result.json of a run that raised says failed.)
-      env_steps, updates, wall_s: reached. process_s: from the start of this process (imports and all) to the end of the
+      env_steps, updates, wall_s: reached. process_s: from the start of this process (with imports) to the end of the
         training.
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
-      others: the policies beside the first, by name: why each ended, its env steps, updates, evaluation and final.
-      evaluation: the last score (or the one that reached stop_at_return). final: 100 fresh episodes of it.
-      summary: rates, where time went and what limited the run, as text; more of it stands in report.html.
+      others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
+      evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes.
+      summary: rates, shares of time and the bottleneck, as text; report.html has more.
     """
 
     folder: Path
@@ -63,12 +63,12 @@ class Result:
 
     @property
     def as_intended(self) -> bool:
-        """Return whether the run ended for a reason that it was given."""
+        """Return whether the run ended for one of its own reasons."""
         return is_intended(self.ended)
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Return the run's metrics as columns: name -> numpy array with NaN where a line had no value."""
+        """Return the run's metrics as columns: name -> numpy array with NaN where a line has no value."""
         from jsrl.runs.runs import read_metrics
 
         return read_metrics(self.folder / "metrics.jsonl")
@@ -79,14 +79,14 @@ class Result:
         return self.params_of()
 
     def params_of(self, policy: str = "") -> Any:
-        """Return the final params of a policy beside the first, by its name."""
+        """Return the final params of a policy other than the first, by its name."""
         from jsrl.snapshots.store import SnapshotStore
 
         store = SnapshotStore(self.folder / "snapshots" / policy / "state")
         return store.load("latest").tree["state"]["params"]
 
     def __str__(self) -> str:
-        """Return the closing lines for people."""
+        """Return the closing lines."""
         how = f"reached {self.ended}" if self.ended in INTENDED else self.ended
         lines = [
             f"{how} after {self.env_steps:,} env steps, {self.updates:,} updates, {self.wall_s:.1f} s "
@@ -111,7 +111,7 @@ class Result:
 
 
 def fitted(text: str, width: int = WIDTH) -> str:
-    """Return text with long lines wrapped between words; what follows is indented by two more columns."""
+    """Return text with long lines wrapped between words, and continuation lines indented by two more columns."""
     lines = []
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 2)
@@ -121,7 +121,7 @@ def fitted(text: str, width: int = WIDTH) -> str:
 
 
 def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return what each policy of a run beside the first reached: (name, value)."""
+    """Return the results of each policy other than the first: (name, value)."""
     lines = []
     for name, facts in others.items():
         counts = f"{facts['env_steps']:,} env steps, {facts['updates']:,} updates"
@@ -132,7 +132,7 @@ def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def ledger_text(ledger: dict[str, Any]) -> str:
-    """Return a ledger as one sum, and whether it holds."""
+    """Return a ledger as one sum, and whether it balances."""
     return str(hop_ledger(ledger))
 
 

@@ -1,4 +1,4 @@
-"""Where a run's next life begins, and what may be different in it."""
+"""The start point of a resumed run, and the changes that a resume allows."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ MAY_CHANGE = (
 
 
 def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
-    """Return, for people, what a resume changes.
+    """Return the changes of a resume, as text.
 
     Raises:
-      ConfigError: something that would make it another experiment; names the option.
+      ConfigError: a change that would make it another experiment; names the option.
     """
     lines = []
     for name, (before, after) in differences(old, new).items():
@@ -51,7 +51,7 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
 
 @contextlib.contextmanager
 def claimed(folder: RunFolder) -> Iterator[None]:
-    """Hold a run folder for this process, so that no second one continues it meanwhile.
+    """Hold a run folder for this process, so that no second process continues it.
 
     Raises:
       ConfigError: another process holds it.
@@ -76,11 +76,11 @@ def claimed(folder: RunFolder) -> Iterator[None]:
 def next_start_point(
     folder: RunFolder, policy: str = "", ledger: Path | None = None, updates: int | None = None
 ) -> tuple[StartPoint, list[str]]:
-    """Return where a policy's next life begins (after its newest good snapshot, in a new epoch), and what to tell.
+    """Return a policy's next start point (its newest good snapshot, in a new epoch), and messages.
 
     Args:
       folder: the run's. policy: its folder under that of the snapshots. ledger: the page of its learner's counts (default:
-        the first learner's). updates: after how many (None: the newest).
+        the first learner's). updates: at which it must have its snapshot (None: the newest).
 
     Raises:
       ConfigError: it has no good snapshot.
@@ -96,12 +96,12 @@ def next_start_point(
         raise ConfigError(f"{folder.name} cannot be resumed: its snapshot {version} is not a learner's.") from None
     life = read_page(ledger or folder.path / LEDGER)
     epoch = max(epoch, life.epoch if life else 0) + 1
-    told = [*broken, f"going on from snapshot {version} instead, of update {updates}"] if broken else []
+    told = [*broken, f"continuing from snapshot {version} instead, of update {updates}"] if broken else []
     return StartPoint(epoch, updates, f"{store.folder}@{version}"), told
 
 
 def common_updates(folder: RunFolder, policies: Sequence[str]) -> int | None:
-    """Return the most updates after which each of some policies has a good snapshot; None: there are none.
+    """Return the largest number of updates for which each of some policies has a good snapshot; None: there is none.
 
     Policies are named by their folders under that of the snapshots.
     """
@@ -117,13 +117,13 @@ def common_updates(folder: RunFolder, policies: Sequence[str]) -> int | None:
 
 
 def newest_good(store: SnapshotStore, updates: int | None = None) -> tuple[int, list[str]]:
-    """Return the version tagged `latest`, or where it is broken the newest that is not, and what is wrong with the others.
+    """Return the version tagged `latest`, or if it is broken the newest good one, and what is wrong with the others.
 
     Args:
-      updates: look only at versions after so many (None: at all).
+      updates: consider only versions of that many updates (None: all).
 
     Raises:
-      SnapshotError: there is none; says what is wrong with each.
+      SnapshotError: there is none; the message says what is wrong with each.
     """
     broken: list[str] = []
     candidates = store.versions()[::-1]
@@ -145,10 +145,10 @@ def newest_good(store: SnapshotStore, updates: int | None = None) -> tuple[int, 
 def start_point_of(
     folder: RunFolder, policy: PolicyPart, hop: str, updates: int | None = None
 ) -> tuple[StartPoint, list[str]]:
-    """Return where the next life of a policy beside the first begins, and what to tell; one without snapshots starts over.
+    """Return the next start point of a policy other than the first, and messages; without snapshots it starts over.
 
     Args:
-      hop: whose ledger is its learner's. updates: see next_start_point.
+      hop: with its learner's ledger. updates: see next_start_point.
 
     Raises:
       ConfigError: it has snapshots, and none is good.
@@ -161,22 +161,22 @@ def start_point_of(
 
 
 def may_be_exact(experiment: Experiment) -> bool:
-    """Return whether a resume may continue environments exactly where they were, if nothing else is in the way."""
+    """Return whether a resume may continue environments exactly, if nothing else prevents it."""
     return experiment.is_deterministic and experiment.snapshots.exact and experiment.recording is None
 
 
 def continue_exactly(
     experiment: Experiment, folder: RunFolder, start_point: StartPoint, groups: Sequence[int] | None = None
 ) -> tuple[StartPoint, str]:
-    """Return where a deterministic run goes on when its environments continue exactly where they were, and a line on it.
+    """Return the start point of a deterministic run whose environments continue exactly, and a line about it.
 
     Args:
       experiment: of one policy. folder: the run's. start_point: of the policy. groups: of its environments (default: all).
 
-    Where they cannot, a run that only happens to be deterministic (serial placement) begins new episodes instead.
+    If they cannot, a run that is deterministic without being asked to (serial placement) begins new episodes instead.
 
     Raises:
-      ConfigError: `deterministic` was asked for, and they cannot; says why, and how to go on without.
+      ConfigError: `deterministic` is set, and they cannot; the message says why, and how to continue without.
     """
     if not may_be_exact(experiment):
         return start_point, ""
@@ -189,15 +189,15 @@ def continue_exactly(
             if played < 0:
                 raise SnapshotError(f"{journal.path} begins after update {start_point.updates}")
             for _ in journal.records(played):
-                pass  # every one is read and its checksum compared
+                pass  # every record is read and its checksum compared
             epochs.add(journal.header.epoch)
     except SnapshotError as error:
         reason = str(error)
     if reason is None and len(epochs) > 1:
-        reason = f"its journals were begun in different lives (epochs {sorted(epochs)})"
+        reason = f"its journals come from different starts of the run (epochs {sorted(epochs)})"
     if reason is None:
         rows = played * experiment.rollout_length * experiment.num_envs
-        line = f"continuing exactly: the environments play {rows:,} env steps again"
+        line = f"continuing exactly: the environments replay {rows:,} env steps"
         return dataclasses.replace(start_point, journal_epoch=epochs.pop()), line
     if experiment.deterministic:
         raise ConfigError(
@@ -208,7 +208,7 @@ def continue_exactly(
 
 
 def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, StartPoint]:
-    """Return where policies begin that take params of other runs, by name; "" is the first policy.
+    """Return the start points of policies that take params of other runs, by name; "" is the first policy.
 
     Args:
       init_from: `RUN@TAG` for the first policy, `NAME=RUN@TAG` for another one; several with commas between them.
@@ -220,7 +220,7 @@ def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, S
     for part in init_from.split(","):
         name, equals, rest = part.partition("=")
         try:
-            policy, source = "", params_source(part, runs_dir)  # a run's name may have an = as well
+            policy, source = "", params_source(part, runs_dir)  # a run's name may contain an = as well
         except ConfigError:
             if not equals:
                 raise
@@ -236,7 +236,7 @@ def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, S
 def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
     """Return `store folder@selector` for RUN@TAG: `latest` and `final` are whole states, other tags are params.
 
-    Tags of a policy beside the first are `NAME/TAG`.
+    Tags of a policy other than the first are `NAME/TAG`.
 
     Raises:
       ConfigError: there is no such run or tag.

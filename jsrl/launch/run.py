@@ -77,24 +77,24 @@ def run(
     hooks: Sequence[Any] = (),
     **changes: Any,
 ) -> Result:
-    """Train, and return the outcome. Interrupting (Ctrl-C, or a notebook's stop) ends every process in order.
+    """Train, and return the outcome. Interrupting (Ctrl-C, or a notebook's stop) ends every process cleanly.
 
     Args:
-      experiment: what to run; fields may be changed by name: `run(experiment, placement="serial")`.
+      experiment: to run; fields may be changed by name: `run(experiment, placement="serial")`.
       runs_dir: folder of all runs. name: of this one (default: the time and the seed). overwrite: a run of that name.
       resume: a run to continue from its latest snapshot (limits and placement may differ, network and spaces not).
-      init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives the policy b some.
-      graph: another dataflow than the experiment's own: a function that is given its graph and returns the changed one, such
-        a function's `module:name`, or a Graph. A resume goes on with the graph that the run was started with.
-      launcher: what starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
+      init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives policy b its params.
+      graph: another dataflow than the experiment's own: a function that gets its graph and returns the changed one, such
+        a function's `module:name`, or a Graph. A resume continues with the graph of the run.
+      launcher: starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
-      sinks: further places for metrics (jsrl.metrics.sinks.Sink); hooks: whose methods are called as the run goes on
+      sinks: further places for metrics (jsrl.metrics.sinks.Sink); hooks: their methods are called during the run
         (jsrl.launch.hooks.METHODS). Each is an object, or a function that makes some, as `module:function`.
 
     Raises:
-      ConfigError: something cannot work; says what would.
+      ConfigError: something cannot work; the message says what would.
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
-      WorkerDied: a worker failed; says which and why.
+      WorkerDied: a worker failed; the message says which and why.
     """
     experiment, resumed = found_opponents(dataclasses.replace(experiment, **changes), runs_dir), resume is not None
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
@@ -125,7 +125,7 @@ def run(
 
 
 def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
-    """Run a plan to its end, in processes or in this one."""
+    """Run a plan to its end, in several processes or in this one."""
     session.begin()
     try:
         if plan.experiment.where.has_processes:
@@ -138,14 +138,14 @@ def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
 def where_to_begin(
     resumed: RunFolder | None, init_from: str | None, runs_dir: str | os.PathLike[str]
 ) -> tuple[dict[str, StartPoint], list[str]]:
-    """Return where policies begin ("" is the first one), and what there is to tell of it.
+    """Return the start points of policies ("" is the first one), and messages.
 
     Raises:
-      ConfigError: both were asked for, or there is nothing to begin with.
+      ConfigError: both options are given, or there is nothing to start from.
     """
     if resumed is not None and init_from is not None:
         raise ConfigError(
-            "--resume goes on with a run's own params; leave out --init-from, or begin a new run with it."
+            "--resume continues with a run's own params; leave out --init-from, or begin a new run with it."
         )
     if resumed is not None:
         start, told = next_start_point(resumed)
@@ -155,7 +155,7 @@ def where_to_begin(
 
 @contextlib.contextmanager
 def closed_on_error(screen: Display, lines: Sequence[str]) -> Iterator[None]:
-    """Show the lines; close the display where an error leaves the block."""
+    """Show the lines; close the display if an error leaves the block."""
     for line in lines:
         screen.message(line)
     try:
@@ -166,7 +166,7 @@ def closed_on_error(screen: Display, lines: Sequence[str]) -> Iterator[None]:
 
 
 def check_address(experiment: Experiment) -> None:
-    """Check that streams can listen on the address that the experiment binds.
+    """Check that streams can listen on the address of the option `bind`.
 
     Raises:
       ConfigError: it is not an address of this host.
@@ -186,20 +186,20 @@ def check_address(experiment: Experiment) -> None:
 
 @contextlib.contextmanager
 def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool, made: Sequence[Path]) -> Iterator[None]:
-    """Remove the folder of a new run that was refused before it began, and the folders `made` for it where they are empty."""
+    """Remove the folder of a new run that was refused before it began, and the folders `made` for it if they are empty."""
     try:
         yield
     except (ConfigError, RecordingError):
         if not resumed and not begun.is_set():
             shutil.rmtree(folder.path, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another run lies there
+            with contextlib.suppress(OSError):  # another run is there
                 for parent in made:
                     parent.rmdir()
         raise
 
 
 def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
-    """Return what starts the workers (None: processes of this host), on an address that streams can bind.
+    """Return the launcher (None: processes of this host), after checking the address that streams bind.
 
     Raises:
       ConfigError: the experiment starts no workers, or binds no address of this host.
@@ -211,7 +211,7 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
 
 
 def check_starts_workers(experiment: Experiment) -> None:
-    """Refuse an experiment that no launcher can help.
+    """Refuse an experiment without workers.
 
     Raises:
       ConfigError: it is serial.
@@ -231,10 +231,10 @@ def ready_plan(
     resumed: bool,
     tell: Callable[..., None],
 ) -> Plan:
-    """Return the plan of a run whose folder, graph.json, recording and keys are ready, after checking what it needs.
+    """Return the plan of a run whose folder, graph.json, recording and keys are ready, after all checks.
 
     Raises:
-      ConfigError: something cannot work; says what would.
+      ConfigError: something cannot work; the message says what would.
     """
 
     def place(alone: Plan) -> Hosts:
@@ -261,7 +261,7 @@ def ready_plan(
         check_initial(plan.experiment, folder.path, [policy.folder for policy in plan.policies.values()])
     check_recording(plan.experiment, plan.schemas)
     if resumed:
-        begin_life(experiment, folder)  # not before: what is refused leaves the run as it was
+        begin_life(experiment, folder)  # not before: a refused resume leaves the run unchanged
     for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
         tell(line)
     begin_record(plan.experiment, plan.schemas, source=folder.name)
@@ -272,13 +272,13 @@ def ready_plan(
 def begin_policies(
     plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint], *, resumed: bool, tell: Callable[[str], None]
 ) -> dict[str, StartPoint]:
-    """Return where each policy of a plan begins, by its name.
+    """Return the start point of each policy of a plan, by name.
 
     Args:
-      starts: where those begin that take something from before; "" is the first policy.
+      starts: of policies that take something from before; "" is the first policy.
 
     Raises:
-      ConfigError: a policy of a resumed run cannot go on, or `starts` names a policy that the run does not have.
+      ConfigError: a policy of a resumed run cannot continue, or `starts` names a policy that the run does not have.
     """
     first, *others = plan.policies
     unknown = sorted(set(starts) - {"", *others})
@@ -313,12 +313,12 @@ def begin_policies(
 
 
 def _one_update(plan: Plan, folder: RunFolder) -> int | None:
-    """Return the update after which all policies of shared environments go on exactly; None: there is none, in serial runs.
+    """Return the update at which all policies of shared environments continue exactly; None: there is none, in serial runs.
 
-    Each learner writes its snapshots when its clock says so.
+    Each learner writes its snapshots by its own clock.
 
     Raises:
-      ConfigError: there is none, and `deterministic` was asked for.
+      ConfigError: there is none, and `deterministic` is set.
     """
     updates = common_updates(folder, [policy.folder for policy in plan.policies.values()])
     if updates is None and plan.experiment.deterministic:
@@ -331,7 +331,7 @@ def _one_update(plan: Plan, folder: RunFolder) -> int | None:
 
 
 def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:
-    """Return the session of a plan, in which each policy goes on from where its learner begins."""
+    """Return the session of a plan, in which each policy continues from its learner's start point."""
     policies = [Progress(policy, plan.job(policy.learner).start_point.updates) for policy in plan.policies.values()]
     policy_of = {job.name: job.policy for job in plan.jobs}
     return Session(
@@ -340,12 +340,12 @@ def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence
 
 
 def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: bool) -> tuple[Experiment, list[str]]:
-    """Return the experiment as workers will see it, and what a resume changes; that of a new run is written to its folder.
+    """Return the experiment for workers, and the changes of a resume; a new run's is written to its folder.
 
-    What a notebook or script defines is replaced by its source, written to the run folder and imported from there.
+    Definitions in a notebook or script are replaced by their source, written to the run folder and imported from there.
 
     Raises:
-      ConfigError: something in it cannot travel, or cannot change on resume.
+      ConfigError: something cannot be sent, or cannot change on resume.
     """
     source = folder.path / "source"
     config = to_json(experiment, Capture(source), "experiment")
@@ -359,14 +359,14 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
 
 
 def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:
-    """Return the experiment of a resume: what is `auto` is as it was in the run."""
+    """Return the experiment of a resume with its `auto` options as they were in the run."""
     before = folder.config["fields"]
     auto = [name for name in ("placement", "num_actors") if getattr(experiment, name) == AUTO]
     return dataclasses.replace(experiment, **{name: before[name] for name in auto})
 
 
 def begin_life(experiment: Experiment, folder: RunFolder) -> None:
-    """Write the experiment to its run folder; the result, requests and the parts of a trace of an earlier life go."""
+    """Write the experiment to its run folder; remove result, requests and trace parts of an earlier start."""
     folder.write_config(to_json(experiment))
     for name in (RESULT, STOP):
         (folder.path / name).unlink(missing_ok=True)
@@ -374,13 +374,13 @@ def begin_life(experiment: Experiment, folder: RunFolder) -> None:
 
 
 class RunLog:
-    """The controller's log: every line that a display shows, or would have shown, with the time."""
+    """The controller's log: every line for the display, shown or not, with the time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __call__(self, line: str) -> None:
-        """Append a line; the run goes on without its log when the disk does not want it."""
+        """Append a line; the run goes on without its log if the disk fails."""
         try:
             with self._path.open("a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
@@ -392,9 +392,9 @@ class RunLog:
 def own_memory_folder(run: Path | None = None) -> Iterator[Path]:
     """Yield a new folder for this run's shared memory and sockets, and remove it afterwards.
 
-    What a killed life of the run left in its streams is looked at before its memory is swept.
+    Streams of a killed earlier process of the run are counted before their memory is removed.
 
-    The lock of its file `alive` shows to others that this process lives, also to those of another PID namespace.
+    The lock of its file `alive` shows to others that this process is alive, even in another PID namespace.
     """
     if run is not None:
         close_hops(run)
@@ -409,7 +409,7 @@ def own_memory_folder(run: Path | None = None) -> Iterator[Path]:
 
 
 def memory_root() -> Path:
-    """Return the folder of this user's shared memory, after sweeping what dead controllers left there."""
+    """Return the folder of this user's shared memory, after removing what dead controllers left there."""
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))
     root = make_folder(base / f"jsrl-{os.getuid()}")
     for folder in root.iterdir():
@@ -419,7 +419,7 @@ def memory_root() -> Path:
 
 
 def held(folder: Path) -> bool:
-    """Return whether the process that a folder of shared memory belongs to lives (or cannot be told from its name)."""
+    """Return whether the process of a shared-memory folder is alive (or unknown from the folder's name)."""
     try:
         return is_held(folder / ALIVE)
     except OSError:
@@ -431,7 +431,7 @@ def check_shared_memory(plan: Plan) -> None:
     """Refuse a run whose streams do not fit into shared memory, before anything starts.
 
     Raises:
-      ConfigError: with the bytes needed, the bytes free, and the road that needs none.
+      ConfigError: with the bytes needed, the bytes free, and a road that needs none.
     """
     if not plan.experiment.where.has_processes:
         return

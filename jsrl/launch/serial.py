@@ -1,4 +1,4 @@
-"""Serial placement: every worker's `step` in turn, in this process; deterministic, and open to a debugger."""
+"""Serial placement: every worker's `step` in turn, in this process; deterministic, and usable with a debugger."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from jsrl.workers.kinds import build_worker
 
 
 class SerialReporter:
-    """A worker's words go straight into the session."""
+    """A worker's reports go straight into the session."""
 
     def __init__(self, worker: str, session: Session) -> None:
         self._worker, self._session = worker, session
 
     def stage(self, stage: str) -> None:
-        """Show the stage at once: nothing else is shown before all workers are ready."""
+        """Show the stage at once: nothing else is displayed before all workers are ready."""
         self._session.stage(self._worker, stage)
         self._session.show()
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
-        """Hand an event to the session."""
+        """Pass an event to the session."""
         self._session.event(Event(self._worker, 0, name, text, facts))
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Nothing watches a single process: what hangs can be looked at."""
+        """Do nothing: a hang of a single process can be seen directly."""
 
     def left(self) -> None:
-        """Nothing was watched."""
+        """Do nothing."""
 
 
 class SerialRun:
@@ -51,10 +51,10 @@ class SerialRun:
         self._reports: list[str] = []
 
     def run(self) -> Result:
-        """Run until the session says why to stop.
+        """Run until the session has a reason to stop.
 
-        Ctrl-C, SIGTERM and SIGHUP end the run after the step that is being made, with a snapshot; a second one (or the first,
-        as long as nothing has begun) ends it at once. Either way there is a result, `interrupted`.
+        Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a snapshot; a second one (or the first,
+        before anything has begun) ends it at once. Either way there is a result, `interrupted`.
         """
         keep_compiled_here()
         self._running = self._interrupted = False
@@ -87,7 +87,7 @@ class SerialRun:
             raise KeyboardInterrupt
 
     def _report_on_request(self) -> None:
-        """Write down what this process is doing, inside the signal's handler; the loop shows where."""
+        """Write a report of this process, inside the signal's handler; the loop shows its path."""
         watchdog = Watchdog(self._session, {}, lambda _: None, lambda _: None)
         self._reports.append(watchdog.write("request", "SIGUSR1 asked for it", ""))
 
@@ -102,14 +102,14 @@ class SerialRun:
         for node in self._plan.graph.start_order:
             self._guarded(node.name, self._set_up_one)
         for worker in self._workers.values():
-            worker.recorder.begin()  # the others' setups are no part of any worker's time
+            worker.recorder.begin()  # the setup of others is not counted in any worker's time
 
     def _set_up_one(self, worker: Any) -> None:
         worker.setup()
         self._session.stage(worker.name, "ready")
 
     def _guarded(self, name: str, call: Callable[[Any], Any]) -> None:
-        """Have a worker do something; the run goes on without one that it can do without."""
+        """Call a worker; the run goes on without a dispensable one."""
         worker, kind = self._workers.get(name), self._plan.kinds[name]
         if worker is None:
             return
@@ -118,7 +118,7 @@ class SerialRun:
             return
         try:
             call(worker)
-        except Exception as error:  # whatever goes wrong there, the training is worth more
+        except Exception as error:  # an error there must not end the training
             del self._workers[name]
             crash = Crash(name, 0, type(error).__name__, str(error), "")
             self._session.lose(name, loss_notice(name, f"{name}: {traceback.format_exc().rstrip()}", crash))
@@ -128,7 +128,7 @@ class SerialRun:
                 self._session.display.message(f"while closing {name}: {second!r}")
 
     def _tell(self, worker: str, name: str, facts: dict[str, Any]) -> None:
-        """Give a worker the command of another."""
+        """Send a worker another worker's command."""
         if worker in self._workers:
             self._workers[worker].command(Command(name, facts))
 
@@ -155,7 +155,7 @@ class SerialRun:
                 self._session.report(Report(worker.name, 0, metrics, facts))
 
     def _do_what_is_due(self, worker: Any) -> None:
-        """Do it to its end, so that scores depend on updates alone and not on the clock."""
+        """Finish the due work, so that scores depend on updates only and not on the clock."""
         while self._session.reason != "interrupted" and worker.due:
             worker.step()
             self._session.tick()
@@ -175,13 +175,13 @@ class SerialRun:
         session.close()
 
     def _drop_pending(self) -> None:
-        """Close the streams where they are read, so that what waits in them is counted."""
+        """Close the reading ends of streams, so that waiting data is counted."""
         for worker in self._workers.values():
             if hasattr(worker, "drop_pending"):
                 worker.drop_pending()
 
     def _begin_finals(self) -> set[str]:
-        """Tell workers with a last task to begin it; return who they are."""
+        """Tell workers with a last task to start it; return their names."""
         begun, reason = set(), self._session.reason or ""
         for name in list(self._workers):
             facts = self._plan.kinds[name].final(self._session.experiment, reason)
@@ -195,7 +195,7 @@ class SerialRun:
             worker.step()
 
     def _abandon(self) -> None:
-        """Close environments, files and displays after an error, without letting a second error hide the first."""
+        """Close environments, files and displays after an error; a second error must not hide the first."""
         for worker in self._workers.values():
             if not self._plan.kinds[worker.name].when_due and worker.name not in self._learners:
                 try:

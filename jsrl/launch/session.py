@@ -1,4 +1,4 @@
-"""What serial and process execution share: the run folder's files, the counters, and the question of when to stop."""
+"""The common part of serial and process execution: the run folder's files, the counters, and the conditions to stop."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ LOOK_S = 0.02
 
 
 class Session:
-    """One run as the launching process sees it.
+    """One run in the launching process.
 
     Attributes:
-      policies: by name, how far each has come; the first is what lines of metrics count by.
-      finals: workers whose last task is done. reason: why it shall end (None: it shall not).
-      hooks: that are called. outcome: the result, once there is one. tell: gives a worker a command of another.
-      interrupt: does what the first Ctrl-C does. whereabouts: returns worker -> (restarts so far, host) of processes.
+      policies: progress of each, by name; lines of metrics use the counters of the first.
+      finals: workers whose last task is finished. reason: why the run must end (None: it goes on).
+      hooks: of the run. outcome: the result, once there is one. tell: sends a worker another worker's command.
+      interrupt: acts like the first Ctrl-C. whereabouts: returns worker -> (restarts so far, host) of processes.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
 
         Args:
           sinks: further places for metrics. kinds: of each worker, by its name. policies: of the run; none: the
-            experiment's only one. policy_of: worker -> the policy that it belongs to; others belong to the first.
+            experiment's only one. policy_of: worker -> its policy; other workers belong to the first.
           hooks: of the run.
         """
         self._kinds = dict(kinds or {})
@@ -88,13 +88,13 @@ class Session:
             on_line=self.hooks.write,
         )
         self.reason: str | None = None
-        self._stages: dict[str, tuple[str, float]] = {}  # of each worker, and since when it is in it
+        self._stages: dict[str, tuple[str, float]] = {}  # of each worker, and since when
         self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
         self._begin_s = self.now()
-        self._trained_s: float | None = None  # when the first update of this life was heard of,
-        self._trained_steps = 0  # and the env steps by then
+        self._trained_s: float | None = None  # time of the first reported update since this start,
+        self._trained_steps = 0  # and the env steps at that time
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
         self._line_s = time.monotonic() + LINE_S
         self._look_s = 0.0
@@ -106,11 +106,11 @@ class Session:
         self.whereabouts: Callable[[], dict[str, tuple[int, str]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
         self._news = NewsWriter(folder.path)
-        self._stopped = False  # as `jsrl stop` asked
+        self._stopped = False  # requested by `jsrl stop`
 
     @property
     def env_steps(self) -> int:
-        """Return the env steps that the first policy was trained on so far."""
+        """Return the env steps that the first policy has been trained on."""
         return self._first.env_steps
 
     @property
@@ -119,21 +119,21 @@ class Session:
         return self._first.updates
 
     def progress_of(self, worker: str) -> Progress:
-        """Return how far the policy of a worker has come."""
+        """Return the progress of a worker's policy."""
         return self._policy_of.get(worker, self._first)
 
     @property
     def elapsed_s(self) -> float:
-        """Return the wall-clock seconds of this life of the run, up to its end."""
+        """Return the wall-clock seconds of this start of the run, up to its end."""
         return (self.finished_s or time.monotonic()) - self._begin_s
 
     @property
     def line_due(self) -> bool:
-        """Return whether the next tick writes a line; what is measured for lines is measured then, once a line."""
+        """Return whether the next tick writes a line; measurements for lines are made then, once per line."""
         return self.now() >= max(self._line_s, self._look_s)
 
     def now(self) -> float:
-        """Return the clock that the session goes by."""
+        """Return the time by the session's clock."""
         return time.monotonic()
 
     def report(self, message: Report) -> None:
@@ -147,18 +147,18 @@ class Session:
         self.hub.receive(worker, policy.named(self._kinds[worker].prefix), named)
 
     def implausible(self, message: AnyMessage) -> str:
-        """Return why a worker's counts cannot be those of this run; empty: they can."""
+        """Return why a worker's counts are impossible in this run; empty: they are possible."""
         return self.progress_of(message.worker).implausible(getattr(message, "facts", {}))
 
     def facts(self, worker: str, facts: dict[str, Any]) -> None:
-        """Take counters from a report or a worker's last words."""
+        """Take counters from a report or a worker's last message."""
         progress = self.progress_of(worker)
         progress.take(facts)
         if self._trained_s is None and progress.has_trained:
             self._trained_s, self._trained_steps = self.now(), self.env_steps
 
     def event(self, message: Event) -> None:
-        """Take an event: scores, the end of the updates, warnings, what workers tell each other."""
+        """Process an event: scores, the end of the updates, warnings, messages between workers."""
         facts, progress = message.facts, self.progress_of(message.worker)
         self._pass_on(message)
         if message.name.endswith(" finally"):
@@ -189,7 +189,7 @@ class Session:
             self.display.message(f"{message.worker}: {message.text}")
 
     def _pass_on(self, message: Event) -> None:
-        """Tell those who hear of such events, and carry out what they tell others."""
+        """Pass an event on to workers that listen to it, and execute their commands to others."""
         for worker, kind in self._kinds.items():
             if message.name in kind.hears:
                 who = {"worker": message.worker, "incarnation": message.incarnation}
@@ -206,7 +206,7 @@ class Session:
             self.end(f"{message.worker}: {message.facts.get('why') or 'stop'}")
 
     def _warning(self, message: Event) -> None:
-        """Show a warning once; of those with the fact `once` the first of a worker is shown."""
+        """Show a warning once; of warnings with the fact `once`, only a worker's first is shown."""
         once = message.facts.get("once")
         key = message.text if once is None else f"{message.worker} {once}"
         if key not in self._warned:
@@ -229,7 +229,7 @@ class Session:
         self._write(progress, metric, progress.env_steps, progress.updates)
 
     def _end_at_goals(self, progress: Progress) -> list[str]:
-        """End the training of a policy that has reached its goal, where environments are shared with that of all others.
+        """End the training of a policy that has reached its goal, if environments are shared, together with all others.
 
         Returns the policies that it waits for.
         """
@@ -242,19 +242,19 @@ class Session:
         return waits if progress.reached else []
 
     def _tell_score(self, progress: Progress, facts: dict[str, Any], *, final: bool) -> None:
-        """Tell the hooks of a score."""
+        """Pass a score to the hooks."""
         score = {name: value for name, value in facts.items() if name != "metrics"}
         self.hooks.evaluated(score | {"policy": progress.policy.name, "final": final})
 
     def _saved(self, progress: Progress, facts: dict[str, Any]) -> None:
-        """Tell the hooks of a snapshot that was written."""
+        """Pass a written snapshot to the hooks."""
         policy, version = progress.policy, facts["version"]
         path = self.folder.snapshots / policy.folder / facts["store"] / str(version)
         updates, tags = version_updates(version), tuple(facts["tags"])
         self.hooks.saved(SavedSnapshot(path, tags, updates, policy.name, facts["store"] == "state"))
 
     def _write(self, progress: Progress, metrics: dict[str, float], env_steps: int, updates: int) -> None:
-        """Write a line of metrics of a policy, as it was after so many env steps and updates."""
+        """Write a policy's line of metrics, at these env steps and updates."""
         if progress is self._first:
             self.hub.write(metrics, env_steps, updates)
             return
@@ -269,7 +269,7 @@ class Session:
             self.end(reasons[0] if len(set(reasons)) == 1 else "total_env_steps")
 
     def lose(self, worker: str, notice: str) -> None:
-        """Go on without a worker: say why, and count it."""
+        """Continue without a worker: show why, and count it."""
         kind = self._kinds[worker]
         self.finals.add(worker)
         self._stages.pop(worker, None)
@@ -278,14 +278,14 @@ class Session:
         self.display.message(f"{notice}\n(the run goes on without the {whom})", "warning")
 
     def end(self, reason: str) -> None:
-        """Note why the run ends; the first reason stays."""
+        """Record why the run ends; the first reason stays."""
         if self.reason is None:
             self.reason, self.finished_s = reason, time.monotonic()
             for progress in self.policies.values():
                 progress.end(reason)
 
     def fail(self, error: BaseException) -> None:
-        """Note that the run failed: result.json says so, and so does the controller's log."""
+        """Record that the run failed, in result.json and in the controller's log."""
         self.reason, self.finished_s = "failed", self.finished_s or time.monotonic()
         result = self.result(f"{type(error).__name__}: {error}")
         for line in ledger_lines(result.ledger, result.hops):
@@ -298,11 +298,11 @@ class Session:
         return ledger_lines(self.ledger, self.hops)
 
     def stage(self, worker: str, stage: str) -> None:
-        """Note which stage a worker is in; `ready` ends its start."""
+        """Record the stage of a worker; `ready` ends its start."""
         self._stages[worker] = (stage, self.now())
 
     def tick(self) -> None:
-        """Write a line of metrics every second, refresh the display, look at the clock; may be called all the time."""
+        """Write a line of metrics every second, refresh the display, check the clock; may be called at any rate."""
         if self.now() < self._look_s:
             return
         line_due, self._look_s = self.line_due, self.now() + LOOK_S
@@ -320,7 +320,7 @@ class Session:
             self._tick()
 
     def show(self, *, now: bool = False) -> None:
-        """Show how the run is, here and to those who ask from elsewhere; `now`: also where that was told a moment ago."""
+        """Update the display, and the status for other processes; `now`: even if the last status is new."""
         state = self.state()
         self.display.update(state)
         self._news.update(state, self._worker_news, self.reason or "", now=now)
@@ -333,7 +333,7 @@ class Session:
         ]
 
     def _hear_hooks(self) -> None:
-        """Show what the hooks have to say; end the run where one wants it."""
+        """Show messages of the hooks; end the run if one requests it."""
         for text, level in self.hooks.messages():
             self.display.message(text, level)
         if self.hooks.stop_reason:
@@ -348,20 +348,20 @@ class Session:
         self.hooks.start(LiveRun(self))
 
     def finish(self) -> None:
-        """Tell hooks and sinks of the outcome, and wait for them as long as `deadlines` allows."""
+        """Tell hooks and sinks the outcome, and wait for them as long as `deadlines` allows."""
         self.hooks.end(self.outcome, self.experiment.deadlines.hooks_s)
         self._hear_hooks()
         self.hub.end(summary_of(self.outcome), self.experiment.deadlines.sinks_s)
 
     def _tick(self) -> None:
-        """Write a line of what workers have reported, once something was trained."""
+        """Write a line of the workers' reports, once something was trained."""
         for progress in self._others:
             self.hub.receive(f"policy {progress.policy.name}", progress.policy.folder, progress.counters)
         if any(progress.updates for progress in self.policies.values()):
             self.hub.tick(self.env_steps, self.updates)
 
     def state(self) -> DisplayState:
-        """Return what the display shows."""
+        """Return the state for the display."""
         workers = [self._kinds[worker] for worker in self._stages]
         now = self.now()
         return DisplayState(
@@ -383,9 +383,9 @@ class Session:
         )
 
     def result(self, error: str = "") -> Result:
-        """Return the outcome, and write it down as result.json, which keeps the error of a failed run as well.
+        """Return the outcome, and write it as result.json, which also keeps the error of a failed run.
 
-        The ledgers are what the pages in the run folder say, which killed workers have left up to date as well.
+        The ledgers come from the pages in the run folder, which are up to date even for killed workers.
         """
         self.read_ledgers()
         result = Result(
@@ -406,7 +406,7 @@ class Session:
         text = json.dumps(facts, indent=2, default=float)
         try:
             write_atomic(self.folder.path / RESULT, f"{text}\n".encode())
-        except OSError as unwritten:  # a full disk: the result is there all the same
+        except OSError as unwritten:  # a full disk: the result is returned all the same
             self.display.message(f"result.json could not be written: {unwritten}", "warning")
         return result
 
@@ -427,7 +427,7 @@ class Session:
 
 
 def plain(value: Any) -> Any:
-    """Return an option's value as JSON has it, or as text."""
+    """Return an option's value as JSON, or as text."""
     try:
         return json_ready(value)
     except TypeError:
@@ -435,7 +435,7 @@ def plain(value: Any) -> Any:
 
 
 def summary_of(result: Result | None) -> dict[str, Any]:
-    """Return what sinks are told at the end: why it ended, counters, and the scores that there are."""
+    """Return the facts for sinks at the end: why it ended, counters, and existing scores."""
     if result is None:
         return {"ended": "failed"}
     counters = {name: getattr(result, name) for name in ("ended", "env_steps", "updates", "wall_s")}
@@ -445,18 +445,18 @@ def summary_of(result: Result | None) -> dict[str, Any]:
 
 
 def frames_per_step(env: EnvConfig) -> int:
-    """Return the game frames of one env step: Atari games repeat each action."""
+    """Return the game frames per env step: Atari games repeat each action."""
     return env.atari.frame_skip if isinstance(env.id, str) and env.id.startswith("ALE/") else 1
 
 
 def other_policy(progress: Progress) -> OtherPolicy:
-    """Return what displays show of a policy beside the first."""
+    """Return the display's facts about a policy other than the first."""
     newest = progress.curve[-1][1] if progress.curve else None
     return OtherPolicy(progress.policy.name, progress.env_steps, progress.updates, newest)
 
 
 def row_of(kind: Kind) -> WorkerRow:
-    """Return what the live display shows of a kind of worker."""
+    """Return the live display's row for a kind of worker."""
     prefix, headline = kind.prefix, kind.headline
     shown = [a for a in of_main_thread(kind.activities) if a.phase == "wait" or a.name in headline.others]
     return WorkerRow(

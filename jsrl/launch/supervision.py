@@ -1,4 +1,4 @@
-"""Restarts: who may be replaced how often, after which pause, and where a replaced worker begins."""
+"""Restarts: the budget and pause of each worker, and the start point of a replacement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Budget(RateLimit):
     """The restarts of one worker within a window of time.
 
     Args:
-      limit: restarts within `window_s`. backoff_s: before the first, doubled at each further one up to `max_backoff_s`.
+      limit: restarts within `window_s`. backoff_s: before the first, doubled for each further one up to `max_backoff_s`.
       clock: returns seconds.
     """
 
@@ -39,24 +39,24 @@ class Budget(RateLimit):
         self._backoff_s, self._max_backoff_s = backoff_s, max_backoff_s
 
     def take(self) -> float | None:
-        """Take a restart: return the seconds to wait before it, or None when all are exhausted."""
+        """Use one restart: return the seconds to wait before it, or None when the budget is exhausted."""
         pause_s = self.pause_s
         return pause_s if self.spend() else None
 
     @property
     def pause_s(self) -> float:
-        """Return the seconds before a restart that is taken now."""
+        """Return the pause before a restart now, in seconds."""
         return min(self._backoff_s * 2.0 ** min(self.used, 60), self._max_backoff_s)
 
 
 def restarts(e: Experiment, kind: Kind) -> int:
-    """Return the restarts that an experiment allows each worker of a kind; a user's kind has no option of its own."""
+    """Return the restarts that an experiment allows per worker of a kind; a user's kind has no option of its own."""
     own = getattr(e.supervision, kind.prefix, None)
     return max(e.restart, kind.least_restarts(e)) if own is None else own
 
 
 class Supervision:
-    """The budgets of all workers of a run, and what was restarted."""
+    """The budgets of all workers of a run, and their restarts so far."""
 
     def __init__(self, experiment: Experiment, clock: Callable[[], float] = time.monotonic) -> None:
         self._experiment, self._clock = experiment, clock
@@ -72,9 +72,9 @@ class Supervision:
         return self._budgets[job.name]
 
     def take(self, job: Job, *, is_free: bool = False) -> float | None:
-        """Take a restart of this worker: return the seconds to wait before it, or None when it may have no more.
+        """Use one restart of this worker: return the seconds to wait before it, or None when the budget is exhausted.
 
-        `is_free`: it costs none of the worker's restarts, where the worker may have any.
+        `is_free`: it is not charged to the worker's budget, if the worker may be restarted at all.
         """
         budget = self.budget(job)
         pause_s = budget.pause_s if is_free and budget.limit else budget.take()
@@ -84,16 +84,16 @@ class Supervision:
         return pause_s
 
     def metrics(self) -> dict[str, float]:
-        """Return `restarts/KIND` for every kind of which one was restarted."""
+        """Return `restarts/KIND` for every kind with a restart."""
         return {f"restarts/{kind}": float(count) for kind, count in self.restarts.items()}
 
     def text(self, job: Job) -> str:
-        """Return, for people, how much of a worker's budget is used."""
+        """Return how much of a worker's budget is used, as text."""
         budget = self.budget(job)
         return f"restart {budget.used} of {budget.limit} within {budget.window_s:g} s"
 
     def used_up(self, job: Job) -> str:
-        """Return, for people, why this worker is not restarted once more; empty where it never was."""
+        """Return why this worker is not restarted any more, as text; empty: it never was restarted."""
         budget = self.budget(job)
         if not budget.used:
             return ""
@@ -105,7 +105,7 @@ class Supervision:
 
 @dataclass(frozen=True)
 class Restart:
-    """A restart to come: at `due_s` by the monotonic clock, the job begins its life number `count` + 1."""
+    """A planned restart: at `due_s` by the monotonic clock, as incarnation `count` + 1 of the job."""
 
     due_s: float
     job: Job
@@ -113,7 +113,7 @@ class Restart:
 
 
 def next_life(job: Job, folder: Path) -> Job:
-    """Return the job that takes a dead worker's place: a higher incarnation; a state begins at its last committed snapshot."""
+    """Return the job that replaces a dead worker: a higher incarnation; its state is the last committed snapshot."""
     job = dataclasses.replace(job, incarnation=job.incarnation + 1)
     if find_kind(job.kind).state == "snapshot":
         job = dataclasses.replace(
@@ -123,12 +123,12 @@ def next_life(job: Job, folder: Path) -> Job:
 
 
 def page_of(job: Job, folder: Path) -> Path:
-    """Return where a learner counts what became of its trajectories."""
+    """Return the path of a learner's ledger page."""
     return ledger_path(folder, job.end("samples").hop if job.has("samples") else SAMPLES)
 
 
 def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> StartPoint:
-    """Return where a learner goes on: after its last committed snapshot, else where the run began, in a new epoch.
+    """Return a learner's new start point: its last committed snapshot, else the run's start, in a new epoch.
 
     Args:
       start_point: of the run. snapshots: folder of the learner's states. ledger: the page of its counts.
@@ -139,6 +139,6 @@ def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> St
     try:
         version, _ = newest_good(store)
         updates = int(store.meta(version)["updates"])
-    except SnapshotError:  # none was committed yet
+    except SnapshotError:  # no snapshot was committed yet
         return dataclasses.replace(start_point, epoch=epoch)
     return StartPoint(epoch, updates, f"{store.folder}@{version}")

@@ -1,4 +1,4 @@
-"""What workers take of the machine: resident memory and CPU time, by kind; and what other programs take."""
+"""Resources of the machine: resident memory and CPU time of workers, by kind, and CPU time of other programs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jsrl.workers.kinds import find_kind
 
 
 class Usage:
-    """Samples workers; between two samples lies the time that CPU shares refer to.
+    """Samples workers; CPU shares refer to the time between two samples.
 
-    Make it before the workers start. Between samples must lie much more than 10 ms, in which the kernel counts CPU time.
+    Make it before the workers start. Samples must be much more than 10 ms apart, the kernel's resolution of CPU time.
 
     Args:
-      busy_s: of a launcher: CPU seconds of all other programs so far, workers included; None: not known.
+      busy_s: of a launcher: CPU seconds of all other programs so far, workers included; None: unknown.
     """
 
     def __init__(self, busy_s: Callable[[], float | None]) -> None:
@@ -28,7 +28,7 @@ class Usage:
     def sample(self, lives: Iterable[Life]) -> dict[str, float]:
         """Return `system/KIND_rss_mb` and `system/KIND_cpu_share` (in cores) since the last sample.
 
-        `system/others_cpu_share` is what neither a worker nor this process used; absent where that is not known.
+        `system/others_cpu_share` is the CPU time of neither workers nor this process; absent if it is unknown.
         """
         now = time.monotonic()
         passed_s, self._sampled_s = max(now - self._sampled_s, 1e-6), now
@@ -44,7 +44,7 @@ class Usage:
             cpu_s[life.handle] = used.cpu_s
             share = (
                 max(0.0, used.cpu_s - self._cpu_s.get(life.handle, 0.0)) / passed_s
-            )  # a new one began after the last
+            )  # a new one started after the last sample
             metrics[f"{kind}_rss_mb"] = metrics.get(f"{kind}_rss_mb", 0.0) + used.resident_bytes / 1e6
             metrics[f"{kind}_cpu_share"] = metrics.get(f"{kind}_cpu_share", 0.0) + share
         busy_s = self._ask_busy_s()

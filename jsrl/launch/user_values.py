@@ -1,4 +1,4 @@
-"""Hooks and sinks that a user gives: objects, or `module:name` of what makes them."""
+"""Hooks and sinks of a user: objects, or `module:name` of their factories."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def load_values(what: str, given: Sequence[Any], methods: Iterable[str]) -> list
     """Return the values of a list, those given as `module:name` imported and made.
 
     Args:
-      what: `hook` or `sink`. given: objects; or where a function or class without arguments is that makes one or several, as
-        `module:name`. methods: of which each has at least one.
+      what: `hook` or `sink`. given: objects; or `module:name` of a function or class without arguments that makes one or
+        several. methods: each value has at least one of them.
 
     Raises:
       ConfigError: one cannot be imported or made, or has none of the methods.
@@ -38,7 +38,7 @@ def load_values(what: str, given: Sequence[Any], methods: Iterable[str]) -> list
 
 
 def made_by(what: str, reference: str, methods: Sequence[str]) -> list[Any]:
-    """Return the values that `module:name` makes, or is.
+    """Return the values that `module:name` makes, or its value.
 
     Raises:
       ConfigError: it cannot be imported, or raises.

@@ -1,8 +1,8 @@
-"""The watchdog's reports: what every worker was doing when one of them died or hung, when a run failed, or when asked.
+"""The watchdog's reports: the state of every worker when one of them died or hung, when a run failed, or on request.
 
-A worker is asked over the control road, where a thread of its own answers while it works. Who does not answer is stuck in C
-code that holds the GIL: its handle gets its stacks without the GIL (jsrl.workers.process). A stopped process can do
-neither. All of it takes less than a second, so that nobody waits long to be replaced.
+A worker is asked over the control connection, where a separate thread answers while it works. A worker that does not answer is
+stuck in C code that holds the GIL: its handle gets its stacks without the GIL (jsrl.workers.process). A stopped process can do
+neither. A report takes less than a second, so that replacements start soon.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from jsrl.launch.session import Session
 from jsrl.runs.stacks import all_stacks
 
 FOLDER = "watchdog"  # of a run
-KEPT = 50  # reports; the oldest go
-MOST_LOOKED_AT = 50  # workers, the first of each kind: with thousands a look would take minutes
+KEPT = 50  # reports; the oldest are deleted
+MOST_LOOKED_AT = 50  # workers, the first of each kind: with thousands a report would take minutes
 ANSWER_S, INSIST_S, LOOK_S = 0.4, 0.4, 0.02
-FRESH_S = 2.0  # for so long a worker that is not the subject is not asked again
+FRESH_S = 2.0  # for this time other workers are not asked again
 TAIL_LINES, MOST_CHARS = 20, 500
 # The progress counters.
 COUNTERS = ("env_steps", "trajectories", "episodes", "rows", "updates")
-# Of what a worker reports, what tells where rows, params and trajectories pile up.
+# Reported values that show where rows, params and trajectories pile up.
 TELLING = re.compile(
     r"depth|lag|version|params|in_flight|produced|consumed|dropped|per_s$|wait|update|env_steps|trajector|size|fault|failed"
 )
 
 
 class Watchdog:
-    """Looks at the workers of a run, and writes reports.
+    """Collects the state of a run's workers, and writes reports.
 
     Args:
-      session: the run's. lives: name -> worker, as the controller knows them; read at each look.
-      ask: asks a worker for its stacks over the control road. listen: hears what workers say, for up to so many seconds.
+      session: the run's. lives: name -> worker, as the controller knows them; read at each report.
+      ask: asks a worker for its stacks over the control connection. listen: receives workers' messages, for at most that many
+        seconds.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Watchdog:
         self._moved_s, self._patience = time.monotonic(), 1
 
     def look(self, subject: Life | None = None) -> str:
-        """Return what every worker is doing, `subject` first; takes less than a second."""
+        """Return the state of every worker, `subject` first; takes less than a second."""
         now_s = time.monotonic()
         everybody = sorted(self._lives.values(), key=lambda life: (life is not subject, life.job.index))
         workers, rest = everybody[:MOST_LOOKED_AT], len(everybody) - MOST_LOOKED_AT
@@ -71,7 +72,7 @@ class Watchdog:
         return "\n".join([*(section(life) for life in workers), *others])
 
     def _is_due(self, life: Life, subject: Life | None, now_s: float) -> bool:
-        """Return whether a worker is asked now: many that hang at once must not add up their silences."""
+        """Return whether a worker is asked now: the waits for many hanging workers must not add up."""
         return life is subject or now_s - self._asked_s.get(life.name, -FRESH_S) >= FRESH_S
 
     def _insist(self, silent: list[Life]) -> None:
@@ -82,7 +83,7 @@ class Watchdog:
                     life.stacks, life.stacks_s = text, time.monotonic()
 
     def write(self, name: str, noticed: str, seen: str) -> str:
-        """Write a report; return a text that says where it lies.
+        """Write a report; return a text with its path.
 
         Args:
           name: for the file: the worker it is about, or `request`. noticed: why it is written. seen: from `look`.
@@ -101,9 +102,9 @@ class Watchdog:
         return f"watchdog report: {path}"
 
     def tell_standstill(self, limit_s: float) -> None:
-        """Say so where every worker is ready and no counter has moved for so long: they may be waiting for each other.
+        """Report it when every worker is ready and no counter has moved for `limit_s`: they may be waiting for each other.
 
-        After the first time only for one that lasts twice as long: a slow run is no broken one.
+        After the first report only a standstill twice as long is reported: a slow run is not broken.
         """
         now_s, workers = time.monotonic(), self._lives.values()
         counted = {life.name: [life.known.get(name) for name in COUNTERS] for life in workers}
@@ -116,7 +117,7 @@ class Watchdog:
             self._session.display.message(f"{noticed}; the run goes on ({told})", "warning")
 
     def _head(self, noticed: str) -> str:
-        """Return what was noticed, and where the run stands."""
+        """Return the reason of the report, and the progress of the run."""
         session = self._session
         clock = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = [
@@ -132,16 +133,16 @@ class Watchdog:
         return f"== controller, pid {os.getpid()}\n{indented(all_stacks())}"
 
     def close(self) -> None:
-        """Remove what workers wrote their stacks to; reports hold them."""
+        """Remove the workers' stack files; reports contain them."""
         for path in (self._run / "logs").glob("*.stacks"):
             path.unlink(missing_ok=True)
 
 
-# -- what can be seen of a worker -------------------------------------------------------------------------------------
+# -- the state of a worker --------------------------------------------------------------------------------------------
 
 
 def can_answer(life: Life) -> bool:
-    """Return whether a worker may tell what it is doing: it runs, has come to work, and nobody stopped it."""
+    """Return whether a worker can answer: it runs, has become ready, and is not stopped."""
     return life.stage != NOT_BEGUN and not life.left and life.alive and state(life)[0] != STOPPED
 
 
@@ -178,18 +179,18 @@ def section(life: Life) -> str:
 
 
 def why_silent(life: Life, found: str) -> str:
-    """Return why nothing is known of what a worker's threads do."""
+    """Return why the stacks of a worker's threads are unknown."""
     if not life.alive:
         return "the process has ended"
     if found == STOPPED:
         return "a stopped process answers nothing until it is continued (SIGCONT)"
     if life.stage == NOT_BEGUN:
         return "it has not come to work yet"
-    return "it is leaving" if life.left else "it answered neither on the control road nor to SIGUSR1"
+    return "it is leaving" if life.left else "it answered neither on the control connection nor to SIGUSR1"
 
 
 def known_lines(known: Mapping[str, object]) -> list[str]:
-    """Return the telling ones of metrics and counters, a few in a line."""
+    """Return the informative metrics and counters, a few per line."""
     words = [
         f"{name} {value:g}"
         for name, value in sorted(known.items())
@@ -199,5 +200,5 @@ def known_lines(known: Mapping[str, object]) -> list[str]:
 
 
 def indented(text: str) -> str:
-    """Return text with every line set in."""
+    """Return text with every line indented."""
     return "".join(f"    {line}\n" for line in text.splitlines()).rstrip("\n")

@@ -92,7 +92,7 @@ def test_who_does_not_answer_is_made_to_write_its_stacks_unless_that_would_end_i
     assert asked == ["actor-1", "actor-0"] and seen.index("== actor-1") < seen.index("== actor-0")
     stacks = seen[seen.index("== actor-0") :]
     assert "in nap" in stacks and stacks.count("hread 0x") == 2 and "last line" in stacks
-    assert "answered neither on the control road nor to SIGUSR1" in seen and tender.alive
+    assert "answered neither on the control connection nor to SIGUSR1" in seen and tender.alive
     watchdog.look(tender)
     assert asked == ["actor-1", "actor-0", "actor-1"]  # the other was asked a moment ago
     watchdog.close()

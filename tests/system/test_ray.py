@@ -199,7 +199,7 @@ def test_more_than_there_is_and_nobody(cluster: Cluster) -> None:
     told = log.read_text()
     assert "could not place 3 host(s) with 1 CPUs each" in told and "only 2 of its nodes have as much" in told
     popen, log = cluster.start("nobody", *ENDLESS, *asked, "--ray.address", "127.0.0.1:1")
-    assert popen.wait(60) == 2 and "nobody answers at 127.0.0.1:1 (Connection refused)" in log.read_text()
+    assert popen.wait(60) == 2 and "no answer from 127.0.0.1:1 (Connection refused)" in log.read_text()
 
 
 @pytest.mark.skipif(not HAS_JOBS, reason="needs ray[default]")

@@ -1,4 +1,4 @@
-"""The controller's side of an actor host (jsrl.workers.actor_host): orders go out, births and deaths come back."""
+"""The controller's side of an actor host (jsrl.workers.actor_host): it sends orders and receives starts and ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ActorHost:
     """A running actor host.
 
     Attributes:
-      popen: its process. log: what it and its modules wrote. mute: it did not tell of a death (somebody stopped it).
+      popen: its process. log: output of it and its modules. mute: it did not report a death (the process was stopped).
     """
 
     def __init__(self, start: Start) -> None:
@@ -48,14 +48,14 @@ class ActorHost:
             )
 
     def start(self, job_path: Path, name: str, incarnation: int, log: Path) -> HostedActor:
-        """Order an actor; returns at once, with what will be known of it."""
+        """Order an actor; returns its handle at once."""
         actor = HostedActor(self, len(self._actors))
         self._actors.append(actor)
         order = {"number": actor.number, "job": str(job_path.absolute()), "name": name, "incarnation": incarnation}
         message = json.dumps(order | {"log": str(log.absolute())}).encode()
         assert len(message) < MAX_ORDER_BYTES, message
         until = time.monotonic() + 10.0
-        while self.popen.poll() is None:  # its death is each actor's death, and told there
+        while self.popen.poll() is None:  # its death is each actor's death, and is reported there
             try:
                 self._connection.send(message)
                 break
@@ -76,13 +76,13 @@ class ActorHost:
         return True
 
     def listen(self, timeout_s: float = 0.0) -> None:
-        """Hear what the host says of its actors."""
+        """Receive the host's reports about its actors."""
         if timeout_s:
             _await(self._connection, select.POLLIN, timeout_s)
         while True:
             try:
                 message = self._connection.recv(MAX_ORDER_BYTES)
-            except OSError:  # nothing more now, or the host or this end is closed
+            except OSError:  # no more messages now, or the host or this end is closed
                 return
             if not message:
                 return
@@ -98,27 +98,27 @@ class ActorHost:
             self.popen.wait(0.0 if self.mute else timeout_s)
         except subprocess.TimeoutExpired:
             self.popen.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
+            with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it ends when it returns
                 self.popen.wait(timeout_s)
 
 
 def control_words(start: Start) -> list[str]:
-    """Return the words of a command that tell a worker of its controller."""
+    """Return the command-line words that give a worker its controller."""
     return ["--control", start.control, *(["--keys", start.keys] if start.keys is not None else [])]
 
 
 def _await(connection: socket.socket, event: int, timeout_s: float) -> None:
-    """Wait until a socket can be read or written; also one whose descriptor is beyond what `select` takes (1,023)."""
+    """Wait until a socket can be read or written; also for descriptors above the limit of `select` (1,023)."""
     poller = select.poll()
     poller.register(connection, event)
     poller.poll(1000.0 * timeout_s)
 
 
 class HostedActor:
-    """An actor that a host forked, with what is asked of a subprocess.Popen.
+    """An actor that a host forked, with the interface of subprocess.Popen.
 
     Attributes:
-      number: of the order. pid: None until the host has told it. status: its exit status, once the host has told it.
+      number: of the order. pid: None until the host has reported it. status: its exit status, once the host has reported it.
     """
 
     def __init__(self, host: ActorHost, number: int) -> None:
@@ -128,12 +128,12 @@ class HostedActor:
 
     @property
     def died_with_host(self) -> bool:
-        """Return whether it was the host's death that ended this actor."""
+        """Return whether this actor ended because its host died."""
         self.host.listen()
         return self.status is None and self.host.popen.poll() is not None
 
     def poll(self) -> int | None:
-        """Return the exit status, None while the actor lives."""
+        """Return the exit status, None while the actor is alive."""
         return -signal.SIGKILL if self.died_with_host else self.status
 
     def wait(self, timeout: float) -> int:
@@ -149,7 +149,7 @@ class HostedActor:
                 self.host.listen(0.0 if self.host.mute else 0.5)
                 if self.status is None and not self.host.ends(
                     0.0 if self.host.mute else 0.5
-                ):  # its death may show a moment after the actor's
+                ):  # its death may be visible a moment after the actor's
                     self.host.mute, self.status = True, -signal.SIGKILL
             elif left_s <= 0:
                 raise subprocess.TimeoutExpired(f"actor {self.pid} of {self.host.log.stem}", timeout)

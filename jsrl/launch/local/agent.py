@@ -1,7 +1,7 @@
-"""The agent of a host: joins a run at the controller's port, starts workers here and answers for them. It loads no jax.
+"""The agent of a host: joins a run at the controller's port, and starts and serves workers here. It loads no jax.
 
-It ends its workers when the controller has not answered for the length of its lease, and joins again without any; they end
-with it as well (the kernel sees to that). Its lease runs by a clock that goes on while the machine sleeps. Told to end, it
+It ends its workers when the controller has not answered for the length of its lease, and joins again without any; they also
+end with the agent (by the kernel). Its lease uses a clock that continues while the machine sleeps. When the agent must end, it
 waits for the controller to move its workers to other hosts.
 """
 
@@ -76,20 +76,20 @@ _MOST_WORDS_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 def now_s() -> float:
-    """Return a clock that neither jumps nor stands still while the machine sleeps."""
+    """Return a clock that neither jumps nor stops while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Agent:
-    """Serves one run on this host, until that ends.
+    """Serves one run on this host, until the run ends.
 
     Args:
       address: `HOST:PORT` of the controller. keys: of the join token. name: of this host.
-      folder, memory: for the files of the run here, and for what its workers share in memory, of mode 0700.
-      tell: shows a line to people.
-      patience_s: how long it looks for the controller before it gives up.
+      folder, memory: for the run's files here, and for its workers' shared memory, of mode 0700.
+      tell: shows a line to the user.
+      patience_s: how long it tries to reach the controller.
       most: cores and MB of memory of this host that workers may use; 0: all.
-      drain_s: how long its workers may take to leave in order when it is told to end.
+      drain_s: how long its workers may take to leave when it must end.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Agent:
         self._session, self._epoch = secrets.token_hex(16), 0
         self._lease_s, self._lease_from_s = 0.0, now_s()
         self._beat_at_s = self._usage_at_s = 0.0
-        self._end: tuple[int, str] | None = None  # exit status and why
-        self._leave_by_s: float | None = None  # once it was told to end
+        self._end: tuple[int, str] | None = None  # exit status and reason
+        self._leave_by_s: float | None = None  # once it must end
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._parts: dict[str, bytearray] = {}
         self._heard: deque[AnyDown] = deque()
@@ -134,7 +134,7 @@ class Agent:
         self._socket.connect(endpoint)
 
     def run(self) -> int:
-        """Serve until the run ends, or this host is not wanted any more; return the exit status."""
+        """Serve until the run ends, or this host is not needed any more; return the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._told_to_end)
         try:
@@ -150,7 +150,7 @@ class Agent:
         return status
 
     def _told_to_end(self, number: int, _: object) -> None:
-        """Let the workers leave in order; a second signal, or SIGHUP (whoever started this is gone), ends them at once."""
+        """Let the workers leave; a second signal, or SIGHUP (the parent is gone), ends them at once."""
         at_once = self._leave_by_s is not None or number == signal.SIGHUP
         self._leave_by_s = 0.0 if at_once else now_s() + self._drain_s
         self._beat_at_s = 0.0
@@ -158,7 +158,7 @@ class Agent:
     # -- the loop
 
     def _turn(self) -> None:
-        """Do what waits, for at most a moment; an old lease comes first, also after this process stood still."""
+        """Do pending work, briefly; an expired lease is handled first, even after this process was stopped."""
         poller = zmq.Poller()
         for waited in (self._socket, self._road.socket):
             poller.register(waited, zmq.POLLIN)
@@ -188,7 +188,7 @@ class Agent:
             self._leave(0, LEAVES)
 
     def _leave(self, status: int, why: str) -> None:
-        """End the workers and tell the controller why this host leaves."""
+        """End the workers and send the controller the reason why this host leaves."""
         self._children.kill_all()
         self._say(Leaving(self._epoch, why))
         self._end = (status, f"this host has left the run: {why}")
@@ -198,17 +198,17 @@ class Agent:
         if self._epoch and silent_s > self._lease_s:
             count = self._children.kill_all()
             self._relays.close()
-            self._tell(f"the controller was not heard of for {silent_s:.0f} s: {count} worker(s) ended; joining again")
+            self._tell(f"no message from the controller for {silent_s:.0f} s: {count} worker(s) ended; joining again")
             self._epoch = 0
         elif not self._epoch and silent_s > self._patience_s:
-            self._end = (1, f"nobody answered at {self._address} within {self._patience_s:g} s; is the run there?")
+            self._end = (1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")
 
     def _report(self) -> None:
-        """Say at once what cannot wait: last words, ends of workers, answers."""
+        """Send urgent messages at once: last messages, ends of workers, answers."""
         if self._road.urgent:
             self._say(Said(self._epoch, kept_words(self._road.words(beats=False), _MOST_WORDS_BYTES)))
         for exited in self._children.ended(self._epoch):
-            self._tell_pages()  # before: then nothing of what it counted is missing
+            self._tell_pages()  # first, so that all its counts are included
             self._say(exited)
         while not self._answers.empty():
             self._say(self._answers.get())
@@ -252,15 +252,15 @@ class Agent:
         )
 
     def _say(self, message: Up) -> None:
-        with contextlib.suppress(zmq.Again):  # the way is blocked; the lease decides how long that may last
+        with contextlib.suppress(zmq.Again):  # the connection is blocked; the lease limits how long that may last
             self._socket.send_multipart(outgoing([encode(message)], self._keys), zmq.NOBLOCK)
 
-    # -- what the controller says
+    # -- messages of the controller
 
     def _hear(self) -> None:
-        """Take in all that has come. Answers to beats are obeyed at once, the rest in order and for a moment: beats go on.
+        """Receive all messages. Answers to beats are handled at once, the rest in order and for a short time: beats continue.
 
-        To start hundreds of workers takes a busy host longer than its lease.
+        Starting hundreds of workers takes a busy host longer than its lease.
         """
         while self._end is None and self._socket.poll(0):
             try:
@@ -352,19 +352,19 @@ class Agent:
             try:
                 if not folder.exists():
                     unpack(message.digest, bytes(content), folder)
-            except (OSError, ValueError) as error:  # workers say that their modules are missing
+            except (OSError, ValueError) as error:  # workers report missing modules
                 self._tell(f"the run's modules cannot be kept here: {error}")
 
 
 def wanted_players(folder: Path) -> list[str]:
-    """Return the frozen players that workers wait for, as Beat has them; `folder` is that of all players."""
+    """Return the frozen players that workers wait for, in the format of Beat; `folder` is that of all players."""
     asked = [*folder.glob(f"{WANTED}/*"), *folder.glob(f"*/{WANTED}/*")]
     names = [str(path.parent.parent.relative_to(folder) / path.name) for path in asked]
     return sorted(name for name in names if not list(folder.glob(f"{name}-*.npz")))
 
 
 def keep_player(path: Path, message: Player) -> None:
-    """Write a part of a frozen player's file, which appears once it is whole; a part that does not follow is dropped.
+    """Write a part of a frozen player's file, which appears once it is complete; a part out of order is dropped.
 
     Raises:
       OSError: it cannot be written.
@@ -381,7 +381,7 @@ def keep_player(path: Path, message: Player) -> None:
 
 @contextlib.contextmanager
 def agent_folder() -> Iterator[Path]:
-    """Yield a new folder for the files of a run on this host; remove it afterwards, and now those that killed agents left.
+    """Yield a new folder for the run's files on this host; remove it afterwards, and now those of killed agents.
 
     Raises:
       ConfigError: it cannot be made.
@@ -402,10 +402,10 @@ def agent_folder() -> Iterator[Path]:
 
 
 def check_address(address: str) -> str:
-    """Return `HOST:PORT` of a controller as it was given, perhaps with `tcp://`.
+    """Return `HOST:PORT` of a controller from the user's text, which may start with `tcp://`.
 
     Raises:
-      ConfigError: it is none, or the host has no address.
+      ConfigError: it is invalid, or the host has no address.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:

@@ -1,4 +1,4 @@
-"""The workers that a host's agent has started, and what they say."""
+"""The workers that a host's agent has started, and their messages."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MOST_AT_ONCE = 4_096
 
 
 class Children:
-    """Workers of this host. One life of a worker is started once, however often that is asked for.
+    """Workers of this host. Each incarnation of a worker is started once, even if the request is repeated.
 
     Args:
-      folder: for their files. control: where they reach the agent.
+      folder: for their files. control: address of the agent for them.
     """
 
     def __init__(self, folder: Path, control: str) -> None:
@@ -39,7 +39,7 @@ class Children:
         self._ending: set[tuple[str, int]] = set()
 
     def begin(self, message: Begin) -> None:
-        """Start a life of a worker; nothing where this or a later one was started before. An earlier one is ended.
+        """Start an incarnation of a worker; does nothing if this or a later one was started before. An earlier one is ended.
 
         Raises:
           OSError: it could not be started.
@@ -62,16 +62,16 @@ class Children:
         self._handles[name, incarnation] = self._local.begin(message.worker_kind, name, incarnation, start)
 
     def find(self, worker: str, incarnation: int) -> LocalHandle | None:
-        """Return the handle of a life of a worker; None: it was not started here, or has been told of as ended."""
+        """Return the handle of a worker's incarnation; None: it was not started here, or its end was reported."""
         return self._handles.get((worker, incarnation))
 
     @property
     def count(self) -> int:
-        """Return how many workers live, or have ended unnoticed."""
+        """Return how many workers are alive, or have ended without a report."""
         return len(self._handles)
 
     def ended(self, epoch: int) -> list[Exited]:
-        """Return what is to be said of workers that have ended, at the second look: their last words are in by then."""
+        """Return reports of ended workers, at the second call: their last messages have arrived by then."""
         gone = {life for life, handle in self._handles.items() if not handle.alive}
         known, self._ending = gone & self._ending, gone - self._ending
         return [self._exited(life, epoch) for life in sorted(known)]
@@ -83,7 +83,7 @@ class Children:
         return Exited(epoch, *life, status, text, handle.tail(TAIL_LINES)[-MAX_TAIL_CHARS:])
 
     def usage(self) -> list[Usage]:
-        """Return what all that live take of this host."""
+        """Return the resources that all running workers use on this host."""
         found = []
         for life, handle in self._handles.items():
             used = handle.usage()
@@ -92,7 +92,7 @@ class Children:
         return found
 
     def kill_all(self) -> int:
-        """End all workers at once; return how many there were. What was started before may be started again."""
+        """End all workers at once; return how many there were. They may be started again."""
         count = self.count
         self._local.close()
         self._handles, self._newest, self._ending = {}, {}, set()
@@ -100,10 +100,10 @@ class Children:
 
 
 class ChildrenRoad:
-    """The agent's end of the control road of its workers: what they say is kept until it is sent on.
+    """The agent's end of its workers' control connections: their messages are kept until they are sent on.
 
     Attributes:
-      address: where workers reach it. socket: to wait for.
+      address: for workers. socket: for polling.
     """
 
     def __init__(self, context: zmq.Context, folder: Path) -> None:
@@ -113,10 +113,10 @@ class ChildrenRoad:
         self.address = bind(self.socket, f"ipc://{folder}/control")
         self._beats: dict[bytes, bytes] = {}
         self._waiting: list[bytes] = []
-        self.urgent = False  # something cannot wait for the next beat
+        self.urgent = False  # something must not wait for the next beat
 
     def listen(self) -> None:
-        """Take in what workers say."""
+        """Receive workers' messages."""
         for _ in range(_MOST_AT_ONCE):
             if not self.socket.poll(0):
                 return
@@ -128,7 +128,7 @@ class ChildrenRoad:
         try:
             message = msgspec.msgpack.decode(word, type=AnyMessage)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            message = None  # the controller counts what cannot be read
+            message = None  # the controller counts unreadable messages
         if isinstance(message, Heartbeat):
             self._beats[identity] = word  # only the newest
             return
@@ -136,7 +136,7 @@ class ChildrenRoad:
         self.urgent = self.urgent or not isinstance(message, Report)
 
     def words(self, *, beats: bool) -> list[bytes]:
-        """Return what waits, in order; with the newest heartbeat of each worker, or without."""
+        """Return the waiting messages, in order; with or without the newest heartbeat of each worker."""
         found, self._waiting, self.urgent = self._waiting, [], False
         if beats:
             found += self._beats.values()
@@ -144,18 +144,18 @@ class ChildrenRoad:
         return found
 
     def tell(self, worker: str, incarnation: int, frame: bytes) -> None:
-        """Pass a command on to a worker; lost where that is gone."""
+        """Pass a command on to a worker; lost if the worker is gone."""
         self.socket.send_multipart([life_of(worker, incarnation), frame])
 
 
 def own_gpus(counted: str) -> str:
-    """Return the accelerators of this host, as CUDA_VISIBLE_DEVICES has them, that are counted from 0 in `counted`."""
+    """Return the accelerators of this host, in the format of CUDA_VISIBLE_DEVICES, that `counted` numbers from 0."""
     own = accelerators()
     return ",".join(own[int(number)] for number in counted.split(",") if number.isdigit() and int(number) < len(own))
 
 
 def kept_words(words: Iterable[bytes], most_bytes: int) -> list[bytes]:
-    """Return words up to so many bytes in all: what is beyond is dropped."""
+    """Return messages up to `most_bytes` bytes in total; the rest is dropped."""
     found, total = [], 0
     for word in words:
         total += len(word)

@@ -1,4 +1,4 @@
-"""What this host has, and how others reach it."""
+"""The resources of this host, and its address for others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHM, BOOT = Path("/dev/shm"), Path("/proc/sys/kernel/random/boot_id")
 
 
 def own_facts(name: str, address: str) -> HostFacts:
-    """Return what this host has for workers: its cores and memory, or what its container may use of them."""
+    """Return this host's resources for workers: its cores and memory, or its container's share of them."""
     shm_mb = shutil.disk_usage(SHM).total >> 20 if SHM.is_dir() else 0
     return HostFacts(name, usable_cores(), usable_memory_bytes() >> 20, address, len(accelerators()), shm_mb)
 
@@ -30,7 +30,7 @@ def usable_memory_bytes() -> int:
 
 
 def boot_id() -> str:
-    """Return what tells this host, since its last start, from all others."""
+    """Return an id of this host since its last boot."""
     try:
         return BOOT.read_text().strip()
     except OSError:  # not Linux
@@ -38,10 +38,10 @@ def boot_id() -> str:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the IP address of this host that packets to another one carry; nothing is sent.
+    """Return this host's source IP address for packets to another one; nothing is sent.
 
     Raises:
-      OSError: there is no way to that host.
+      OSError: there is no route to that host.
     """
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""A process whose main thread stands still while its other threads go on: what a hang looks like from outside (Linux)."""
+"""A process whose main thread is stopped while its other threads continue: a hang, as seen from outside (Linux)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ALL_THREADS = 0x40000000  # __WALL
 
 
 class HungProcess:
-    """Stops the main thread of another process as a debugger does, until `release`, or until this process ends.
+    """Stops the main thread of another process like a debugger, until `release`, or until this process ends.
 
     Args:
       pid: of the process.
@@ -27,16 +27,16 @@ class HungProcess:
         self._ask(_INTERRUPT)
 
     def bury(self) -> bool:
-        """Return whether the process has died; its parent hears of that only once its debugger was told."""
+        """Return whether the process has died; its parent learns it only after its debugger."""
         with contextlib.suppress(ChildProcessError):
             pid, status = os.waitpid(self._pid, os.WNOHANG | _ALL_THREADS)
             self._held = self._held and not (pid and (os.WIFEXITED(status) or os.WIFSIGNALED(status)))
         return not self._held
 
     def release(self) -> None:
-        """Let the thread go on; nothing where the process has died."""
+        """Continue the thread; nothing if the process has died."""
         while self._held and not self.bury():
-            with contextlib.suppress(OSError):  # ptrace only answers once the thread has stopped
+            with contextlib.suppress(OSError):  # ptrace answers only once the thread has stopped
                 self._ask(_DETACH)
                 self._held = False
 

@@ -1,4 +1,4 @@
-"""The launcher of this host: workers are its processes; actors that are many are forked by one of them."""
+"""The launcher of this host: workers are its child processes; if there are many actors, one child forks them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jsrl.workers.jobs import Job
 
 
 class Local:
-    """Starts workers as `python -m jsrl.workers KIND`, each in a session of its own, with its output in the run's logs.
+    """Starts workers as `python -m jsrl.workers KIND`, each in its own session, with its output in the run's logs.
 
     They end when the thread that started them does. May be used again after `close`.
 
     Attributes:
-      host: the process that forks actors, once there is one.
+      host: the process that forks actors, if there is one.
     """
 
     def __init__(self) -> None:
@@ -35,20 +35,20 @@ class Local:
         self._whole = owns_machine()
 
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
-        """Return that all workers live here."""
+        """Return that all workers are on this host."""
         return ALONE
 
     def moves(self) -> Mapping[str, str]:
-        """Return that nobody moves."""
+        """Return that no worker moves."""
         return {}
 
     def start(self, job: Job, start: Start) -> LocalHandle:
-        """Start a worker, or have the actor host fork it; see Launcher."""
+        """Start a worker, or let the actor host fork it; see Launcher."""
         write_job(json.dumps(to_json(job)), job.name, start.folder)
         return self.begin(job.kind, job.name, job.incarnation, start)
 
     def begin(self, kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
-        """Start a worker whose job file is written."""
+        """Start a worker whose job file has been written."""
         handle = self._fork(name, incarnation, start) if start.forks else spawn(kind, name, incarnation, start)
         self._handles = [known for known in self._handles if known.alive] + [handle]
         return handle
@@ -60,14 +60,14 @@ class Local:
         return HostedHandle(self.host.start(job_path(name, start.folder), name, incarnation, log), log, name)
 
     def busy_s(self) -> float | None:
-        """Return the CPU seconds of all other programs; None where this process may use only a part of the machine.
+        """Return the CPU seconds of all other programs; None if this process may use only a part of the machine.
 
-        What others do on the rest does not matter then.
+        Programs on the rest of the machine do not matter then.
         """
         return machine_cpu_s() - sum(self._own.cpu_times()[:2]) if self._whole else None
 
     def close(self) -> None:
-        """End what still runs, and the actor host last."""
+        """End everything that still runs, the actor host last."""
         for handle in self._handles:
             if handle.alive:
                 handle.kill()
@@ -78,12 +78,12 @@ class Local:
 
 
 def job_path(name: str, folder: Path) -> Path:
-    """Return where the job of a worker lies in the folder of its run."""
+    """Return the path of a worker's job in the folder of its run."""
     return folder / "jobs" / f"{name}.json"
 
 
 def write_job(job: str, name: str, folder: Path) -> None:
-    """Write a worker's job, as JSON, to the folder of its run, and make the folder of its log."""
+    """Write a worker's job, as JSON, to the folder of its run, and create the folder of its log."""
     path = job_path(name, folder)
     path.parent.mkdir(exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def write_job(job: str, name: str, folder: Path) -> None:
 
 
 def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
-    """Start a worker, whose job file is written, as an interpreter of its own."""
+    """Start a worker, whose job file has been written, in its own interpreter."""
     job_file, log = job_path(name, start.folder), start.folder / "logs" / f"{name}.log"
     command = [sys.executable, "-m", "jsrl.workers", kind, "--job", str(job_file), *control_words(start)]
     command += ["--name", name, "--incarnation", str(incarnation), "--parent", str(os.getpid())]
@@ -109,7 +109,7 @@ def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
 
 
 def owns_machine() -> bool:
-    """Return whether this process may use every core (neither its affinity nor a container's quota says otherwise)."""
+    """Return whether this process may use every core (no limit by its affinity or a container's quota)."""
     try:
         quota = Path("/sys/fs/cgroup/cpu.max").read_text().split()[0]
     except (OSError, IndexError):

@@ -26,7 +26,7 @@ class ObservedWorker:
     def alive(self) -> bool:
         """Return whether it has not ended."""
         if self._hung is not None:
-            self._hung.bury()  # whoever holds a process hears of its death first
+            self._hung.bury()  # the process that traces it learns of its death first
         with contextlib.suppress(psutil.Error):
             return bool(self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE)
         return False
@@ -37,12 +37,12 @@ class ObservedWorker:
             self._process.kill()
 
     def pause(self) -> None:
-        """Stop it where it stands."""
+        """Stop it (SIGSTOP)."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process.suspend()
 
     def hang(self) -> None:
-        """Stop its main thread alone, until `release`.
+        """Stop only its main thread, until `release`.
 
         Raises:
           OSError: the system does not allow it.
@@ -50,7 +50,7 @@ class ObservedWorker:
         self._hung = HungProcess(self._process.pid)
 
     def release(self) -> None:
-        """Let its main thread go on; nothing where it does not hang."""
+        """Continue its main thread; nothing if it does not hang."""
         if self._hung is not None:
             self._hung.release()
 
@@ -63,7 +63,7 @@ class ObservedRun:
         self._seen: dict[int, psutil.Process] = {}
 
     def workers(self) -> dict[str, ObservedWorker]:
-        """Return worker name -> its present life: of an interpreter of its own, or forked by an actor host."""
+        """Return worker name -> its current incarnation, in its own interpreter or forked by an actor host."""
         found: dict[str, ObservedWorker] = {}
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._pid).children(recursive=True):
@@ -75,7 +75,7 @@ class ObservedRun:
         return found
 
     def left(self) -> list[str]:
-        """Return, for people, which of all processes ever seen still run."""
+        """Return, as text, all processes ever seen that still run."""
         return [f"process {pid}" for pid, process in self._seen.items() if ObservedWorker(process).alive]
 
 

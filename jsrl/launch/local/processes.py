@@ -1,4 +1,4 @@
-"""Handles of worker processes on this host: watched, signalled, and ended for good."""
+"""Handles of worker processes on this host: state, signals, and ends."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class LocalHandle:
 
     @property
     def where(self) -> str:
-        """Return where it runs, for people."""
+        """Return where it runs, as text."""
         return f"pid {self.pid}"
 
     @property
     def host(self) -> str:
-        """Return the host that it runs on: empty, this one."""
+        """Return its host: empty, this one."""
         return ""
 
     @property
     def log(self) -> str:
-        """Return where its output is kept, for people."""
+        """Return the place of its output, as text."""
         return str(self._log)
 
     @property
@@ -61,18 +61,18 @@ class LocalHandle:
 
     @property
     def exit(self) -> Exit | None:
-        """Return how it ended; None while it lives."""
+        """Return how it ended; None while it is alive."""
         status = self.popen.poll()
         return None if status is None else Exit(status, ending(status))
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it has ended, waiting for that."""
+        """Wait for its end; return whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(timeout_s)
         return not self.alive
 
     def stop(self) -> None:
-        """Ask it to leave in order."""
+        """Ask it to leave."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -83,11 +83,11 @@ class LocalHandle:
         self.wait(GONE_S)
 
     def pause(self) -> None:
-        """Stop it where it stands."""
+        """Stop it (SIGSTOP)."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on after a pause."""
+        """Continue it after a pause."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
@@ -96,7 +96,7 @@ class LocalHandle:
                 os.kill(self.pid, number)
 
     def tail(self, lines: int) -> str:
-        """Return the end of its log; after a crash in C code, what the log says of the thread that crashed."""
+        """Return the end of its log; after a crash in C code, the log's stack of the crashed thread."""
         try:
             found = Path(self.log).read_text(errors="replace").splitlines()
         except OSError:
@@ -105,7 +105,7 @@ class LocalHandle:
         return "\n".join((crash_lines(found) if crashed else []) or found[-lines:])
 
     def usage(self) -> ResourceUsage | None:
-        """Return what it takes of this machine; None: it has ended, or its process is not known yet."""
+        """Return its use of this machine; None: it has ended, or its process is not known yet."""
         if self.pid is None or not self.alive:
             return None
         try:
@@ -117,7 +117,7 @@ class LocalHandle:
             return None
 
     def stacks(self, timeout_s: float) -> str:
-        """Have a signal handler, which needs no GIL, write what its threads are doing, and return that."""
+        """Make a signal handler, which needs no GIL, write the stacks of its threads, and return them."""
         path, pid = stacks_path(self._log.parents[1], self._name), self.pid
         if pid is None or not catches(pid, signal.SIGUSR1):
             return ""
@@ -131,29 +131,29 @@ class LocalHandle:
             time.sleep(LOOK_S)
             grown = size_of(path) - before
             if grown and grown == written:
-                break  # it has written, and does not go on
+                break  # the output is complete
             written = grown
         return read_from(path, before)
 
 
 class HostedHandle(LocalHandle):
-    """A worker that the actor host forked, whose end may be its host's."""
+    """A worker that the actor host forked; it may end with its host."""
 
     popen: HostedActor
 
     @property
     def where(self) -> str:
-        """Return where it runs, for people."""
+        """Return where it runs, as text."""
         return "not forked yet" if self.pid is None else super().where
 
     @property
     def log(self) -> str:
-        """Return where its output is kept, or its host's where it ended with that."""
+        """Return the place of its output, or its host's if it ended with the host."""
         return str(self.popen.host.log) if self.popen.died_with_host else super().log
 
     @property
     def exit(self) -> Exit | None:
-        """Return how it ended; None while it lives."""
+        """Return how it ended; None while it is alive."""
         ended = super().exit
         if ended is None or not self.popen.died_with_host:
             return ended
@@ -162,13 +162,13 @@ class HostedHandle(LocalHandle):
 
     def kill(self) -> None:
         """End it and the processes it started; if it is not forked yet, its host and all its actors."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it goes when it comes back
+        with contextlib.suppress(subprocess.TimeoutExpired):  # inside the kernel: it ends when it returns
             self.popen.kill()
         self.wait(GONE_S)
 
 
 def spent_s(process: psutil.Process) -> float:
-    """Return the CPU seconds of a process and of those that it started, while they run and after they ended.
+    """Return the CPU seconds of a process and of its children, running and ended.
 
     The kernel adds a child's time to its parent's only when the child has ended, all at once.
     """
@@ -181,13 +181,13 @@ def spent_s(process: psutil.Process) -> float:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the process ids of the children of a process, as they were at most 2 s ago."""
+    """Return the process ids of a process's children, at most 2 s old."""
     return _children(int(time.monotonic() / 2)).get(pid, [])
 
 
 @functools.lru_cache(maxsize=1)
 def _children(period: int) -> dict[int, list[int]]:
-    """Return the children of each process of this host; read once in a period for all workers."""
+    """Return the children of each process of this host; read once per period for all workers."""
     found: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -197,7 +197,7 @@ def _children(period: int) -> dict[int, list[int]]:
 
 
 def crash_lines(lines: list[str]) -> list[str]:
-    """Return what a log says of the thread that crashed in C code (faulthandler's words); empty: nothing."""
+    """Return the log's lines about the thread that crashed in C code (from faulthandler); empty: none."""
     fatal = max((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), default=None)
     current = max((i for i, line in enumerate(lines) if line.startswith("Current thread")), default=None)
     if fatal is None or current is None or current < fatal:
@@ -207,7 +207,7 @@ def crash_lines(lines: list[str]) -> list[str]:
 
 
 def ending(status: int | None) -> str:
-    """Return how a process with this exit status ended, for people."""
+    """Return how a process with this exit status ended, as text."""
     if status is None:
         return "still running"
     if status < 0:
@@ -217,7 +217,7 @@ def ending(status: int | None) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Return a file's size in bytes; 0 where there is none."""
+    """Return a file's size in bytes; 0: it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -225,7 +225,7 @@ def size_of(path: Path) -> int:
 
 
 def read_from(path: Path, start: int) -> str:
-    """Return what was added to a file after its first `start` bytes; its beginning, where that is long."""
+    """Return the text added to a file after its first `start` bytes; only its beginning if it is long."""
     try:
         with path.open("rb") as file:
             file.seek(start)

@@ -1,11 +1,11 @@
-"""The engine of hosts that Ray gives: `jsrl run NAME --launcher ray`.
+"""The engine for hosts from Ray: `jsrl run NAME --launcher ray`.
 
-Ray is used by a process of its own, the driver, so that neither its signal handlers nor its end reach the controller. The
+A separate process, the driver, uses Ray, so that neither Ray's signal handlers nor its end reach the controller. The
 driver reserves a STRICT_SPREAD placement group with a bundle for each host, and keeps an actor in each that starts `jsrl join`
-there as a plain process. Ray restarts nothing: when an agent or its node ends, the engine's keeper begins it again, in the
+there as a plain process. Ray restarts nothing: when an agent or its node ends, the engine's keeper starts it again, in the
 same bundle, which Ray moves to another node. When the driver ends, Ray ends the actors and returns the bundles.
 
-Engine and driver exchange lines of JSON over the driver's standard input and output; the driver ends with its input.
+Engine and driver exchange lines of JSON over the driver's standard input and output; the driver ends when its input ends.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.launch.hosts.ray import LOCAL, RayRequest, bundle_of, cpus_of, node_of, refusal, shortage
 
-CONNECT_S, PLACE_MORE_S = 5.0, 60.0  # to reach the head; to start or reach Ray, beyond the time for placing
+CONNECT_S, PLACE_MORE_S = 5.0, 60.0  # to reach the head; to start or reach Ray, in addition to the time for placing
 GONE_S, LEAVE_S = 5.0, 5.0  # for agents; for the driver
-STORE_BYTES = 75 << 20  # the least that Ray takes of /dev/shm for its objects; there are none here
+STORE_BYTES = 75 << 20  # Ray's minimum of /dev/shm for its objects; there are none here
 SHORT_S, LOOK_S = 3.0, 0.1
-STAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a SIGTERM to all processes of a job is the controller's
+STAYS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a SIGTERM to all processes of a job is for the controller
 TRIES = 5  # to start an actor for an agent
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # of a local Ray, where nothing else is set
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # of a local Ray, unless set
 
 
 class Ray:
     """Starts agents on nodes of a Ray cluster; see jsrl.launch.hosts.engine.Engine.
 
     Args:
-      request: what is asked of Ray. tell: shows a line to people.
+      request: options for Ray. tell: shows a line to the user.
 
     Raises:
       MissingExtra: Ray is not installed.
@@ -58,12 +58,12 @@ class Ray:
         self.hosts = request.hosts
         self._driver: subprocess.Popen[str] | None = None
         self._ended: dict[str, str] = {}
-        self._begun: set[str] = set()  # hosts whose agents the driver has
+        self._begun: set[str] = set()  # hosts whose agents the driver has started
         self._changed = threading.Condition()
         self._address = self._refused = ""
 
     def acquire(self) -> str:
-        """Wait for the nodes; return the IP address of this host, as they reach it.
+        """Wait for the nodes; return this host's IP address for them.
 
         Raises:
           ConfigError: there is no such Ray, or it has no such nodes.
@@ -85,19 +85,19 @@ class Ray:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            start_new_session=True,  # a Ctrl-C is the controller's
+            start_new_session=True,  # Ctrl-C is for the controller
         )
         threading.Thread(target=self._listen, args=(self._driver, log), name="ray-driver", daemon=True).start()
         self._say(self._request.entry)
 
     def _say(self, words: Mapping[str, Any]) -> None:
         assert self._driver is not None and self._driver.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, as `_listen` notes
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as `_listen` records
             self._driver.stdin.write(json.dumps(words) + "\n")
             self._driver.stdin.flush()
 
     def _listen(self, driver: subprocess.Popen[str], log: Any) -> None:
-        """Take what a driver says until it ends."""
+        """Receive the driver's messages until it ends."""
         assert driver.stdout is not None
         for line in driver.stdout:
             said = json.loads(line)
@@ -121,7 +121,7 @@ class Ray:
             self._changed.notify_all()
 
     def begin(self, host: str, address: str, token: Path) -> None:
-        """Start the agent of a host; the token goes to it through Ray, and into no command line, variable or file."""
+        """Start the agent of a host; Ray carries the token, which is in no command line, variable or file."""
         if self._driver is None or self._driver.poll() is not None:
             self._start()
         with self._changed:
@@ -134,7 +134,7 @@ class Ray:
         return self._ended.get(host, "")
 
     def close(self) -> None:
-        """Wait a little for the agents, and let the driver return the nodes."""
+        """Wait briefly for the agents, and let the driver return the nodes."""
         if self._driver is None:
             return
         with self._changed:
@@ -153,10 +153,10 @@ class Ray:
 
 
 class HostAgent:
-    """The actor of a host. It is sent to a node as it is here, so it uses nothing of jsrl."""
+    """The actor of a host. It is copied to a node, so it uses nothing of jsrl."""
 
     def serve(self, words: list[str], token: str, python: str, variables: dict[str, str]) -> str:
-        """Start `jsrl join` with some words, which ends with this process; return how it ended, once it has."""
+        """Start `jsrl join` with some words; it ends with this process. Return how it ended, once it has."""
         key = os.memfd_create("jsrl-token")
         os.fchmod(key, 0o600)
         os.write(key, token.encode())
@@ -185,12 +185,12 @@ class HostAgent:
 
 
 class Refused(Exception):
-    """Ray cannot be used as it was asked for; the message is for people."""
+    """Ray cannot be used as requested; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """An actor of a host. there: answers once it lives on its node. again: begins it anew, if it may be."""
+    """An actor of a host. there: answers once it is on its node. again: starts it anew, if allowed."""
 
     host: str
     actor: Any
@@ -199,10 +199,10 @@ class Serving:
 
 
 class Driver:
-    """What the driver's process does: one placement group, and an actor for each host that was begun.
+    """The driver's process: one placement group, and an actor for each started host.
 
     Args:
-      request: what is asked of Ray. heard: lines of the engine; None: it has ended. say: tells the engine.
+      request: options for Ray. heard: lines of the engine; None: it has ended. say: sends to the engine.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Driver:
 
         self._ray: Any = ray
         self._request, self._heard, self._say = request, heard, say
-        self._serving: dict[Any, Serving] = {}  # by what `serve` will return
+        self._serving: dict[Any, Serving] = {}  # by the result of `serve`
         self._cpus = 0
         self._group: Any = None
 
@@ -223,7 +223,7 @@ class Driver:
           Refused: there is no such Ray, or it has no such nodes.
         """
         started = self._connect()
-        for number in STAYS:  # Ray has set handlers of its own
+        for number in STAYS:  # Ray has set its own handlers
             signal.signal(number, signal.SIG_IGN)
         self._place(started)
         self._say({"placed": self._ray.util.get_node_ip_address()})
@@ -236,7 +236,7 @@ class Driver:
             self._look()
 
     def _connect(self) -> bool:
-        """Use the Ray that was asked for; return whether it was started here."""
+        """Connect to the requested Ray; return whether it was started here."""
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "jsrl"}
         address = self._request.address
         try:
@@ -259,7 +259,7 @@ class Driver:
         return [node_of(entry) for entry in self._ray.nodes() if entry["Alive"]]
 
     def _place(self, is_local: bool) -> None:
-        """Reserve the nodes; say early what is short, since a cluster may grow meanwhile."""
+        """Reserve the nodes; report early what is missing, because a cluster may grow meanwhile."""
         request, begun_s = self._request, time.monotonic()
         self._cpus = cpus_of(request, self._nodes())
         limit_s = SHORT_S if is_local and shortage(request, self._cpus, self._nodes()) else request.place_s
@@ -301,9 +301,9 @@ class Driver:
         self._serving[made.serve.remote(words, token, request.python, variables)] = Serving(host, made, there, again)
 
     def _look(self) -> None:
-        """Tell the engine of agents that have ended; begin those again that did not come as far as their node.
+        """Report ended agents to the engine; start those again that did not reach their node.
 
-        Of a node that has just died Ray learns seconds later, and gives it new actors until then.
+        Ray learns of a node's death seconds later, and gives it new actors until then.
         """
         if not self._serving:
             return
@@ -328,17 +328,17 @@ class Driver:
 
 
 def last_line(error: Exception) -> str:
-    """Return the line of an error of Ray that says most."""
+    """Return the most informative line of a Ray error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "died" in line.lower()]
     return (told or lines or [type(error).__name__])[-1][:300]
 
 
 def check_answers(address: str) -> None:
-    """Refuse an address where nobody listens; Ray itself would wait long.
+    """Refuse an address without a listener; Ray itself would wait long.
 
     Raises:
-      Refused: says so.
+      Refused: there is none.
     """
     if not address:
         return
@@ -347,17 +347,17 @@ def check_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except OSError as error:
         raise Refused(
-            f"nobody answers at {address} ({error.strerror or error}); Ray's address (--ray.address or RAY_ADDRESS) is "
+            f"no answer from {address} ({error.strerror or error}); Ray's address (--ray.address or RAY_ADDRESS) is "
             "HOST:PORT of the head node, as `ray start --head` prints it."
         ) from error
 
 
 def main() -> None:
-    """Be the driver of the engine at the other end of standard input and output."""
+    """Run the driver of the engine at the other end of standard input and output."""
     for number in STAYS:
         signal.signal(number, signal.SIG_IGN)
     output = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print goes to the log
+    os.dup2(2, 1)  # output of libraries goes to the log
     request = RayRequest(**json.loads(sys.stdin.readline()))
     heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 

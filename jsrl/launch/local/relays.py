@@ -1,4 +1,4 @@
-"""The params of a joined host: fetched once for all its workers, and passed on to the hosts below it in the tree."""
+"""The params on a joined host: fetched once for all its workers, and relayed to the hosts below it in the tree."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class HostRelays:
     """A relay for each params stream that workers of this host read.
 
     Args:
-      memory: folder in shared memory. keys: folder of this host's keys. tell: shows a line to people.
+      memory: folder in shared memory. keys: folder of this host's keys. tell: shows a line to the user.
 
     Attributes:
-      addresses: stream -> where relays of other hosts connect to, with the key of this host in it.
+      addresses: stream -> address for relays of other hosts, with this host's key in it.
     """
 
     def __init__(self, memory: Path, keys: Path, tell: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class HostRelays:
         self.addresses: dict[str, str] = {}
 
     def follow(self, parents: Mapping[str, Sequence[str]], own_address: str) -> None:
-        """Relay these streams and no others: stream -> addresses to fetch it from, the parent's first."""
+        """Relay exactly these streams: stream -> addresses to fetch it from, the parent's first."""
         for name in set(self._relays) - set(parents):
             self._end(name)
         for name in set(parents) - self._failed:
@@ -61,7 +61,7 @@ class HostRelays:
             relay.close()
 
     def shown(self, entries: Iterable[Registration]) -> list[Registration]:
-        """Return the names of a run as workers of this host see them: they read what is relayed in shared memory."""
+        """Return the names of a run for workers of this host: they read relayed params in shared memory."""
         return [
             dataclasses.replace(entry, address=f"shm:{self._memory}/{entry.name}")
             if entry.name in self._relays

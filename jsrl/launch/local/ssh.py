@@ -1,4 +1,4 @@
-"""The engine of hosts that are reached by ssh, with keys that are there already: `jsrl run NAME --hosts a,b,c`."""
+"""The engine for hosts reached by ssh, with existing keys: `jsrl run NAME --hosts a,b,c`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Ssh:
     The token goes through ssh's standard input into a file that only its owner can read; it is in no command line.
 
     Args:
-      targets: as ssh takes them, such as `gpu-2` or `me@10.0.0.7`. python: interpreter there that has jsrl.
-      command: the ssh program, with options of its own.
+      targets: as for ssh, such as `gpu-2` or `me@10.0.0.7`. python: interpreter there that has jsrl.
+      command: the ssh program, with its options.
     """
 
     def __init__(self, targets: Sequence[str], python: str, command: Sequence[str] = ("ssh",)) -> None:
@@ -54,7 +54,7 @@ class Ssh:
                 stdin=content,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C is the controller's
+                start_new_session=True,  # Ctrl-C is for the controller
             )
 
     def ended(self, host: str) -> str:
@@ -67,7 +67,7 @@ class Ssh:
         return f"{self._command[0]} {self._targets[host]} ended with status {process.returncode}{said}"
 
     def close(self) -> None:
-        """Wait a little for the agents, and end the ssh processes that are left."""
+        """Wait briefly for the agents, and end the remaining ssh processes."""
         until = time.monotonic() + GONE_S
         for process in self._processes.values():
             try:
